@@ -1,0 +1,205 @@
+"""Samples per second from raw video with 1 and 2 workers, from a naive loader, and from a feature store, in one run.
+
+    TVR_TEST_DATA=... python benchmarks/data.py --write benchmarks/results/data.md
+
+Real clips, 12 frames of 224 pixels, ViT-B/32 and Whisper base with random weights (the weights change no time). All
+ways are read through the same loader with the same workers and batches, taking turns; each counts with the median of
+its rounds. The naive loader decodes and converts every frame of a clip into one array and indexes it. Reading raw video
+stops at pixels, without the encoder that the store also saves. Then: how the time of one sample divides into
+demuxing, decoding, resizing and tokenising, and the pace of extraction with its bottleneck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
+from tvr_lightning.data.audio_alignment import AudioOptions
+from tvr_lightning.data.augment import ResizeCentreCrop
+from tvr_lightning.data.batch import Media
+from tvr_lightning.data.collate import collate
+from tvr_lightning.data.datasets import VideoDataset, VideoReader
+from tvr_lightning.data.records import Split, VideoRecord
+from tvr_lightning.data.store import FeatureStore
+from tvr_lightning.data.stored import FeatureReader
+from tvr_lightning.data.video import read_clip
+from tvr_lightning.data.workers import worker_context
+from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
+from tvr_lightning.encoders.extract import extract
+from tvr_lightning.encoders.extract_plan import ExtractOptions, ExtractReport, ExtractSource
+from tvr_lightning.encoders.extract_source import FILES, source_of_files
+from tvr_lightning.encoders.tokenizer import ClipTokenizer
+
+FRAMES, SIZE, BATCH = 12, 224, 8
+CROP = ResizeCentreCrop(SIZE)
+
+
+@dataclass(frozen=True)
+class NaiveReader:
+    """Decodes and converts every frame of a clip, then takes `FRAMES` of them."""
+
+    def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
+        with av.open(str(video.path)) as container:
+            whole = np.stack(
+                [frame.to_ndarray(format="rgb24") for frame in container.decode(container.streams.video[0])]
+            )
+        wanted = np.linspace(0, len(whole) - 1, FRAMES, dtype=int)
+        images = np.stack([np.asarray(CROP(Image.fromarray(whole[n]))) for n in wanted])
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+        return Media(pixels[None], torch.ones(1, FRAMES, dtype=torch.bool), duration=torch.zeros(1))
+
+    def empty(self) -> Media:
+        return Media(torch.zeros(0, FRAMES, 3, SIZE, SIZE, dtype=torch.uint8), torch.zeros(0, FRAMES, dtype=torch.bool))
+
+    def text(self, text: str) -> list[str]:
+        return [text]
+
+
+def division(videos: list[Path], captions: list[str]) -> list[tuple[str, float]]:
+    """Milliseconds of the processor per sample that each step takes, one sample being a clip and a caption."""
+    tokenizer = ClipTokenizer(77)
+    spent = dict.fromkeys(("demux", "decode and convert", "resize and crop", "tokenise"), 0.0)
+    for path in videos:
+        began = time.process_time()
+        with av.open(str(path)) as container:
+            for _ in container.demux(container.streams.video[0]):
+                pass
+        demuxed = time.process_time()
+        clip = read_clip(path, frames=FRAMES, image_size=SIZE)
+        read = time.process_time()
+        with av.open(str(path)) as container:
+            image = next(container.decode(container.streams.video[0])).to_image()
+        ready = time.process_time()
+        for _ in range(int(clip.frame_mask.sum())):
+            CROP(image)
+        cropped = time.process_time() - ready
+        spent["demux"] += demuxed - began
+        spent["resize and crop"] += cropped
+        spent["decode and convert"] += max(read - demuxed - cropped - (demuxed - began), 0.0)
+    began = time.process_time()
+    for caption in captions:
+        tokenizer([caption], 32)
+    spent["tokenise"] = (time.process_time() - began) * len(videos) / len(captions)
+    return [(name, 1000 * seconds / len(videos)) for name, seconds in spent.items()]
+
+
+def pace(split: Split, read: VideoReader, workers: int, passes: int) -> float:
+    """Videos per second over some passes, after one that warms workers and page cache up."""
+    loader = DataLoader(
+        VideoDataset(split, read),
+        batch_size=BATCH,
+        collate_fn=collate,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        multiprocessing_context=worker_context() if workers else None,
+    )
+    for _ in loader:
+        pass
+    began = time.perf_counter()
+    for _ in range(passes):
+        for _ in loader:
+            pass
+    return passes * len(split.videos) / (time.perf_counter() - began)
+
+
+def extraction(source: ExtractSource, out: Path, what: list[str], workers: int) -> ExtractReport:
+    """Extract parts with encoders of the real size."""
+    torch.manual_seed(0)
+    clip, whisper = ClipEncoder("ViT-B-32", None), WhisperEncoder("base", None)
+    options = ExtractOptions(str(out), what=what, batch_size=BATCH, num_workers=workers)  # type: ignore[arg-type]
+    return extract(source, clip, whisper, options)
+
+
+def table(rows: list[list[str]], header: list[str]) -> str:
+    """Rows as markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def share(report: ExtractReport) -> list[str]:
+    """Pace and where the time went."""
+    count = max(report.written.values())
+    spent = [f"{getattr(report, name) / report.seconds:.0%}" for name in ("waiting", "encoding", "writing")]
+    return [f"{count / report.seconds:.2f}", *spent, report.bottleneck]
+
+
+def main() -> None:
+    """Measure and print, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--clips", type=int, default=60, help="how many clips")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each way")
+    parser.add_argument("--workers", type=int, default=2, help="processes that read")
+    parser.add_argument("--write", type=Path, help="page to write")
+    options = parser.parse_args()
+    torch.set_num_threads(os.cpu_count() or 1)
+    videos = sorted((Path(os.environ["TVR_TEST_DATA"]) / "clips" / "videos").iterdir())[: options.clips]
+    with tempfile.TemporaryDirectory() as folder:
+        source = source_of_files(videos, SIZE, FRAMES, audio=AudioOptions("whisper"))
+        frames = extraction(source, Path(folder), ["frames"], options.workers)
+        audio = extraction(source, Path(folder), ["audio"], options.workers)
+        split = Split("test", "", [record for record, _ in source.videos], [])
+        silent = source_of_files(videos, SIZE, FRAMES).read
+        stored = FeatureReader(FeatureStore(folder), FILES)
+        naive = NaiveReader()
+        ways: list[tuple[str, VideoReader, int, int]] = [
+            ("naive: decode and convert everything, 1 worker", naive, 1, 1),
+            ("naive, 2 workers", naive, 2, 1),
+            ("raw video, 1 worker", silent, 1, 1),
+            ("raw video, 2 workers", silent, 2, 1),
+            ("raw video and log-mel, 2 workers", source.read, 2, 1),
+            ("store (frames and audio), 2 workers", stored, 2, 20),
+        ]
+        rounds = [[pace(split, read, workers, n) for _, read, workers, n in ways] for _ in range(options.rounds)]
+        paces = [statistics.median(column) for column in zip(*rounds, strict=True)]
+    rows = [
+        [way[0], f"{p:.2f}", f"{p / paces[0]:.2f}", f"{p / paces[3]:.2f}"] for way, p in zip(ways, paces, strict=True)
+    ]
+    with (Path(os.environ["TVR_TEST_DATA"]) / "clips" / "captions.csv").open(encoding="utf-8", newline="") as file:
+        captions = [row["caption1"] for row in csv.DictReader(file)]
+    parts = division(videos, captions)
+    whole = sum(milliseconds for _, milliseconds in parts)
+    shares = [[name, f"{milliseconds:.2f}", f"{milliseconds / whole:.0%}"] for name, milliseconds in parts]
+    extracted = [["frames, ViT-B/32", *share(frames)], ["audio, Whisper base", *share(audio)]]
+    page = f"""# Reading training and evaluation samples
+
+`python benchmarks/data.py {" ".join(sys.argv[1:])}`, {date.today()}, {platform.machine()}, {os.cpu_count()} cores,
+load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, torch {torch.__version__}.
+{len(videos)} real clips, {FRAMES} frames of {SIZE} pixels, batches of {BATCH}, {options.rounds} rounds.
+
+Videos per second of one loader, without any encoder:
+
+{table(rows, ["way", "videos per second", "over naive with 1 worker", "over raw video with 2 workers"])}
+
+Where the time of one sample goes, one process, milliseconds of the processor:
+
+{table(shares, ["step", "milliseconds", "share"])}
+
+Extraction with {options.workers} workers, shares of the whole time:
+
+{table(extracted, ["part", "videos per second", "waiting for decoding", "encoding", "writing", "bottleneck"])}
+
+Clips per second move with the machine's load; ratios are of one run, the ways taking turns.
+"""
+    print(page)
+    if options.write:
+        options.write.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

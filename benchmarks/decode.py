@@ -1,0 +1,182 @@
+"""How fast 12 frames of real clips are read, against three plainer ways, in one run and with identical frames.
+
+    TVR_TEST_DATA=... python benchmarks/decode.py --write benchmarks/results/decode.md
+
+Ways: decode and convert every frame into one array and index it; the same without keeping more than the wanted frames;
+decode every frame and convert the wanted ones; seek to every wanted frame; and `read_clip`. All use one decoding thread
+and the same preprocessing of the wanted frames. The ways take turns on each clip, and each clip counts with the median
+of its repeats. Seconds of the clock and of the processor are both given: only the latter hold on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image
+
+import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
+from tvr_lightning.data.augment import ResizeCentreCrop
+from tvr_lightning.data.video import probe, read_clip
+
+FRAMES, SIZE = 12, 224
+CROP = ResizeCentreCrop(SIZE)
+Images = list[np.ndarray]
+
+
+def opened(path: Path) -> tuple[av.container.InputContainer, av.VideoStream]:
+    container = av.open(str(path))
+    stream = container.streams.video[0]
+    stream.codec_context.thread_type, stream.codec_context.thread_count = "NONE", 1
+    return container, stream
+
+
+def one_array(path: Path, positions: list[int], times: list[float]) -> Images:
+    """Decode and convert every frame into one array, then index it."""
+    container, stream = opened(path)
+    with container:
+        video = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
+    return [np.asarray(CROP(Image.fromarray(video[n]))) for n in positions]
+
+
+def everything(path: Path, positions: list[int], times: list[float]) -> Images:
+    """Decode and convert every frame, then keep the wanted ones."""
+    container, stream = opened(path)
+    with container:
+        images = {n: image for n, image in enumerate(f.to_image() for f in container.decode(stream)) if n in positions}
+    return [np.asarray(CROP(images[n])) for n in positions]
+
+
+def convert_wanted(path: Path, positions: list[int], times: list[float]) -> Images:
+    """Decode every frame, convert only the wanted ones."""
+    container, stream = opened(path)
+    with container:
+        images = {n: frame.to_image() for n, frame in enumerate(container.decode(stream)) if n in positions}
+    return [np.asarray(CROP(images[n])) for n in positions]
+
+
+def seek_each(path: Path, positions: list[int], times: list[float]) -> Images:
+    """Seek to the keyframe before every wanted frame and decode up to it."""
+    container, stream = opened(path)
+    images = []
+    with container:
+        for moment in times:
+            container.seek(round(moment / stream.time_base), backward=True, stream=stream)
+            frame = next(f for f in container.decode(stream) if f.time >= moment - 1e-4)
+            images.append(np.asarray(CROP(frame.to_image())))
+    return images
+
+
+def ours(path: Path, positions: list[int], times: list[float]) -> Images:
+    """Read the wanted frames with `read_clip`."""
+    clip = read_clip(path, frames=FRAMES, image_size=SIZE)
+    return [pixels.permute(1, 2, 0).numpy() for pixels, real in zip(clip.pixels, clip.frame_mask, strict=True) if real]
+
+
+SEEK = "seek to every wanted frame"
+WAYS: dict[str, Callable[[Path, list[int], list[float]], Images]] = {
+    "decode and convert every frame into an array": one_array,
+    "decode and convert every frame, keep the wanted": everything,
+    "decode every frame, convert the wanted": convert_wanted,
+    SEEK: seek_each,
+    "read_clip": ours,
+}
+
+
+def wanted(path: Path) -> tuple[list[int], list[float]]:
+    """Positions in the order shown, and times in the file's own clock, of the frames that `read_clip` takes."""
+    clip = read_clip(path, frames=FRAMES, image_size=SIZE)
+    container, stream = opened(path)
+    with container:
+        times = np.sort([frame.time for frame in container.decode(stream)])
+    chosen = clip.timestamps[clip.frame_mask].numpy()
+    positions = [int(np.abs(times - times[0] - t).argmin()) for t in chosen]
+    return positions, [float(times[n]) for n in positions]
+
+
+def measure(path: Path, repeats: int) -> dict[str, tuple[float, float]]:
+    """Median seconds (clock, processor) of each way on one clip; other frames than the first way's stop the run."""
+    positions, times = wanted(path)
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    expected: Images = []
+    for _ in range(repeats):
+        for name, way in WAYS.items():
+            begin = time.perf_counter(), time.process_time()
+            images = way(path, positions, times)
+            seconds[name].append((time.perf_counter() - begin[0], time.process_time() - begin[1]))
+            expected = expected or images
+            if len(images) != len(expected) or not all(map(np.array_equal, images, expected)):
+                if name != SEEK:  # where time stamps mislead, so does seeking by them
+                    sys.exit(f"{path}: {name} gives other frames")
+                print(f"{path.name}: {name} gives other frames", file=sys.stderr)
+    return {name: tuple(np.median(values, axis=0)) for name, values in seconds.items()}
+
+
+def report(results: dict[Path, dict[str, tuple[float, float]]], command: str) -> str:
+    lines = [
+        "# Reading 12 frames of real clips",
+        "",
+        f"`{command}`, {date.today().isoformat()}, {platform.machine()}, {cpu()}, {os.cpu_count()} cores, load"
+        f" {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, PyAV {av.__version__}.",
+        f"{len(results)} clips of 10 to 40 seconds, one decoding thread, {SIZE} pixels, frames identical"
+        " (see the script for the ways).",
+    ]
+    for clock, kind in enumerate(("the clock", "the processor")):
+        lines += [
+            "",
+            f"By seconds of {kind}; `faster` is the mean over clips of another way's seconds over this way's.",
+            "",
+            "| way | clips per second | faster than the first | least | most | faster than the second | least | most |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        seconds = {name: np.array([r[name][clock] for r in results.values()]) for name in WAYS}
+        first, second = list(seconds.values())[:2]
+        for name, own in seconds.items():
+            ratios = [f(base / own) for base in (first, second) for f in (np.mean, np.min, np.max)]
+            cells = [f"{len(own) / own.sum():.2f}"] + [f"{ratio:.2f}" for ratio in ratios]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def cpu() -> str:
+    """The processor's name, where Linux tells it."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=os.environ.get("TVR_TEST_DATA"), help="default: $TVR_TEST_DATA")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, help="take every n-th clip only")
+    parser.add_argument("--write", type=Path, help="write the report to this file")
+    arguments = parser.parse_args()
+    if arguments.root is None:
+        parser.error("set TVR_TEST_DATA or give --root")
+    root = Path(arguments.root)
+    paths = sorted((root / "clips" / "videos").iterdir()) + sorted((root / "annotations").glob("*/videos/*"))
+    paths = [path for path in paths if 10 <= probe(path).duration <= 40][:: arguments.every]
+    results = {}
+    for path in paths:
+        results[path] = measure(path, arguments.repeats)
+        own = results[path]["read_clip"]
+        ratios = [base[clock] / own[clock] for clock in (0, 1) for base in list(results[path].values())[:2]]
+        print(f"{path.name[:40]:40s}" + "".join(f"{ratio:8.2f}" for ratio in ratios), flush=True)
+    flags = f" --repeats {arguments.repeats}" + (f" --every {arguments.every}" if arguments.every > 1 else "")
+    text = report(results, f"python benchmarks/decode.py{flags}")
+    print(text)
+    if arguments.write:
+        arguments.write.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

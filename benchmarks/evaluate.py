@@ -1,0 +1,198 @@
+"""Evaluation at scale: seconds per method, memory for growing galleries, and two stages where all pairs are too many.
+
+    python benchmarks/evaluate.py methods --items 1000     # dense and factorised, beside what the papers state
+    python benchmarks/evaluate.py memory --items 1000 2000 4000 8000 16000 --budget 0.25
+    python benchmarks/evaluate.py two-stage --items 2000 --candidates 64
+
+Features are random, each video's frames near those of its one text, so that ranks mean something; both directions are
+ranked by the evaluator that `tvr test` uses. `memory` needs a process of its own for each number of items, which it
+starts. Processor time is this process's own, which other processes do not lengthen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import released_gaid
+import released_gare
+import released_tcmgc
+import torch
+from released_code import Sizes
+from torch import Tensor
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
+from tvr_lightning.evaluation.normalization import Normalizer
+from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.methods.clip4clip import mean_pooling_similarity
+
+SUBJECTS = {"GARE": released_gare.SUBJECT, "TC-MGC": released_tcmgc.SUBJECT, "GAID": released_gaid.SUBJECT}
+PUBLISHED = {
+    "GARE": "6.9 s (Table 10)",
+    "TC-MGC": "673 ms per video (Table 1)",
+    "GAID": "6.5 s; 98.2 s without its own pooling (Table 6)",
+    "CLIP4Clip": "none",
+}
+Score = Callable[[TextFeatures, VideoFeatures], Scores]
+
+
+def features(items: int, args: argparse.Namespace) -> tuple[TextFeatures, VideoFeatures]:
+    """Return N texts and their N videos: D of the command line, W words, F frames."""
+    generator = torch.Generator().manual_seed(items)
+
+    def near(centre: Tensor, count: int) -> Tensor:
+        return centre.unsqueeze(1) + torch.randn(items, count, args.dimension, generator=generator)
+
+    sentence = torch.randn(items, args.dimension, generator=generator)
+    frames = near(0.25 * sentence, args.frames)
+    text = TextFeatures(sentence, near(sentence, args.words), torch.ones(items, args.words, dtype=torch.bool))
+    mask = torch.ones(items, args.frames, dtype=torch.bool)
+    audio = near(0.25 * sentence, args.frames) if args.sound else None
+    video = VideoFeatures(frames, mask, audio=audio, audio_mask=mask if args.sound else None)
+    return text.to(args.device), video.to(args.device)
+
+
+def score_of(method: str, form: str, args: argparse.Namespace) -> Score:
+    """Return a method's score; CLIP4Clip's needs neither form."""
+    if method == "CLIP4Clip":
+        return lambda text, video: Scores(mean_pooling_similarity(text, video))
+    subject = SUBJECTS[method]
+    head = subject.build(form, None, Sizes(args.dimension, args.words, args.frames)).to(args.device).eval()
+    return lambda text, video: Scores(subject.score(head, text, video))
+
+
+def evaluated(
+    score: Score,
+    given: tuple[TextFeatures, VideoFeatures],
+    args: argparse.Namespace,
+    normalizer: Normalizer | None = None,
+) -> tuple[Evaluation, float, float]:
+    """Return the table, and seconds by the wall and by the processor."""
+    (text, video), items = given, len(given[0])
+    evaluator = Evaluator(score, memory_budget_bytes=int(args.budget * 2**30), device=torch.device(args.device))
+    index, truth = torch.arange(items), GroundTruth(torch.arange(items), items, "Random", "test", "one text per video")
+    if args.device != "cpu":
+        torch.cuda.synchronize()
+    wall, processor = time.perf_counter(), time.process_time()
+    table = evaluator.evaluate(text, index, video, index, truth, normalizer)
+    if args.device != "cpu":
+        torch.cuda.synchronize()
+    return table, time.perf_counter() - wall, time.process_time() - processor
+
+
+def header(args: argparse.Namespace) -> None:
+    machine = torch.cuda.get_device_name() if args.device != "cpu" else f"{platform.machine()}, {args.threads} threads"
+    print(
+        f"{date.today()}, {machine}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}; D = {args.dimension}, "
+        f"W = {args.words}, F = {args.frames}, float32, budget {args.budget:g} GiB\n"
+    )
+
+
+def methods(args: argparse.Namespace) -> None:
+    """Time every method at N x N, dense and factorised."""
+    header(args)
+    print("| method | items | form | seconds | processor seconds | R@1 | the paper states |")
+    print("|---|---|---|---|---|---|---|")
+    for items in args.items:
+        for method in args.methods:
+            args.sound = method == "GAID"
+            for form in ("-",) if method == "CLIP4Clip" else ("factorised", "dense"):
+                table, wall, processor = evaluated(score_of(method, form, args), features(items, args), args)
+                measured = f"{wall:.1f} | {processor:.1f} | {table.text_to_video['R@1']:.1f}"
+                print(f"| {method} | {items} | {form} | {measured} | {PUBLISHED[method]} |", flush=True)
+
+
+def two_stage(args: argparse.Namespace) -> None:
+    """Rank candidates only; beside scoring all pairs where `--exhaustive` asks for it."""
+    header(args)
+    print("| method | items | candidates | seconds | processor seconds | R@1 | R@10 | candidates' recall |")
+    print("|---|---|---|---|---|---|---|---|")
+    for items in args.items:
+        for method in args.methods:
+            args.sound = method == "GAID"
+            score, given = score_of(method, "factorised", args), features(items, args)
+            for normalizer in (TwoStage(args.candidates), None) if args.exhaustive else (TwoStage(args.candidates),):
+                table, wall, processor = evaluated(score, given, args, normalizer)
+                held = [value for name, value in table.measured.items() if name.endswith("text-to-video")]
+                t2v = table.text_to_video
+                found = f"{t2v['R@1']:.2f} | {t2v['R@10']:.2f} | {f'{held[0]:.2f}' if held else '-'}"
+                ranked = args.candidates if normalizer else "all"
+                print(f"| {method} | {items} | {ranked} | {wall:.1f} | {processor:.1f} | {found} |", flush=True)
+
+
+def memory(args: argparse.Namespace) -> None:
+    """Run one process per number of items and print how much its memory grew while it ranked."""
+    header(args)
+    print("| items | N x M matrix, MiB | growth at its largest, MiB | budget, MiB | seconds | processor seconds |")
+    print("|---|---|---|---|---|---|", flush=True)
+    shared = [f"--{name}={getattr(args, name)}" for name in ("dimension", "frames", "threads", "budget", "device")]
+    for items in args.items:
+        subprocess.run([sys.executable, __file__, "grow", f"--items={items}", "--words=1", *shared], check=True)
+
+
+def grow(args: argparse.Namespace) -> None:
+    """Rank once with CLIP4Clip and print a row of `memory`'s table."""
+    (items,) = args.items
+    score = score_of("CLIP4Clip", "-", args)
+    evaluated(score, features(64, args), args)  # warm
+    given = text, video = features(items, args)
+    size = 4 * (text.sentence.numel() + text.words.numel() + video.frames.numel())
+    gc.collect()
+    if args.device == "cpu":
+        ctypes.CDLL(None).malloc_trim(0)
+    before = largest_memory(args, reset=True)
+    _, wall, processor = evaluated(score, given, args)
+    growth = largest_memory(args) - before - size  # features in the order of scoring are not the budget's
+    print(
+        f"| {items} | {4 * items * items / 2**20:.0f} | {max(growth, 0) / 2**20:.0f} | {1024 * args.budget:.0f} | "
+        f"{wall:.1f} | {processor:.1f} |",
+        flush=True,
+    )
+
+
+def largest_memory(args: argparse.Namespace, reset: bool = False) -> int:
+    """Return the most bytes that this process ever held; where `reset`, forget that first and return what it holds."""
+    if args.device != "cpu":
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.max_memory_allocated()
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+    return 1024 * int(lines["VmHWM"].split()[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {"methods": methods, "memory": memory, "two-stage": two_stage, "grow": grow}
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--items", type=int, nargs="+", default=[1000], help="N texts and N videos")
+    parser.add_argument("--methods", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
+    parser.add_argument("--dimension", type=int, default=512)
+    parser.add_argument("--words", type=int, default=32)
+    parser.add_argument("--frames", type=int, default=12)
+    parser.add_argument("--candidates", type=int, default=256)
+    parser.add_argument("--exhaustive", action="store_true", help="two-stage: score all pairs besides")
+    parser.add_argument("--budget", type=float, default=2.0, help="of evaluation.memory_gib")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    args.sound = False
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    parts[args.part](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Score all pairs with a method in three ways and print their ratios: `python benchmarks/pairwise.py --method gare`.
+
+1. As released, restated plainly (released_<method>.py says from what), in the fastest of several block sizes.
+2. Our dense form, in the fastest of several block sizes.
+3. Our factorised form, with its default budget.
+
+All on the same head and features, in the same process; times are the least of several interleaved repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import math
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from datetime import date
+from functools import partial
+from pathlib import Path
+
+import released_gaid
+import released_gare
+import released_tcmgc
+import torch
+from released_code import Sizes
+from torch import Tensor
+
+from tvr_lightning.features import TextFeatures, VideoFeatures
+
+METHODS = {"gaid": released_gaid.SUBJECT, "gare": released_gare.SUBJECT, "tcmgc": released_tcmgc.SUBJECT}
+MIB = 2**20
+
+
+def features(count: int, args: argparse.Namespace) -> tuple[TextFeatures, VideoFeatures]:
+    """Return random features of `count` texts and videos; frames of a video and words of a text resemble each other."""
+    generator = torch.Generator().manual_seed(count)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    size = args.dimension
+    sentence, video = normal(count, size), normal(count, 1, size)
+    words = sentence.unsqueeze(1) + normal(count, args.words, size)
+    frames = video + normal(count, args.frames, size)
+    text = TextFeatures(sentence, words, torch.ones(count, args.words, dtype=torch.bool))
+    mask = torch.ones(count, args.frames, dtype=torch.bool)
+    audio = normal(count, 1, size) + normal(count, args.frames, size)
+    return text.to(args.device), VideoFeatures(frames, mask, audio=audio, audio_mask=mask).to(args.device)
+
+
+def seconds(function: Callable[[], object], args: argparse.Namespace) -> float:
+    clock = time.process_time if args.clock == "processor" else time.perf_counter
+    start = clock()
+    function()
+    if args.device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_memory(function: Callable[[], Tensor], device: str) -> tuple[Tensor, float]:
+    """Return the result and the growth of this process's memory (of the GPU's, on one) at its largest, in MiB."""
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = function()
+        return result, (torch.cuda.max_memory_allocated() - before) / MIB
+    ctypes.CDLL(None).malloc_trim(0)
+    before, largest, done = resident(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not done.wait(0.002):
+            largest = max(largest, resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = function()
+    done.set()
+    watcher.join()
+    return result, max(largest - before, 0) / MIB
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", choices=sorted(METHODS), required=True)
+    parser.add_argument("--pairs", type=int, help="texts, and videos, of the comparison; each method has its own")
+    parser.add_argument("--many", type=int, default=1000, help="texts, and videos, of the throughput; 0 leaves it out")
+    parser.add_argument("--dimension", type=int, default=512)
+    parser.add_argument("--words", type=int, default=32)
+    parser.add_argument("--frames", type=int, default=12)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "processor"),
+        default="wall",
+        help="processor: this process's own time, which other processes do not lengthen; meaningful with one thread",
+    )
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    subject = METHODS[args.method]
+    count = args.pairs or subject.pairs
+    text, video = features(count, args)
+    heads = {f"dense, blocks of {budget} MiB": ("dense", budget) for budget in subject.dense_budgets}
+    heads["factorised"] = ("factorised", None)
+    sizes = Sizes(args.dimension, args.words, args.frames)
+    built = {name: subject.build(form, budget, sizes).to(args.device) for name, (form, budget) in heads.items()}
+    fast = built["factorised"]
+    runs: dict[str, Callable[[], Tensor]] = {
+        f"{subject.title}, blocks of {size} x {size}": partial(subject.released, fast, text, video, size)
+        for size in subject.released_sizes
+    }
+    released = list(runs)
+    runs |= {name: partial(subject.score, head, text, video) for name, head in built.items()}
+    results = {name: peak_memory(run, args.device) for name, run in runs.items()}  # the first run warms up, too
+    expected = results[released[0]][0]
+    times = dict.fromkeys(runs, math.inf)
+    for _ in range(args.repetitions):
+        for name, run in runs.items():
+            times[name] = min(times[name], seconds(run, args))
+    best_released = min(released, key=lambda name: times[name])
+    best_dense = min((name for name in built if name != "factorised"), key=lambda name: times[name])
+    machine = (
+        torch.cuda.get_device_name()
+        if args.device != "cpu"
+        else f"{platform.machine()}, {args.threads} threads, {args.clock} time"
+    )
+    print(f"{date.today()}, {machine}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
+    print(f"{args.method}, {count} x {count}, D = {args.dimension}, W = {args.words}, F = {args.frames}, float32\n")
+    print("| computation | time / factorised | largest difference | peak memory, MiB |")
+    print("|---|---|---|---|")
+    for name, (result, peak) in results.items():
+        difference = float((result - expected).abs().max())
+        ratio = times[name] / times["factorised"]
+        mark = " (best)" if name in (best_released, best_dense) else ""
+        print(f"| {name}{mark} | {ratio:.1f} | {difference:.1e} | {peak:.0f} |")
+    print(f"\nbest released over factorised: {times[best_released] / times['factorised']:.1f}")
+    print(f"best dense over factorised: {times[best_dense] / times['factorised']:.1f}")
+    if args.many:
+        text, video = features(args.many, args)
+        spent = seconds(lambda: subject.score(fast, text, video), args)
+        print(f"factorised at {args.many} x {args.many}: {args.many**2 / spent:,.0f} pairs per second")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What the benchmark of pairwise scoring knows of a method: the head to measure, and the released computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tvr_lightning.features import TextFeatures, VideoFeatures
+
+
+@dataclass
+class Sizes:
+    """D, W and F of the features."""
+
+    dimension: int
+    words: int
+    frames: int
+
+
+@dataclass
+class Subject:
+    """A method to measure.
+
+    Attributes:
+        title: how its released computation differs from ours, for the table.
+        build: (form, budget in MiB, sizes) to a head without dropout.
+        score: (head, text, video) to (N, M) scores.
+        released_block: (head, text, video) to the (N, M) scores of one block, computed as the released code does.
+        released_sizes: texts, and videos, of such a block; the fastest counts.
+        dense_budgets: budgets in MiB of our dense form; the fastest counts.
+        pairs: texts, and videos, of the comparison.
+    """
+
+    title: str
+    build: Callable[[str, int | None, Sizes], nn.Module]
+    score: Callable[[nn.Module, TextFeatures, VideoFeatures], Tensor]
+    released_block: Callable[[nn.Module, TextFeatures, VideoFeatures], Tensor]
+    released_sizes: tuple[int, ...]
+    dense_budgets: tuple[int, ...]
+    pairs: int
+
+    def released(self, head: nn.Module, text: TextFeatures, video: VideoFeatures, size: int) -> Tensor:
+        """Score all pairs in blocks of `size` texts and videos as the released code does."""
+        rows = [text[i : i + size] for i in range(0, len(text), size)]
+        columns = [video[i : i + size] for i in range(0, len(video), size)]
+        return torch.cat([torch.cat([self.released_block(head, t, v) for v in columns], 1) for t in rows])
+
+
+def away_from_start(head: nn.Module) -> nn.Module:
+    """Return the head in evaluation mode with parameters away from their start."""
+    for parameter in head.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    return head.eval()

@@ -1,0 +1,57 @@
+"""GAID's modules as released, asked for every pair: restated plainly from clip_stochastic.py and its modules.
+
+The released code fuses and pools each video under one text. Under the query protocol every pair has its own fused
+frames, so that keys and values are projected anew for each of them; perturbation and cosine follow for every pair.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from released_code import Sizes, Subject, away_from_start
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.methods.gaid import GAIDConfig, GAIDHead
+from tvr_lightning.methods.xpool import CrossAttentionConfig
+
+
+def released_block(head: GAIDHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
+    """Score one block, every vector in full."""
+    gate, attention, sentence, frames, audio = head.gate, head.attention, text.sentence, video.frames, video.audio
+    assert gate is not None
+    assert audio is not None
+    assert head.radius is not None
+    project = attention.cross_attn
+    size = (len(sentence), *frames.shape)  # (N, M, F, D)
+    parts = [frames.expand(size), audio.expand(size), sentence[:, None, None].expand(size)]
+    listens = gate.linear(torch.cat(parts, dim=-1)).sigmoid()
+    fused = listens * audio + (1 - listens) * frames
+    query, context = project["q_proj"](attention.layer_norm1(sentence)), attention.layer_norm1(fused)
+    keys, values = project["k_proj"](context), project["v_proj"](context)
+    weights = (torch.einsum("nd,nmfd->nmf", query, keys) / math.sqrt(size[-1])).softmax(-1)
+    hidden = attention.layer_norm2(project["out_proj"](torch.einsum("nmf,nmfd->nmd", weights, values)))
+    pooled = attention.layer_norm3(hidden + attention.linear_proj(hidden))
+    cosines = torch.einsum("nd,nmfd->nmf", normalize(sentence, dim=-1), normalize(fused, dim=-1))
+    perturbed = sentence.unsqueeze(1) + head.alpha * head.radius(cosines).exp()
+    return (normalize(perturbed, dim=-1) * normalize(pooled, dim=-1)).sum(-1)
+
+
+def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:
+    """Return a head of the given form, with the same parameters for every form."""
+    torch.manual_seed(0)
+    config = GAIDConfig(attention=CrossAttentionConfig(dropout=0.0), form=form, memory_budget=budget)  # type: ignore[arg-type]
+    return away_from_start(GAIDHead(sizes.dimension, sizes.frames, config))
+
+
+SUBJECT = Subject(
+    title="released modules, every pair in full",
+    build=build,
+    score=lambda head, text, video: head(text, video).similarity,
+    released_block=released_block,  # type: ignore[arg-type]
+    released_sizes=(8, 16, 32),
+    dense_budgets=(8, 32, 128),
+    pairs=512,
+)

@@ -1,0 +1,53 @@
+"""GARE as released, restated plainly from modeling.py, lines 184-206, and psi_module.py.
+
+Every pair has its gap, its query and its increment in full, frames are projected anew for every block, and the output
+of `log_std_proj` is computed and thrown away; the released evaluation takes blocks of 16 x 16.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from released_code import Sizes, Subject, away_from_start
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.methods.gare import GAREHead
+from tvr_lightning.methods.gare_options import GAREConfig, IncrementConfig
+
+
+def released_block(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
+    """Score one block, every vector in full."""
+    psi, sentence, frames = head.psi, text.sentence, video.frames
+    assert psi is not None
+    weights = (torch.einsum("nd,mfd->nmf", sentence, frames) / 3).softmax(-1) * video.frame_mask
+    pooled = torch.einsum("nmf,mfd->nmd", weights, frames)
+    gap = frames.mean(1) - sentence.unsqueeze(1)
+    query, context = psi.q_proj(psi.layer_norm1(gap)), psi.layer_norm1(frames)
+    keys, values = psi.k_proj(context), psi.v_proj(context)
+    attention = (torch.einsum("mfd,nmd->nmf", keys, query) / math.sqrt(sentence.shape[-1])).softmax(-1)
+    hidden = psi.layer_norm2(psi.out_proj(torch.einsum("nmf,mfd->nmd", attention, values)))
+    read = psi.layer_norm3(hidden + psi.linear1(hidden))
+    increment = psi.mean_proj(read)
+    psi.mean_proj(read)  # stands for log_std_proj, which has the same shape
+    return (normalize(sentence.unsqueeze(1) + increment, dim=-1) * normalize(pooled, dim=-1)).sum(-1)
+
+
+def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:
+    """Return a head of the given form, with the same parameters for every form."""
+    torch.manual_seed(0)
+    config = GAREConfig(increment=IncrementConfig(dropout=0.0), form=form, memory_budget=budget)  # type: ignore[arg-type]
+    return away_from_start(GAREHead(sizes.dimension, sizes.frames, config))
+
+
+SUBJECT = Subject(
+    title="released, every pair in full",
+    build=build,
+    score=lambda head, text, video: head(text, video).similarity,
+    released_block=released_block,  # type: ignore[arg-type]
+    released_sizes=(16, 32, 64, 128),
+    dense_budgets=(8, 32, 128),
+    pairs=512,
+)

@@ -1,0 +1,204 @@
+"""Where the time of a training step goes, method by method: data, encoders, loss over all pairs, backward, optimiser.
+
+    python benchmarks/train.py --data fixture                               # small, on the CPU
+    python benchmarks/train.py --device cuda --papers --precision bf16      # ViT-B/32, 12 frames, 32 words, batch 128
+
+`--data` reads a synthetic MSR-VTT (`tvr data synth`) through the loaders that training uses, and counts how long a step
+waits for its batch; without it, pixels and captions are made up and nothing is waited for. Methods that score pairs by
+the pairwise algebra are measured twice without dropout: `factorised`, and `plain`, where every pair has its own vector.
+Each part is the median over the steps; the shares are those of one run on one machine. On a GPU the table also says
+which share of the measured ceiling of matrix products the encoders' arithmetic reaches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from evaluate import largest_memory
+
+import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
+from tvr_lightning import methods
+from tvr_lightning.data import MSRVTT
+from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
+from tvr_lightning.encoders import ClipEncoder, Encoder, TinyClipEncoder
+from tvr_lightning.methods.gare_options import IncrementConfig
+from tvr_lightning.methods.tcmgc_options import AttentionConfig
+from tvr_lightning.methods.xpool import CrossAttentionConfig
+from tvr_lightning.module import RetrievalModule
+from tvr_lightning.optim import OptimizerConfig, build_optimizer
+
+METHODS = ("CLIP4Clip", "XCLIP", "DRL", "UCoFiA", "XPool", "TMASS", "GARE", "TCMGC")
+TWO_FORMS = {
+    "XPool": CrossAttentionConfig,
+    "TMASS": CrossAttentionConfig,
+    "GARE": IncrementConfig,
+    "TCMGC": AttentionConfig,
+}
+PARTS = ("data", "encode", "loss", "backward", "optimizer")
+
+
+@dataclass
+class Size:
+    """What a step works on: B pairs, F frames of S pixels, W words."""
+
+    batch: int
+    frames: int
+    words: int
+
+
+def build_encoder(papers: bool) -> Encoder:
+    """ViT-B/32 with random weights, or the tiny CLIP."""
+    if papers:
+        return ClipEncoder("ViT-B-32", weights=None)
+    return TinyClipEncoder(width=64, image_size=32)
+
+
+def made_up(size: Size, side: int, device: torch.device) -> PairBatch:
+    """Return B pairs of random pixels and captions."""
+    pixels = torch.randint(0, 256, (size.batch, size.frames, 3, side, side), dtype=torch.uint8)
+    media = Media(pixels, torch.ones(size.batch, size.frames, dtype=torch.bool))
+    index = torch.arange(size.batch)
+    texts = TextBatch(["a man is cooking something in a kitchen"] * size.batch, index)
+    return PairBatch(texts, VideoBatch(media, index, [f"video{i}" for i in range(size.batch)])).to(device)
+
+
+def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
+    """Return a result and the seconds it took."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = function()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - start
+
+
+def batches(size: Size, side: int, device: torch.device, options: argparse.Namespace) -> Iterator[PairBatch]:
+    """Yield batches without end: read from `--data`, or the same made-up one."""
+    if options.data is None:
+        batch = made_up(size, side, device)
+        while True:
+            yield batch
+    data = MSRVTT(
+        options.data, frames=size.frames, words=size.words, image_size=side, batch_size=size.batch,
+        num_workers=options.workers,
+    )  # fmt: skip
+    while True:
+        for batch in data.train_dataloader():
+            yield batch.to(device)
+
+
+def step(method: RetrievalModule, optimizer: Any, given: Iterator[PairBatch], bf16: bool) -> dict[str, float]:
+    """Make one step of a method; return the seconds of its parts."""
+    device, seconds = method.device, {}
+    batch, seconds["data"] = timed(lambda: next(given), device)
+
+    def encode() -> Any:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            return method.pair_features(batch)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    pairs, seconds["encode"] = timed(encode, device)
+    loss, seconds["loss"] = timed(lambda: sum(method.losses(pairs.float()).values()), device)
+    _, seconds["backward"] = timed(loss.backward, device)
+    _, seconds["optimizer"] = timed(update, device)
+    return seconds
+
+
+def build(name: str, form: str, size: Size, options: argparse.Namespace) -> RetrievalModule:
+    """Return a method with seeded weights, dropout off where it has two forms."""
+    torch.manual_seed(0)
+    extra: dict[str, Any] = {"keep_rate": 0.4} if name == "TCMGC" else {}
+    if form:
+        config = TWO_FORMS[name](dropout=0.0)
+        extra |= {"form": "dense" if form == "plain" else form}
+        extra["increment" if name == "GARE" else "attention"] = config
+    method = getattr(methods, name)(build_encoder(options.papers), words=size.words, frames=size.frames, **extra)
+    return method.to(options.device).train()
+
+
+def measure(name: str, form: str, size: Size, options: argparse.Namespace) -> dict[str, float]:
+    """Return the median seconds of every part of a method's step, and by how many GiB the memory in use grew."""
+    device = torch.device(options.device)
+    method = build(name, form, size, options)
+    optimizer, _ = build_optimizer(method, OptimizerConfig(), total_steps=options.steps + 1)
+    given = batches(size, method.image_size, device, options)
+    before = largest_memory(options, reset=True)
+    runs = [step(method, optimizer, given, options.precision == "bf16") for _ in range(options.steps + 1)][1:]
+    found = {part: statistics.median(run[part] for run in runs) for part in PARTS}
+    found["memory"] = (largest_memory(options) - before) / 2**30
+    return found
+
+
+def utilisation(size: Size, seconds: float, options: argparse.Namespace) -> str:
+    """Return the arithmetic of the towers in a whole step, in percent of the ceiling of matrix products.
+
+    Three times the forward pass's: the backward pass computes two products for each of its.
+    """
+    if options.device == "cpu" or not options.papers:
+        return "-"
+    width, tokens, layers = 768, 50, 12  # ViT-B/32; per token 24 D^2 for the products and 4 T D for attention
+    image = tokens * layers * (24 * width**2 + 4 * tokens * width)
+    text = size.words * layers * (24 * 512**2 + 4 * size.words * 512)
+    arithmetic = 3 * size.batch * (size.frames * image + text)
+    return f"{100 * arithmetic / seconds / ceiling(options):.0f}"
+
+
+@functools.cache
+def ceiling_of(dtype: torch.dtype) -> float:
+    """Return the operations per second of a large matrix product on the GPU."""
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=dtype)
+    seconds = min(timed(lambda: matrix @ matrix, matrix.device)[1] for _ in range(10))
+    return 2 * 8192**3 / seconds
+
+
+def ceiling(options: argparse.Namespace) -> float:
+    return ceiling_of(torch.bfloat16 if options.precision == "bf16" else torch.float32)
+
+
+def main() -> int:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--papers", action="store_true", help="the papers' sizes instead of small ones")
+    parser.add_argument("--data", help="parent folder of a synthetic MSR-VTT")
+    parser.add_argument("--workers", type=int, default=2, help="processes that decode")
+    parser.add_argument("--steps", type=int, default=5)
+    options = parser.parse_args()
+    size = Size(128, 12, 32) if options.papers else Size(16, 4, 12)
+    print(f"torch {torch.__version__}, {options.device}, {options.precision}, {size}, {options.steps} steps")
+    print("| method | steps/s | clips/s | " + " | ".join(f"{part} %" for part in PARTS) + " | GiB | MFU % |")
+    print("|---|" + "---:|" * (len(PARTS) + 4))
+    for name in options.methods:
+        steps, losses = {}, {}
+        for form in ("factorised", "plain") if name in TWO_FORMS else ("",):
+            found = measure(name, form, size, options)
+            steps[form] = whole = sum(found[part] for part in PARTS)
+            losses[form] = found["loss"]
+            shares = " | ".join(f"{100 * found[part] / whole:.0f}" for part in PARTS)
+            speed = f"{1 / whole:.2f} | {size.batch / whole:.1f}"
+            more = f"{found['memory']:.2f} | {utilisation(size, whole, options)}"
+            print(f"| {name}{', ' + form if form else ''} | {speed} | {shares} | {more} |", flush=True)
+        if len(steps) > 1:
+            ratio = (
+                f"step {steps['plain'] / steps['factorised']:.2f}, loss {losses['plain'] / losses['factorised']:.2f}"
+            )
+            print(f"| {name}, plain over factorised | {ratio} |" + " |" * (len(PARTS) + 3), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

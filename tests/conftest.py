@@ -1,0 +1,28 @@
+"""What the whole suite shares."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import tvr_lightning  # noqa: F401  declares the operators that a CPU torch beside a CUDA-built torchvision lacks
+
+torch.set_num_threads(1)  # oversubscribed cores make small tensors slower, not faster
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """Folder of third-party annotations and clips, named by TVR_TEST_DATA; the test is skipped without it."""
+    root = os.environ.get("TVR_TEST_DATA")
+    if not root:
+        pytest.skip("TVR_TEST_DATA is not set")
+    path = Path(root)
+    assert path.is_dir(), f"TVR_TEST_DATA names {path}, which is no folder"
+    return path
+
+
+@pytest.fixture(scope="session")
+def parity_cases() -> Path:
+    """Folder of the small random cases that the authors' code computed."""
+    return Path(__file__).parent / "parity_cases"

@@ -1,0 +1,186 @@
+"""Which stretch of sound belongs to which frame, and what an audio encoder is given."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import whisper
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sound_files import burst, tone, write_clip
+
+from tvr_lightning.data.audio import AudioError, AudioTrack, read_audio
+from tvr_lightning.data.audio_alignment import AudioOptions, audio_input, frame_cells, log_mel, no_audio, wav2vec2_steps
+from tvr_lightning.data.batch import AudioInput
+from tvr_lightning.data.datasets import ClipReader
+from tvr_lightning.data.records import VideoRecord
+from tvr_lightning.encoders.audio import pool_steps
+
+FRAMES = 12
+
+
+def track_of(waveform):
+    """A track that is heard from beginning to end."""
+    waveform = np.asarray(waveform, dtype=np.float32).reshape(-1)
+    return AudioTrack(waveform, 16_000, np.ones(-(-len(waveform) // 320), dtype=bool))
+
+
+def centres(seconds, frames=FRAMES):
+    """(F,) centres of F equal segments, and the mask of F frames."""
+    return (torch.arange(frames) + 0.5) * seconds / frames, torch.ones(frames, dtype=torch.bool)
+
+
+def given_to(track, options, seconds, frames=FRAMES):
+    return audio_input(track, options, *centres(seconds, frames), seconds)
+
+
+@pytest.mark.parametrize("seconds", [1, 2, 3, 5, 8, 13, 21, 29, 30, 31, 34, 45, 60])
+@pytest.mark.parametrize("frame", [0, 5, 11])
+def test_duration_puts_a_burst_into_its_frame_at_every_length(seconds, frame):
+    start, stop = frame * seconds / FRAMES, (frame + 1) * seconds / FRAMES
+    margin = 0.1 * (stop - start)
+    given = given_to(track_of(burst(seconds, start + margin, stop - margin)), AudioOptions("whisper"), seconds)
+    # Loudness per 20 ms stands for an encoder here; test_whisper.py does the same with Whisper's layers.
+    power = (10 ** (given.values * 4 - 4)).sum(dim=2).reshape(1, -1, 2).sum(dim=-1)
+    pooled = pool_steps(power[..., None], given.windows)[0, :, 0]
+    assert int(pooled.argmax()) == frame
+    others = torch.cat([pooled[:frame], pooled[frame + 1 :]])
+    assert float(others.max()) < 0.1 * float(pooled[frame])
+
+
+def test_clip30_pools_the_windows_of_the_released_code():
+    sound = tone(10.0)[0]
+    for frames in (4, 7, 12, 18):
+        given = given_to(track_of(sound), AudioOptions("whisper", "clip30"), 10.0, frames)
+        vectors = torch.randn(1, 1500, 16, generator=torch.Generator().manual_seed(0))
+        released = F.adaptive_avg_pool1d(vectors.permute(0, 2, 1), frames).permute(0, 2, 1)
+        assert torch.allclose(pool_steps(vectors, given.windows), released, atol=1e-6)
+
+
+@pytest.mark.parametrize("seconds", [0.02, 7.3, 30.0, 41.0])
+def test_clip30_is_the_log_mel_of_the_whole_track_padded_with_zeros_or_cut(seconds):
+    sound = torch.from_numpy(np.random.default_rng(0).normal(0, 0.1, round(seconds * 16_000)).astype(np.float32))
+    if seconds > 30:
+        sound[31 * 16_000 :] *= 5  # a maximum after the cut still scales the released code's picture
+    given = given_to(track_of(sound), AudioOptions("whisper", "clip30"), seconds)
+    padded = F.pad(sound, (0, max(0, 400 - len(sound))))
+    picture = whisper.log_mel_spectrogram(padded)
+    expected = F.pad(picture[:, :3000], (0, max(0, 3000 - picture.shape[1])))
+    assert given.values.shape == (1, 1, 80, 3000)
+    assert torch.equal(given.values[0, 0], expected)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 12.5, 30.0, 47.0])
+def test_duration_is_whispers_own_log_mel_window_by_window(seconds):
+    sound = torch.from_numpy(np.random.default_rng(1).normal(0, 0.1, round(seconds * 16_000)).astype(np.float32))
+    given = given_to(track_of(sound), AudioOptions("whisper"), seconds)
+    assert given.values.shape == (1, 2, 80, 3000)
+    expected = whisper.log_mel_spectrogram(whisper.pad_or_trim(sound, 2 * whisper.audio.N_SAMPLES))
+    assert torch.equal(given.values[0, 0], expected[:, :3000])
+    assert torch.equal(given.values[0, 1], expected[:, 3000:])
+    if seconds < 30:  # at 30 s the last column looks into the next window, alone it sees a reflection
+        alone = whisper.log_mel_spectrogram(whisper.pad_or_trim(sound))
+        assert torch.allclose(given.values[0, 0], alone, atol=1e-6)
+
+
+def test_log_mel_is_openai_whispers_own():
+    sound = torch.from_numpy(tone(3.0)[0])
+    assert torch.equal(log_mel(sound), whisper.log_mel_spectrogram(sound))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.5, 90.0), st.integers(1, 24))
+def test_frames_at_segment_centres_share_out_the_whole_clip(seconds, frames):
+    cells = frame_cells(*centres(seconds, frames), seconds)
+    assert cells[0, 0] == 0
+    assert float(cells[-1, 1]) == pytest.approx(seconds, rel=1e-5)
+    assert torch.allclose(cells[1:, 0], cells[:-1, 1])
+    assert torch.allclose(cells[:, 1] - cells[:, 0], torch.full((frames,), seconds / frames).double(), rtol=1e-4)
+
+
+def test_each_moment_belongs_to_the_nearest_frame_and_padding_to_none():
+    moments, mask = torch.tensor([0.0, 1.0, 2.0, 0.0]), torch.tensor([True, True, True, False])
+    cells = frame_cells(moments, mask, 2.8)
+    assert torch.allclose(cells, torch.tensor([[0.0, 0.5], [0.5, 1.5], [1.5, 2.8], [0.0, 0.0]]).double())
+
+
+def test_repeated_frames_hear_the_same():
+    cells = frame_cells(torch.tensor([0.0, 1.0, 1.0]), torch.ones(3, dtype=torch.bool), 2.0)
+    assert torch.equal(cells[1], cells[2])
+    assert cells[1].tolist() == [0.5, 2.0]
+
+
+def test_frames_outside_the_sound_are_masked_and_partly_heard_ones_average_what_is_heard(tmp_path):
+    path = write_clip(tmp_path / "late.mkv", tone(2.0), seconds=6.0, sound_start=2.5)
+    given = given_to(read_audio(path, duration=6.0), AudioOptions("whisper"), 6.0, frames=6)
+    assert given.mask.tolist() == [[False, False, True, True, True, False]]
+    starts, stops = given.windows[0, 2:5].T
+    assert starts.tolist() == pytest.approx([125, 150, 200], abs=1)
+    assert stops.tolist() == pytest.approx([150, 200, 225], abs=1)
+
+
+@pytest.mark.parametrize("kind", ["whisper", "wav2vec2"])
+@pytest.mark.parametrize("align", ["duration", "clip30"])
+def test_without_sound_everything_is_zero_and_masked(kind, align):
+    silent = AudioTrack(np.zeros(48_000, np.float32), 16_000, np.zeros(150, dtype=bool))
+    given = given_to(silent, AudioOptions(kind, align), 3.0)
+    assert not given.mask.any()
+    assert not given.values.any()
+    heard = given_to(track_of(tone(5.0)), AudioOptions(kind, align), 5.0)
+    assert heard.mask.all()
+    both = AudioInput.cat([given, heard, no_audio(AudioOptions(kind, align), FRAMES)])
+    assert len(both) == 2
+    assert both.mask.any(dim=1).tolist() == [False, True]
+
+
+def test_frames_after_the_heard_seconds_are_masked_and_it_is_said_once(caplog):
+    options = AudioOptions("whisper", seconds=7.5)
+    for _ in range(2):
+        given = given_to(track_of(tone(15.0)), options, 15.0)
+    assert given.mask.tolist() == [[True] * 6 + [False] * 6]
+    assert len([record for record in caplog.records if "7.5 s" in record.message]) == 1
+
+
+def test_wav2vec2_steps_count_its_convolutions():
+    torch.manual_seed(0)
+    for samples in (400, 719, 720, 16_000, 33_333):
+        x = torch.zeros(1, 1, samples)
+        for kernel, stride in ((10, 5), (3, 2), (3, 2), (3, 2), (3, 2), (2, 2), (2, 2)):
+            x = F.conv1d(x, torch.ones(1, 1, kernel), stride=stride)
+        assert wav2vec2_steps(samples) == x.shape[-1]
+    assert wav2vec2_steps(399) == 0
+
+
+def test_a_length_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="audio seconds must lie in"):
+        AudioOptions("whisper", seconds=0)
+
+
+def test_a_dataset_reads_sound_beside_its_frames(tmp_path):
+    path = write_clip(tmp_path / "both.mkv", burst(8.0, 4.0, 5.0), seconds=8.0)
+    media = ClipReader(8, 32, "one-fps-uniform", audio=AudioOptions("whisper"))(VideoRecord("both", path), None)
+    assert media.audio is not None
+    assert media.audio.windows.shape == (1, 8, 2)
+    assert torch.equal(media.audio_mask, media.audio.mask)
+    assert media.problems == []
+
+
+def test_a_span_hears_its_own_part(tmp_path):
+    path = write_clip(tmp_path / "span.mkv", burst(9.0, 6.0, 7.0), seconds=9.0)
+    read = ClipReader(3, 32, "one-fps-uniform", audio=AudioOptions("wav2vec2", seconds=5.0))
+    media = read(VideoRecord("span", path, (5.0, 8.0)), None)
+    loud = media.audio.values[0].abs()
+    assert media.audio.samples.tolist() == [48_000]
+    assert float(loud[16_000:32_000].mean()) > 0.2
+    assert not loud[:15_900].any()
+    assert not loud[32_100:].any()
+
+
+def test_a_broken_track_stops_or_is_named_as_the_option_says(tmp_path):
+    path = write_clip(tmp_path / "broken.mkv", tone(3.0), seconds=3.0, codec="aac", spoil=lambda n: 10 <= n < 15)
+    record = VideoRecord("broken", path)
+    with pytest.raises(AudioError, match=r"broken\.mkv: sound track"):
+        ClipReader(3, 32, "one-fps-uniform", audio=AudioOptions("whisper"))(record, None)
+    media = ClipReader(3, 32, "one-fps-uniform", audio=AudioOptions("whisper"), on_corrupt="skip")(record, None)
+    assert len(media.problems) == 1
+    assert "broken.mkv: sound track: 5 failures" in media.problems[0]

@@ -1,0 +1,146 @@
+import io
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from broken_videos import cut_off, scramble, write_video
+from rich.console import Console
+
+from tvr_lightning.data import MSRVTT, Charades
+from tvr_lightning.data.check import check, print_report, write_report
+from tvr_lightning.data.stats import print_stats, stats
+
+QUIET = {"progress": False}
+
+
+@pytest.fixture
+def healthy(synthetic_msrvtt: Path, tmp_path: Path) -> Path:
+    shutil.copytree(synthetic_msrvtt / "msrvtt", tmp_path / "msrvtt")
+    return tmp_path
+
+
+@pytest.fixture
+def ill(healthy: Path) -> Path:
+    """One training video of every illness, and annotations that contradict themselves."""
+    data = MSRVTT(root=str(healthy))
+    paths = [video.path for video in data.read_split("train").videos]
+    paths[0].unlink()
+    paths[1].write_bytes(b"")
+    paths[2].write_text("not a video")
+    write_video(paths[3], 20)
+    write_video(paths[4], 2)
+    cut_off(paths[5], 0.5)
+    with (data.folder / "MSRVTT_train.9k.csv").open("a") as file:
+        file.write(f"{paths[6].stem}\n{data.read_split('test').videos[0].video_id}\nvideo_nobody\n")
+    return healthy
+
+
+def rendered(show, *arguments) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    show(*arguments, console)
+    return console.file.getvalue()
+
+
+def test_a_healthy_dataset_has_no_problems(healthy):
+    report = check(MSRVTT(root=str(healthy)), decode=True, **QUIET)
+    assert report.problems == []
+    assert report.videos == {"train": 12, "test": 4}
+    assert report.texts == {"train": 240, "test": 4}
+    assert "1k-A" in report.protocol
+    assert "Nothing is wrong" in rendered(print_report, report)
+
+
+def test_every_illness_is_found_in_one_report(ill, tmp_path):
+    data = MSRVTT(root=str(ill))
+    report = check(data, **QUIET)
+    assert Counter(problem.kind for problem in report.problems) == {
+        "missing-file": 2,  # removed, and listed but never there
+        "empty-file": 1,
+        "undecodable": 2,  # no video, and cut off
+        "silent": 2,
+        "too-short": 1,
+        "duplicate-id": 1,
+        "video-without-caption": 1,
+        "split-overlap": 1,
+    }
+    assert all(problem.file and problem.entry and problem.message and problem.fix for problem in report.problems)
+    write_report(report, tmp_path / "reports" / "report.json")
+    written = json.loads((tmp_path / "reports" / "report.json").read_text())
+    assert len(written["problems"]) == len(report.problems)
+    assert set(written["problems"][0]) == {"file", "entry", "kind", "message", "fix"}
+    text = rendered(print_report, report)
+    assert "11 problems" in text
+    assert "split-overlap" in text
+
+
+def test_the_report_does_not_depend_on_the_number_of_processes(ill):
+    data = MSRVTT(root=str(ill))
+    assert check(data, workers=2, **QUIET) == check(data, workers=1, **QUIET)
+
+
+def test_decoding_finds_what_looking_at_the_packets_does_not(healthy):
+    video = MSRVTT(root=str(healthy)).read_split("test").videos[0]
+    write_video(video.path, 40, sound=4.0)
+    scramble(video.path, 0.1, 0.9)
+    data = MSRVTT(root=str(healthy))
+    looked, decoded = check(data, **QUIET).problems, check(data, decode=True, **QUIET).problems
+    assert [(problem.kind, problem.entry) for problem in decoded] == [("undecodable", video.path.name)]
+    assert len(looked) <= len(decoded)
+
+
+def test_absent_annotations_are_listed_and_the_rest_is_still_checked(healthy):
+    data = MSRVTT(root=str(healthy))
+    (data.folder / "MSRVTT_train.9k.csv").unlink()
+    report = check(data, **QUIET)
+    assert [(problem.kind, problem.entry) for problem in report.problems] == [("missing-file", "MSRVTT_train.9k.csv")]
+    assert report.videos == {"test": 4}
+
+
+def test_quirks_are_notes_and_no_problems(tmp_path):
+    folder = tmp_path / "charades"
+    (folder / "videos").mkdir(parents=True)
+    for name in ("train", "test"):
+        clip = f"{name.upper()}1"
+        write_video(folder / "videos" / f"{clip}.mp4", 40)
+        (folder / f"Charades_v1_{name}.csv").write_text(f"id,script,length\n{clip},A person runs.,4.0\n")
+        (folder / f"charades_sta_{name}.txt").write_text(f"{clip} 3.0 1.0##person runs.\n")
+    report = check(Charades(root=str(tmp_path), split="sta"), decode=True, **QUIET)
+    assert {problem.kind for problem in report.problems} == {"silent"}
+    assert [note.kind for note in report.notes] == ["reversed-span"] * 2
+    assert "read as 1.0 to 3.0 s" in rendered(print_report, report)
+
+
+def test_stats_count_captions_tokens_durations_and_sound(healthy):
+    data = MSRVTT(root=str(healthy))
+    (data.folder / "MSRVTT_train.9k.csv").write_text("video_id\nvideo0\nvideo3\n")
+    write_video(data.folder / "videos" / "video3.mp4", 40)
+    (data.folder / "videos" / "video0.mp4").unlink()
+    source = data.folder / "MSRVTT_data.json"
+    content = json.loads(source.read_text())
+    content["sentences"] = [s for s in content["sentences"] if s["video_id"] not in ("video0", "video3")]
+    content["sentences"] += [
+        {"video_id": "video0", "caption": "a dog runs"},
+        {"video_id": "video0", "caption": "a dog"},
+        {"video_id": "video3", "caption": "word " * 40},
+    ]
+    source.write_text(json.dumps(content))
+    train, test = stats(MSRVTT(root=str(healthy)), **QUIET)
+    assert (train.name, train.videos, train.texts, test.videos) == ("train", 2, 3, 4)
+    assert (train.captions_per_video.least, train.captions_per_video.greatest) == (1, 2)
+    assert (train.tokens.least, train.tokens.greatest) == (4, 42)
+    assert train.truncated == pytest.approx(1 / 3)
+    assert train.readable == 1
+    assert train.with_audio == 0.0
+    assert train.seconds.mean == pytest.approx(4.0, abs=0.2)
+    text = rendered(print_stats, [train, test])
+    assert "33.33%" in text
+    assert "over 32 tokens" in text
+
+
+def test_the_real_videos_that_are_not_there_are_listed(test_data):
+    report = check(MSRVTT(root=str(test_data / "annotations")), decode=True, **QUIET)
+    kinds = Counter(problem.kind for problem in report.problems)
+    assert kinds == {"missing-file": 9985, "silent": 3}
+    assert report.videos == {"train": 9000, "test": 1000}

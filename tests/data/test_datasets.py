@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+import tvr_lightning.data as rooms
+from tvr_lightning.data import TextVideoDataModule
+from tvr_lightning.data.check import check
+from tvr_lightning.data.synthetic.generate import synthesize
+
+SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
+KINDS = [
+    (rooms.ActivityNet, {}),
+    (rooms.Charades, {}),
+    (rooms.Charades, {"split": "sta"}),
+    (rooms.DiDeMo, {}),
+    (rooms.LSMDC, {}),
+    (rooms.MSRVTT, {"split": "full"}),
+    (rooms.MSVD, {}),
+    (rooms.VATEX, {"language": "zh"}),
+    (rooms.VATEX, {"annotations": "official", "protocol": "first-caption"}),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("native")
+    for name in sorted({kind.directory for kind, _ in KINDS}):
+        synthesize(name, folder, 12, 1, workers=1, progress=False)
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_every_layout_loads_from_its_files_to_its_batches(root, kind, options):
+    data: TextVideoDataModule = kind(root=str(root), **options, **SMALL)
+    data.setup()
+    train = data.load_split("train")
+    batch = next(iter(data.train_dataloader()))
+    assert batch.video.video.pixels.shape == (4, 3, 3, 32, 32)
+    assert batch.video.video.pixels.float().std() > 10
+    for text, video, words in zip(batch.text.index, batch.video.index, batch.text.text, strict=True):
+        assert (train.texts[int(text)].video, train.texts[int(text)].text) == (int(video), words)
+    for name in ("val", "test"):
+        truth = data.ground_truth(name)
+        texts, videos = data.evaluation_dataloaders(name)
+        assert torch.equal(torch.cat([b.index for b in texts]), torch.arange(truth.texts))
+        assert torch.equal(torch.cat([b.index for b in videos]), torch.arange(truth.videos))
+        assert bool((truth.captions_per_video() > 0).all())
+        if data.one_caption_evaluation:
+            assert truth.texts == truth.videos or kind is rooms.LSMDC
+    assert truth.protocol == data.read_split("test").protocol
+    ids = [{(v.path, v.span) for v in data.read_split(name).videos} for name in ("train", "test")]
+    assert not ids[0] & ids[1]
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_the_doctor_finds_nothing_wrong_but_silence(root, kind, options):
+    report = check(kind(root=str(root), **options, **SMALL), decode=True, progress=False)
+    assert {problem.kind for problem in report.problems} <= {"silent"}

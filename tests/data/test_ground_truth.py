@@ -1,0 +1,27 @@
+"""The pairing of a split refuses what cannot be ranked."""
+
+import pytest
+import torch
+
+from tvr_lightning.data.ground_truth import GroundTruth
+
+
+def test_counts_texts_per_video_with_videos_that_have_none():
+    truth = GroundTruth(torch.tensor([2, 0, 2]), 4, "MSVD", "test", "all captions")
+    assert truth.texts == 3
+    assert truth.captions_per_video().tolist() == [1, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("video_of_text", "message"),
+    [
+        (torch.tensor([0, 3]), "MSVD test: text 1 describes video 3, but the split has 3 videos"),
+        (torch.tensor([0, -1]), "text 1 describes video -1"),
+        (torch.tensor([0.0]), "one int64 per text"),
+        (torch.zeros(1, 1, dtype=torch.int64), "one int64 per text"),
+        (torch.tensor([], dtype=torch.int64), "no text to rank"),
+    ],
+)
+def test_refuses_a_pairing_that_cannot_be_ranked(video_of_text, message):
+    with pytest.raises(ValueError, match=message):
+        GroundTruth(video_of_text, 3, "MSVD", "test", "all captions")

@@ -1,0 +1,59 @@
+import inspect
+from pathlib import Path
+
+import pytest
+import yaml
+
+import tvr_lightning.data as rooms
+from tvr_lightning.data import TextVideoDataModule
+
+OVERLAYS = sorted((Path(__file__).parents[2] / "recipes" / "data").glob("*.yaml"))
+DATASETS = [rooms.ActivityNet, rooms.Charades, rooms.DiDeMo, rooms.LSMDC, rooms.MSRVTT, rooms.MSVD, rooms.VATEX]
+
+# Every argument that datasets share belongs to the dataset, to the method or to the machine. A change of class keeps
+# arguments of the same name, so an overlay must set all of the first kind, and none of the others.
+OF_THE_DATASET = {"split", "frames", "words", "captions_per_epoch", "holdout", "max_train_videos"}
+OF_THE_METHOD = {"batch_size", "sampling", "train_sampling", "augmentation", "image_size", "seed", "features"} | {
+    "audio",
+    "audio_align",
+    "audio_seconds",
+    "captions",
+}
+OF_THE_MACHINE = {"root", "num_workers", "eval_batch_size", "on_corrupt"}
+
+
+def arguments(kind: type) -> dict[str, inspect.Parameter]:
+    parameters = dict(inspect.signature(kind.__init__).parameters)
+    del parameters["self"]
+    return parameters
+
+
+def test_every_shared_argument_belongs_somewhere():
+    assert set(arguments(TextVideoDataModule)) == OF_THE_DATASET | OF_THE_METHOD | OF_THE_MACHINE
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_all_datasets_share_names_types_and_what_is_no_property_of_the_dataset(kind):
+    own, shared, reference = arguments(kind), arguments(TextVideoDataModule), arguments(rooms.MSRVTT)
+    assert set(shared) <= set(own)
+    for name in set(shared) - {"split"}:
+        assert own[name].annotation == shared[name].annotation, name
+    for name in OF_THE_METHOD | OF_THE_MACHINE:
+        assert own[name].default == reference[name].default, name
+    assert own["root"].default is None
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
+def test_an_overlay_sets_what_belongs_to_the_dataset_and_nothing_else(overlay):
+    recipe = yaml.safe_load(overlay.read_text())
+    assert set(recipe) == {"data"}
+    kind = getattr(rooms, recipe["data"]["class_path"])
+    settings = recipe["data"]["init_args"]
+    own = set(arguments(kind)) - set(arguments(TextVideoDataModule))
+    assert set(settings) == OF_THE_DATASET | own
+    data = kind(**settings)
+    assert data.directory == overlay.stem
+
+
+def test_every_dataset_has_its_overlay():
+    assert {path.stem for path in OVERLAYS} == {kind.directory for kind in DATASETS}

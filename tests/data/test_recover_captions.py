@@ -1,0 +1,139 @@
+"""Captions files: what is read, what is refused, and how descriptions reach the training pairs."""
+
+import json
+import re
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.records import MissingData
+from tvr_lightning.data.recover_captions import (
+    CaptionsFileError,
+    Description,
+    MissingCaptions,
+    find_captions,
+    read_captions,
+    write_captions,
+)
+
+SMALL = {"frames": 2, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
+
+
+def rows(*entries):
+    return [Description(video, segment, segment, segment + 1.0, text, "person") for video, segment, text in entries]
+
+
+def test_descriptions_come_back_in_the_order_of_time(tmp_path):
+    path = tmp_path / "captions.parquet"
+    write_captions(path, rows(("b", 1, "two"), ("a", 0, " one "), ("b", 0, "first"), ("b", 2, "")))
+    captions = read_captions(path)
+    assert captions.of("a") == ["one"]
+    assert captions.of("b") == ["first", "two"]
+    assert captions.of("c") == []
+    assert (len(captions), captions.empty) == (2, 1)
+    again = tmp_path / "again.parquet"
+    write_captions(again, rows(("b", 1, "two"), ("a", 0, " one "), ("b", 0, "first"), ("b", 2, "")))
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_a_table_made_by_hand_needs_three_columns(tmp_path):
+    path = tmp_path / "hand.parquet"
+    pd.DataFrame({"caption": ["a dog"], "video_id": ["v"], "segment": [0], "mood": [1.5]}).to_parquet(path)
+    assert read_captions(path).of("v") == ["a dog"]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"video_id": ["v"], "caption": ["a"]}, "no column segment among video_id, caption"),
+        ({"video_id": ["v", "v"], "segment": [1, 1], "caption": ["a", "b"]}, "segment 1 of v is described more than"),
+        ({"video_id": ["v"], "segment": [0], "caption": [None]}, "row 0 lacks a value"),
+        ({"video_id": ["v"], "segment": ["x"], "caption": ["a"]}, "another type"),
+        ({"video_id": ["v"], "segment": [0], "caption": [" "]}, "holds no description"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named(tmp_path, table, message):
+    path = tmp_path / "captions.parquet"
+    pq.write_table(pa.table(table), path)
+    with pytest.raises(CaptionsFileError, match=re.escape(f"{path}: ")) as raised:
+        read_captions(path)
+    assert message in str(raised.value)
+
+
+def test_absent_and_foreign_files_say_how_to_make_one(tmp_path):
+    with pytest.raises(MissingCaptions, match="tvr caption"):
+        read_captions(tmp_path / "none.parquet")
+    path = tmp_path / "text.parquet"
+    path.write_text("no table")
+    with pytest.raises(CaptionsFileError, match="not a parquet file"):
+        read_captions(path)
+
+
+def test_a_name_is_a_path_or_a_file_of_the_dataset(tmp_path, monkeypatch):
+    folder, here = tmp_path / "msrvtt", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (folder / "captions.parquet").touch()
+    assert find_captions("captions.parquet", folder) == folder / "captions.parquet"
+    (here / "captions.parquet").touch()
+    assert find_captions("captions.parquet", folder).resolve() == here / "captions.parquet"
+    with pytest.raises(MissingCaptions, match=re.escape(f"looked for other.parquet and {folder / 'other.parquet'}")):
+        find_captions("other.parquet", folder)
+
+
+def test_training_pairs_bring_the_descriptions_of_their_video(synthetic_msrvtt):
+    data = MSRVTT(root=str(synthetic_msrvtt), captions="captions.parquet", **SMALL)
+    data.setup("fit")
+    captions = read_captions(synthetic_msrvtt / "msrvtt" / "captions.parquet")
+    for batch in data.train_dataloader():
+        assert batch.extras["recover_captions"] == [captions.of(video_id) for video_id in batch.video.video_id]
+    plain = MSRVTT(root=str(synthetic_msrvtt), **SMALL)
+    plain.setup("fit")
+    assert next(iter(plain.train_dataloader())).extras == {}
+
+
+def test_evaluation_neither_reads_nor_needs_the_file(synthetic_msrvtt):
+    data = MSRVTT(root=str(synthetic_msrvtt), captions="nowhere.parquet", **SMALL)
+    data.setup("test")
+    for loader in data.test_dataloader():
+        assert not hasattr(next(iter(loader)), "extras")
+    with pytest.raises(MissingData, match=r"no captions file nowhere\.parquet"):
+        data.setup("fit")
+
+
+def test_videos_without_a_description_are_named(synthetic_msrvtt, tmp_path):
+    data = MSRVTT(root=str(synthetic_msrvtt), **SMALL)
+    ids = [video.video_id for video in data.read_split("train").videos]
+    some = tmp_path / "some.parquet"
+    write_captions(some, rows(*((video_id, 0, "x") for video_id in ids[2:]), (ids[0], 0, "")))
+    data = MSRVTT(root=str(synthetic_msrvtt), captions=str(some), **SMALL)
+    data.setup("fit")
+    with pytest.raises(CaptionsFileError, match=rf"2 of the {len(ids)} training videos .*1 of its captions are empty"):
+        data.train_dataloader()
+    others = tmp_path / "others.parquet"
+    write_captions(others, rows(("elsewhere", 0, "x")))
+    data = MSRVTT(root=str(synthetic_msrvtt), captions=str(others), **SMALL)
+    data.setup("fit")
+    with pytest.raises(CaptionsFileError, match=r"describes none of the .* it is about elsewhere"):
+        data.train_dataloader()
+
+
+def test_synthetic_descriptions_follow_the_scene(synthetic_msrvtt):
+    folder = synthetic_msrvtt / "msrvtt"
+    table = pd.read_parquet(folder / "captions.parquet")
+    truth = json.loads((folder / "scenes.json").read_text())["videos"]
+    assert table.groupby("video_id").size().to_dict() == dict.fromkeys(truth, 6)
+    for _, row in table.iterrows():
+        scene = truth[row["video_id"]]
+        middle = (row["start"] + row["end"]) / 2
+        events = scene["scene"]["events"]
+        taking_most = max(
+            range(len(events)), key=lambda e: min(events[e]["end"], row["end"]) - max(events[e]["start"], row["start"])
+        )
+        assert row["caption"].startswith(scene["events"][taking_most])
+        assert scene["scene"]["backdrop"]["colour"] in row["caption"]
+        assert 0 <= middle <= scene["duration"]

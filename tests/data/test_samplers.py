@@ -1,0 +1,68 @@
+import pytest
+
+from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler
+
+
+def batches(samples: int, batch_size: int, replicas: int, epoch: int = 0) -> list[list[set[int]]]:
+    """Per process, the samples of each of its batches."""
+    result = []
+    for rank in range(replicas):
+        sampler = TrainingSampler(samples, batch_size, seed=3, replicas=replicas, rank=rank)
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        assert {at for at, _ in order} == {epoch}
+        share = batch_size // replicas
+        assert len(order) == len(sampler)
+        result.append([{i for _, i in order[k : k + share]} for k in range(0, len(order), share)])
+    return result
+
+
+def test_global_batches_do_not_depend_on_the_number_of_processes():
+    alone = batches(50, 12, 1)[0]
+    for replicas in (2, 3, 4):
+        shares = batches(50, 12, replicas)
+        together = [set().union(*parts) for parts in zip(*shares, strict=True)]
+        assert together == alone
+        assert all(sum(map(len, parts)) == 12 for parts in zip(*shares, strict=True))
+    assert len(alone) == 4  # 50 samples fill four batches of 12
+
+
+def test_epochs_differ_and_repeat_themselves():
+    assert batches(50, 12, 1, epoch=1) != batches(50, 12, 1, epoch=0)
+    assert batches(50, 12, 1, epoch=1) == batches(50, 12, 1, epoch=1)
+
+
+def test_a_resumed_epoch_continues_where_it_stopped():
+    whole = TrainingSampler(50, 12, seed=3, replicas=2, rank=1)
+    whole.set_epoch(4)
+    expected = list(whole)
+    resumed = TrainingSampler(50, 12, seed=3, replicas=2, rank=1)
+    resumed.load_state_dict({"epoch": 4, "consumed": 24})
+    assert resumed.state_dict() == {"epoch": 4, "consumed": 24}
+    resumed.set_epoch(4)  # as Lightning does before it iterates
+    assert list(resumed) == expected[12:]
+    assert len(resumed) == len(expected)
+    resumed.set_epoch(5)
+    assert len(list(resumed)) == len(expected)
+
+
+def test_a_resume_point_between_batches_is_refused():
+    with pytest.raises(ValueError, match="13 samples consumed is no whole number of batches of 12"):
+        TrainingSampler(50, 12).load_state_dict({"epoch": 0, "consumed": 13})
+
+
+def test_batches_that_cannot_be_are_refused_with_the_sizes_that_can():
+    with pytest.raises(ValueError, match=r"64 exceeds the 50 training samples.*set batch_size to 50 or less"):
+        TrainingSampler(50, 64)
+    with pytest.raises(ValueError, match=r"3 devices.*nearest valid sizes: 9 or 12"):
+        TrainingSampler(50, 10, replicas=3)
+    with pytest.raises(ValueError, match="nearest valid sizes: 4"):
+        TrainingSampler(50, 2, replicas=4)
+
+
+@pytest.mark.parametrize(("items", "replicas"), [(7, 2), (8, 2), (1, 4), (5, 5), (3, 1)])
+def test_evaluation_covers_everything_with_equally_many_items_everywhere(items, replicas):
+    shares = [list(EvaluationSampler(items, replicas=replicas, rank=rank)) for rank in range(replicas)]
+    assert len({len(share) for share in shares}) == 1
+    assert set().union(*shares) == set(range(items))
+    assert all(len(EvaluationSampler(items, replicas=replicas, rank=0)) == len(share) for share in shares)

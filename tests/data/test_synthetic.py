@@ -1,0 +1,331 @@
+"""The synthetic dataset: what scenes show and sound like, what captions say, and how a dataset comes into being."""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import av
+import numpy as np
+import open_clip
+import pytest
+
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.data.synthetic.captions import captions, describe, fits, paragraph, query
+from tvr_lightning.data.synthetic.chinese import chinese_caption
+from tvr_lightning.data.synthetic.render import render
+from tvr_lightning.data.synthetic.scene import (
+    BACKDROP_COLOURS,
+    MOTIONS,
+    PATTERNS,
+    SHAPES,
+    SOUNDS,
+    Backdrop,
+    Event,
+    Figure,
+    Motion,
+    Scene,
+    Shape,
+    Timing,
+    draw_scenes,
+)
+from tvr_lightning.data.synthetic.sound import RATE, waveform
+from tvr_lightning.data.synthetic.write import write_video
+
+TWO = Timing(events=(2, 2), least=6, most=10, step=0.5)
+
+
+def draw(count: int, *, held_out: bool = False, name: str = "test") -> list[Scene]:
+    return draw_scenes(name, count, TWO, held_out=held_out, seen=set(), offset=0)
+
+
+def one_event(motion: Motion, shape: Shape = "square") -> Scene:
+    event = Event(Figure(shape, "red", "large"), motion, 0.0, 3.0, (0.5, 0.5))
+    return Scene((event,), Backdrop("white", "plain"), "silence", True, 1.0, False)
+
+
+def figure_mask(scene: Scene) -> np.ndarray:
+    """(T, H, W) bool: where there is red."""
+    frames = render(scene, 10).astype(int)
+    return (frames[..., 0] > 150) & (frames[..., 1] < 90)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def decode(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """All frames (T, H, W, 3) and the samples of the audio track, None without one."""
+    with av.open(str(path)) as container:
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    with av.open(str(path)) as container:
+        if not container.streams.audio:
+            return frames, None
+        return frames, np.concatenate([frame.to_ndarray().ravel() for frame in container.decode(audio=0)])
+
+
+class TestScenes:
+    def test_every_factor_occurs_in_training_and_among_held_out_videos(self):
+        for held_out in (False, True):
+            scenes = draw(300, held_out=held_out)
+            events = [event for scene in scenes for event in scene.events]
+            assert {event.figure.shape for event in events} == set(SHAPES)
+            assert {event.motion for event in events} == set(MOTIONS)
+            assert {scene.sound for scene in scenes} == set(SOUNDS)
+            backdrops = {(scene.backdrop.colour, scene.backdrop.pattern) for scene in scenes}
+            assert backdrops == {(colour, pattern) for colour in BACKDROP_COLOURS for pattern in PATTERNS}
+
+    def test_held_out_videos_are_new_combinations(self):
+        def pair(scene: Scene) -> tuple[tuple[str, str], ...]:
+            return tuple((event.figure.shape, event.figure.colour) for event in scene.events)
+
+        train = {pair(scene) for scene in draw(500)}
+        assert not train & {pair(scene) for scene in draw(200, held_out=True)}
+
+    def test_only_twins_look_the_same(self):
+        scenes = draw(400)
+        looks: dict[object, list[int]] = {}
+        for index, scene in enumerate(scenes):
+            looks.setdefault(scene.look(), []).append(index)
+        twins = {index: scene.twin for index, scene in enumerate(scenes) if scene.twin is not None}
+        assert {frozenset(group) for group in looks.values() if len(group) > 1} == {
+            frozenset(pair) for pair in twins.items()
+        }
+        assert all(scenes[a].sound != scenes[b].sound for a, b in twins.items())
+        assert 0.1 < len(twins) / len(scenes) < 0.3
+
+    def test_events_follow_each_other_without_gaps(self):
+        for scene in draw(50):
+            assert scene.events[0].start == 0
+            assert scene.events[0].end == scene.events[1].start
+            assert 6 <= scene.duration <= 10
+
+    def test_round_figures_do_not_spin_and_one_figure_does_not_repeat_its_motion(self):
+        for scene in draw(300):
+            assert not any(e.motion == "spin" and e.figure.shape in ("circle", "ring") for e in scene.events)
+            first, second = scene.events
+            assert (first.figure, first.motion) != (second.figure, second.motion)
+
+
+class TestFrames:
+    @pytest.mark.parametrize(
+        ("motion", "axis", "sign"), [("right", 2, 1), ("left", 2, -1), ("up", 1, -1), ("down", 1, 1)]
+    )
+    def test_a_figure_moves_where_its_motion_says(self, motion, axis, sign):
+        centres = np.array([np.argwhere(mask).mean(0)[axis - 1] for mask in figure_mask(one_event(motion))])
+        assert (sign * np.diff(centres) > 0).all()
+        assert abs(centres[-1] - centres[0]) > 25
+
+    @pytest.mark.parametrize(("motion", "sign"), [("grow", 1), ("shrink", -1)])
+    def test_a_figure_changes_its_size(self, motion, sign):
+        area = figure_mask(one_event(motion)).sum((1, 2))
+        assert (sign * np.diff(area) >= 0).all()
+        assert area.max() > 3 * area.min()
+        assert area[-1 if sign > 0 else 0] == area.max()
+
+    def test_a_blinking_figure_comes_and_goes(self):
+        visible = figure_mask(one_event("blink")).any((1, 2))
+        assert visible[0]
+        assert 0.4 < visible.mean() < 0.9
+        assert np.abs(np.diff(visible.astype(int))).sum() >= 4
+
+    @pytest.mark.parametrize("motion", ["spin", "bounce", "shake"])
+    def test_other_motions_keep_moving_and_stay_in_place(self, motion):
+        masks = figure_mask(one_event(motion))
+        assert np.mean([(a != b).any() for a, b in itertools.pairwise(masks)]) > 0.8  # slow at a turning point
+        assert abs(np.argwhere(masks)[:, 2].mean() - 56) < 4
+
+    def test_shapes_differ(self):
+        masks = [figure_mask(one_event("right", shape))[15] for shape in SHAPES]
+        for index, mask in enumerate(masks):
+            for other in masks[:index]:
+                assert (mask != other).sum() > 0.15 * mask.sum()
+
+    def test_figures_stay_whole_within_the_frame(self):
+        for motion in MOTIONS:
+            masks = figure_mask(one_event(motion))
+            edges = masks[:, 0].any() or masks[:, -1].any() or masks[:, :, 0].any() or masks[:, :, -1].any()
+            assert not edges, motion
+
+
+class TestSounds:
+    def peak(self, samples: np.ndarray) -> float:
+        """Loudest frequency, Hz."""
+        return float(np.argmax(np.abs(np.fft.rfft(samples))) * RATE / len(samples))
+
+    @pytest.mark.parametrize(
+        ("sound", "pitch"), [("low hum", 220), ("fast low beeps", 220), ("high hum", 1760), ("slow high beeps", 1760)]
+    )
+    def test_pitch(self, sound, pitch):
+        assert self.peak(waveform(sound, 4.0)) == pytest.approx(pitch, abs=5)
+
+    @pytest.mark.parametrize(("sound", "beeps"), [("slow low beeps", 4), ("fast low beeps", 16), ("low hum", 1)])
+    def test_rhythm(self, sound, beeps):
+        loud = np.abs(waveform(sound, 4.0)).reshape(-1, RATE // 40).max(1) > 0.05
+        assert np.diff(np.concatenate([[0], loud.astype(int)]), axis=0).clip(0).sum() == beeps
+
+    @pytest.mark.parametrize(("sound", "sign"), [("rising sweep", 1), ("falling sweep", -1)])
+    def test_sweeps(self, sound, sign):
+        parts = waveform(sound, 2.0).reshape(8, -1)
+        assert (sign * np.diff([self.peak(part) for part in parts]) > 0).all()
+
+    def test_sounds_differ_and_only_silence_is_silent(self):
+        sounds = {sound: waveform(sound, 2.0) for sound in SOUNDS}
+        assert {sound for sound, samples in sounds.items() if not samples.any()} == {"silence"}
+        assert len({samples.tobytes() for samples in sounds.values()}) == len(SOUNDS)
+        assert all(np.abs(samples).max() <= 1 for samples in sounds.values())
+
+
+class TestCaptions:
+    def test_captions_are_true_of_their_scene(self):
+        for index, scene in enumerate(draw(60)):
+            rng = random.Random(index)
+            assert all(fits(caption, scene, scene) for caption in [*captions(scene, 20, rng), query(scene, rng)])
+
+    def test_twenty_captions_say_all_events_or_one_or_the_sound(self):
+        kinds = [caption.kind for caption in captions(draw(1)[0], 20, random.Random(0))]
+        assert {kind: kinds.count(kind) for kind in kinds} == {"full": 12, "event1": 3, "event2": 3, "sound": 2}
+
+    def test_captions_paraphrase(self):
+        texts = [caption.text for caption in captions(draw(1)[0], 20, random.Random(0)) if caption.kind == "full"]
+        assert len(set(texts)) >= 9
+
+    def test_captions_fit_into_32_tokens(self):
+        tokenizer = open_clip.SimpleTokenizer(context_length=64)
+        said = [c.text for index, scene in enumerate(draw(60)) for c in captions(scene, 20, random.Random(index))]
+        lengths = (tokenizer(said) != 0).sum(1)
+        assert (lengths <= 32).float().mean() > 0.995
+        assert (lengths >= 32).sum() < len(said) / 100
+
+    def test_what_a_caption_mentions_is_in_its_text(self):
+        for index, scene in enumerate(draw(60)):
+            for caption in captions(scene, 20, random.Random(index)):
+                assert ("backdrop" in caption.mentions) == (scene.backdrop.colour in caption.text)
+                sized = any(word in caption.text.split() for word in ("large", "big", "small", "little"))
+                assert ("size" in caption.mentions) == sized
+
+    def test_a_test_sentence_nearly_always_finds_one_video(self):
+        scenes = draw(100, held_out=True)
+        said = [(query(scene, random.Random(index)), scene) for index, scene in enumerate(scenes)]
+        ambiguous = sum(sum(fits(caption, scene, other) for other in scenes) > 1 for caption, scene in said)
+        assert ambiguous <= 5
+        assert {caption.kind for caption, _ in said} == {"full", "event1", "event2"}
+
+    def test_only_the_sound_tells_twins_apart(self):
+        scenes = draw(100)
+        twins = [(scene, scenes[scene.twin]) for scene in scenes if scene.twin is not None]
+        for index, (scene, other) in enumerate(twins):
+            caption = query(scene, random.Random(index))
+            assert "sound" in caption.mentions
+            assert not fits(caption, scene, other)
+            assert (render(scene, 4) == render(other, 4)).all()
+
+    def test_descriptions_are_equal_for_equal_scenes_only(self):
+        assert len({describe(scene) for scene in draw(200)}) == 200
+
+    def test_a_paragraph_says_every_event_in_order(self):
+        for index, scene in enumerate(draw(20)):
+            kinds = [caption.kind for caption in paragraph(scene, random.Random(index))]
+            assert kinds[:2] == ["event1", "event2"]
+            assert kinds[2:] in ([], ["sound"])
+
+    def test_chinese_captions_are_chinese(self):
+        for index, scene in enumerate(draw(50)):
+            text = chinese_caption(scene, random.Random(index)).text
+            assert not any(character.isascii() for character in text)
+
+
+class TestFiles:
+    @pytest.mark.parametrize(("suffix", "codecs"), [(".mp4", ("h264", "aac")), (".avi", ("mpeg4", "mp3float"))])
+    def test_a_scene_survives_its_file(self, tmp_path, suffix, codecs):
+        scene = next(scene for scene in draw(20) if scene.sound == "high hum")
+        write_video(scene, tmp_path / f"clip{suffix}", 10)
+        frames, samples = decode(tmp_path / f"clip{suffix}")
+        drawn = render(scene, 10)
+        assert frames.shape == drawn.shape
+        assert np.abs(frames.astype(int) - drawn).mean() < 8  # of 255; the codecs lose some colour at edges
+        assert samples is not None
+        assert len(samples) / RATE == pytest.approx(scene.duration, abs=0.3)
+        assert TestSounds().peak(samples) == pytest.approx(1760, abs=5)
+        with av.open(str(tmp_path / f"clip{suffix}")) as container:
+            assert tuple(stream.codec_context.name for stream in container.streams) == codecs
+
+    def test_silent_scenes_have_a_silent_track_or_none(self, tmp_path):
+        silent = [scene for scene in draw(100) if scene.sound == "silence"]
+        for audio_track in (True, False):
+            scene = next(scene for scene in silent if scene.audio_track == audio_track)
+            write_video(scene, tmp_path / "clip.mp4", 10)
+            samples = decode(tmp_path / "clip.mp4")[1]
+            assert (samples is not None) == audio_track
+            assert samples is None or np.abs(samples).max() < 1e-3
+
+    def test_unknown_container(self, tmp_path):
+        with pytest.raises(ValueError, match=r"clip\.webm: cannot write a \.webm video; use one of \.mp4"):
+            write_video(draw(1)[0], tmp_path / "clip.webm", 10)
+
+
+class TestSynthesize:
+    def test_equal_arguments_give_equal_bytes_whatever_the_workers(self, tmp_path):
+        one = synthesize("msrvtt", tmp_path / "one", 16, 3, workers=1, progress=False)
+        two = synthesize("msrvtt", tmp_path / "two", 16, 3, workers=2, progress=False)
+        assert files_of(one) == files_of(two)
+
+    def test_the_seed_matters_and_so_does_the_dataset(self, tmp_path):
+        said = set()
+        for dataset, seed in (("msrvtt", 0), ("msrvtt", 1), ("lsmdc", 0)):
+            folder = synthesize(dataset, tmp_path / str(seed), 8, seed, progress=False)
+            videos = json.loads((folder / "scenes.json").read_text())["videos"]
+            said.add(frozenset(video["description"] for video in videos.values()))
+        assert len(frozenset.union(*said)) >= 3 * 8 - 6  # twins share most of their description, not all
+
+    def test_the_same_dataset_is_not_written_twice_and_nothing_is_overwritten(self, tmp_path):
+        folder = synthesize("msrvtt", tmp_path, 8, 0, progress=False)
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        assert synthesize("msrvtt", tmp_path, 8, 0, progress=False) == folder
+        with pytest.raises(FileExistsError, match=r"is not this dataset \(8 videos, seed 1\); remove it"):
+            synthesize("msrvtt", tmp_path, 8, 1, progress=False)
+        assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+    def test_a_folder_of_something_else_is_left_alone(self, tmp_path):
+        (tmp_path / "msvd").mkdir()
+        (tmp_path / "msvd" / "train_list.txt").write_text("mine")
+        with pytest.raises(FileExistsError, match="msvd is there already"):
+            synthesize("msvd", tmp_path, 8, 0, progress=False)
+        assert (tmp_path / "msvd" / "train_list.txt").read_text() == "mine"
+
+    def test_an_interrupted_call_leaves_nothing(self, tmp_path):
+        program = "import signal, sys; from pathlib import Path; from tvr_lightning.data.synthetic import synthesize; "
+        program += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # background jobs of a shell ignore it
+        program += "synthesize('msrvtt', Path(sys.argv[1]), 400, 0, workers=1, progress=False)"
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], env=environment, stderr=subprocess.PIPE
+        )
+        while process.poll() is None and not list(tmp_path.glob(".msrvtt-unfinished-*/videos/*")):
+            time.sleep(0.05)
+        errors = None
+        while errors is None:  # lost where it met code that cannot raise: ask again
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                errors = process.communicate(timeout=20)[1]
+        assert b"KeyboardInterrupt" in errors
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        ("dataset", "videos", "workers", "message"),
+        [
+            ("imagenet", 12, None, "no layout for dataset 'imagenet'; choose one of msrvtt, didemo"),
+            ("msrvtt", 7, None, "videos=7 leaves nothing to train on; at least 8"),
+            ("msrvtt", 12, 0, "workers=0; at least 1"),
+        ],
+    )
+    def test_wrong_arguments(self, tmp_path, dataset, videos, workers, message):
+        with pytest.raises(ValueError, match=message):
+            synthesize(dataset, tmp_path, videos, 0, workers=workers, progress=False)
+        assert not list(tmp_path.iterdir())

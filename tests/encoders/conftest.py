@@ -1,0 +1,40 @@
+"""Architectures small enough to build in a test, registered with open_clip by name as a user would."""
+
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+
+TEXT = {"context_length": 16, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 2}
+VISION = {"image_size": 32, "layers": 2, "width": 64, "patch_size": 16}
+ARCHITECTURES = {
+    "tvr-test": {"embed_dim": 64, "vision_cfg": VISION, "text_cfg": TEXT},
+    "tvr-test-quickgelu": {"embed_dim": 64, "quick_gelu": True, "vision_cfg": VISION, "text_cfg": TEXT},
+    "tvr-test-custom": {"embed_dim": 64, "custom_text": True, "vision_cfg": VISION, "text_cfg": TEXT},
+    "tvr-test-bidirectional": {
+        "embed_dim": 32,
+        "custom_text": True,
+        "vision_cfg": VISION,
+        "text_cfg": {**TEXT, "no_causal_mask": True, "proj_bias": True},
+    },
+    "tvr-test-resnet": {
+        "embed_dim": 64,
+        "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "patch_size": None},
+        "text_cfg": TEXT,
+    },
+    "tvr-test-foreign-tokenizer": {
+        "embed_dim": 64,
+        "vision_cfg": VISION,
+        "text_cfg": {**TEXT, "hf_tokenizer_name": "bert-base-uncased"},
+    },
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_architectures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("architectures")
+    for name, configuration in ARCHITECTURES.items():
+        (folder / f"{name}.json").write_text(json.dumps(configuration))
+    open_clip.add_model_config(folder)
+    return folder

@@ -1,0 +1,258 @@
+"""Captioning with a tiny model of the real class: what is written, what a kill leaves, and what is refused."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tiny_captioner import WORDS, save_tiny_captioner
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.records import VideoRecord
+from tvr_lightning.data.recover_captions import SCHEMA, read_captions
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.data.video import probe
+from tvr_lightning.encoders.caption_file import CaptionFileError
+from tvr_lightning.encoders.captioner import (
+    CaptionerError,
+    CaptionOptions,
+    MissingCaptionerError,
+    caption,
+    load_captioner,
+    segment_spans,
+)
+from tvr_lightning.recipe import data_from_recipe
+
+pytest.importorskip("transformers")
+# transformers tells of its own coming changes
+pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
+QUICK = {"segments": 3, "frames": 2, "image_size": 56, "max_new_tokens": 5, "num_workers": 0, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_tiny_captioner(tmp_path_factory.mktemp("captioner"))
+
+
+@pytest.fixture(scope="module")
+def captioner(folder):
+    return load_captioner(str(folder), "cpu")
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory) -> list[VideoRecord]:
+    root = tmp_path_factory.mktemp("described")
+    files = synthesize("msrvtt", root, 8, 0, workers=1, progress=False) / "videos"
+    return [VideoRecord(path.stem, path) for path in sorted(files.iterdir())[:5]]
+
+
+@pytest.fixture(scope="module")
+def table(captioner, videos, tmp_path_factory) -> pd.DataFrame:
+    out = tmp_path_factory.mktemp("out") / "captions.parquet"
+    caption(videos, captioner, CaptionOptions(out, batch_size=6, **QUICK))
+    return pd.read_parquet(out)
+
+
+def test_every_video_has_its_segments_with_spans_and_where_they_come_from(table, videos, captioner, folder):
+    assert list(table.columns) == SCHEMA.names
+    assert table["video_id"].tolist() == [video.video_id for video in videos for _ in range(3)]
+    assert table["segment"].tolist() == [0, 1, 2] * len(videos)
+    for video in videos:
+        rows = table[table["video_id"] == video.video_id]
+        assert rows["start"].tolist()[0] == 0.0
+        assert rows["end"].tolist()[-1] == pytest.approx(probe(video.path).duration)
+        assert rows["start"].tolist()[1:] == rows["end"].tolist()[:-1]
+    assert set(table["model"]) == {str(folder)}
+    assert set(table["weights_hash"]) == {captioner.weights_hash}
+    assert table["prompt"].nunique() == 1
+
+
+def test_descriptions_are_the_models_words_about_these_frames(table):
+    words = {word for text in table["caption"] for word in text.split()}
+    assert words
+    assert words <= {*WORDS, "user", "assistant"}
+    assert table["caption"].nunique() > 1
+
+
+def test_a_batch_says_of_each_segment_what_is_said_of_it_alone(captioner):
+    frames = torch.zeros(3, 2, 3, 56, 56, dtype=torch.uint8)
+    for channel in range(3):
+        frames[channel, :, channel] = 255
+    together = captioner.describe(frames, "a red circle", 6)
+    assert together == [captioner.describe(frames[i : i + 1], "a red circle", 6)[0] for i in range(3)]
+    assert len(set(together)) > 1
+    assert captioner.describe(frames, "on the green star", 6) != together
+    assert all(len(text.split()) <= 2 for text in captioner.describe(frames, "a red circle", 2))
+
+
+def test_in_bfloat16_as_on_a_gpu_words_come_out_too(folder):
+    halved = load_captioner(str(folder), "cpu")
+    halved.model.to(torch.bfloat16)
+    assert {parameter.dtype for parameter in halved.model.parameters()} == {torch.bfloat16}
+    frames = torch.zeros(2, 2, 3, 56, 56, dtype=torch.uint8)
+    frames[1] = 255
+    said = halved.describe(frames, "a red circle", 6)
+    assert len(said) == 2
+    assert {word for text in said for word in text.split()} <= {*WORDS, "user", "assistant"}
+
+
+def test_a_killed_run_goes_on_and_ends_in_the_same_file(table, videos, folder, tmp_path):
+    out = tmp_path / "captions.parquet"
+    program = (
+        "import os, signal, sys\nimport torch\nfrom pathlib import Path\nfrom tvr_lightning.data.records import *\n"
+        "from tvr_lightning.encoders import captioner as room\n"
+        "torch.set_num_threads(1)\n"
+        f"made = room.load_captioner({str(folder)!r}, 'cpu')\n"
+        "describe, calls = made.describe, []\n"
+        "def killed(*arguments):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 2:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return describe(*arguments)\n"
+        "made.describe = killed\n"
+        "videos = [VideoRecord(Path(p).stem, Path(p)) for p in sys.argv[2:]]\n"
+        f"room.caption(videos, made, room.CaptionOptions(Path(sys.argv[1]), batch_size=6, **{QUICK!r}))\n"
+    )
+    paths = [str(video.path) for video in videos]
+    done = subprocess.run([sys.executable, "-c", program, str(out), *paths], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert not out.exists()
+    unfinished = out.with_name(out.name + ".unfinished")
+    with unfinished.open("ab") as file:
+        file.write(b'[{"video_id": "video')  # a line that the kill cut
+    again = load_captioner(str(folder), "cpu")
+    report = caption(videos, again, CaptionOptions(out, batch_size=6, **QUICK))
+    assert (report.kept, report.described) == (2, 3)
+    pd.testing.assert_frame_equal(pd.read_parquet(out), table)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_a_finished_file_is_left_and_grows_with_the_videos(captioner, videos, tmp_path):
+    out = tmp_path / "captions.parquet"
+    options = CaptionOptions(out, **QUICK)
+    caption(videos[:2], captioner, options)
+    before = pd.read_parquet(out)
+    report = caption(videos[:3], captioner, options)
+    assert (report.kept, report.described) == (2, 1)
+    pd.testing.assert_frame_equal(pd.read_parquet(out).iloc[:6], before)
+    assert len(pd.read_parquet(out)) == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"prompt": "a star"}, "prompt"), ({"segments": 2}, "segments"), ({"frames": 1}, "reading")]
+)
+def test_descriptions_made_otherwise_are_not_mixed(captioner, videos, tmp_path, change, named):
+    out = tmp_path / "captions.parquet"
+    caption(videos[:1], captioner, CaptionOptions(out, **QUICK))
+    with pytest.raises(CaptionFileError, match=f"made with {named}") as raised:
+        caption(videos[:2], captioner, CaptionOptions(out, **(QUICK | change)))
+    assert str(out) in str(raised.value)
+
+
+def test_a_file_that_people_wrote_is_left_alone(captioner, videos, tmp_path):
+    out = tmp_path / "captions.parquet"
+    pd.DataFrame({"video_id": ["video0"], "caption": ["a star"]}).to_parquet(out)
+    before = out.read_bytes()
+    with pytest.raises(CaptionFileError, match="people may have written it"):
+        caption(videos[:1], captioner, CaptionOptions(out, **QUICK))
+    assert out.read_bytes() == before
+
+
+def test_unreadable_videos_are_named_and_the_others_described(captioner, videos, tmp_path):
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"no video")
+    listed = [videos[0], VideoRecord("broken", broken), VideoRecord("gone", tmp_path / "gone.mp4")]
+    report = caption(listed, captioner, CaptionOptions(tmp_path / "c.parquet", **QUICK))
+    assert report.described == 1
+    assert len(report.skipped) == 2
+    assert str(broken) in report.skipped[0]
+    assert set(pd.read_parquet(tmp_path / "c.parquet")["video_id"]) == {videos[0].video_id}
+    assert any("broken.mp4" in line for line in report.lines())
+
+
+def test_a_clips_span_is_what_is_divided(captioner, videos, tmp_path):
+    clip = dataclasses.replace(videos[0], span=(1.0, 4.0))
+    caption([clip], captioner, CaptionOptions(tmp_path / "c.parquet", **QUICK))
+    table = pq.read_table(tmp_path / "c.parquet").to_pylist()
+    assert [(row["start"], row["end"]) for row in table] == [(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
+    assert segment_spans(1.0, 4.0, 3) == [(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
+
+
+def test_the_verb_describes_a_recipes_training_videos_for_dpdv_to_read(videos, folder, tmp_path, capsys):
+    root = videos[0].path.parents[2]
+    out = tmp_path / "captions.parquet"
+    overlay = Path(__file__).parents[2] / "recipes" / "data" / "msrvtt.yaml"
+    # The recipe may name the very file that is to be written.
+    recipe = tmp_path / "data.yaml"
+    recipe.write_text(f"data: {{init_args: {{root: {root}, captions: {out}, num_workers: 0}}}}")
+    quick = ["--segments=2", "--frames=1", "--image_size=28", "--max_new_tokens=3", "--num_workers=0", "--device=cpu"]
+    words = ["caption", f"--config={overlay}", f"--config={recipe}", f"--out={out}", f"--model={folder}", *quick]
+    assert main(words) == 0
+    assert f"Wrote {out}" in capsys.readouterr().out.replace("\n", "")
+    data = data_from_recipe([str(overlay), str(recipe)])
+    ids = [video.video_id for video in data.read_split("train").videos]
+    assert pd.read_parquet(out)["video_id"].unique().tolist() == ids
+    assert set(read_captions(out).descriptions) == set(ids)
+    assert main([*words[:-1], "--model=nowhere", "--device=cpu"]) == 1
+    assert "looked for a folder" in capsys.readouterr().err
+
+
+def test_workers_do_not_change_what_is_said(captioner, videos, table, tmp_path):
+    out = tmp_path / "c.parquet"
+    caption(videos, captioner, CaptionOptions(out, batch_size=6, **(QUICK | {"num_workers": 1})))
+    pd.testing.assert_frame_equal(pd.read_parquet(out), table)
+
+
+def test_other_weights_have_another_hash(folder, captioner):
+    other = load_captioner(str(folder), "cpu")
+    with torch.no_grad():
+        next(other.model.parameters()).add_(1e-3)
+    again = type(other)(other.model, other.processor, other.name)
+    assert again.weights_hash != captioner.weights_hash
+    assert load_captioner(str(folder), "cpu").weights_hash == captioner.weights_hash
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-7B-Instruct", "nowhere/of/ours"])
+def test_missing_weights_say_what_was_looked_for_and_how_to_go_without(model, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingCaptionerError) as raised:
+        load_captioner(model, "cpu")
+    said = str(raised.value)
+    assert model in said
+    assert str(tmp_path) in said
+    assert ("hf download" in said) == (model.count("/") == 1)
+    for column in SCHEMA.names:
+        assert column in said
+
+
+def test_a_folder_without_weights_is_named(tmp_path, folder):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(MissingCaptionerError, match=r"model\.safetensors") as raised:
+        load_captioner(str(tmp_path), "cpu")
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_a_processor_without_a_chat_template_is_refused(tmp_path, captioner):
+    plain = save_tiny_captioner(tmp_path, template=None)
+    with pytest.raises(CaptionerError, match="no chat template"):
+        load_captioner(str(plain), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"segments": 0}, "segments is 0"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"prompt": " "}, "prompt is empty"),
+        ({"out": Path("captions.csv")}, "name a .parquet file"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        CaptionOptions(**({"out": tmp_path / "c.parquet"} | QUICK | change))

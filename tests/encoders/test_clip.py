@@ -1,0 +1,125 @@
+import logging
+
+import open_clip
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tvr_lightning.encoders import ClipEncoder
+
+SWITCHES = [
+    ("clip4clip_meanP", False, True),
+    ("clip4clip_seqTransf", False, True),
+    ("tcmgc", False, True),
+    ("gare", True, False),  # its `feature.frames` are those after the temporal encoder
+]
+
+
+def clip_of(case):
+    prefix = "checkpoint.clip."
+    return {name.removeprefix(prefix): tensor for name, tensor in case.items() if name.startswith(prefix)}
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    """Weights under OpenAI's names for the architecture `tvr-test`, with a logit scale of their own."""
+    torch.manual_seed(0)
+    model = open_clip.CLIP(**open_clip.get_model_config("tvr-test"))
+    return {**model.state_dict(), "logit_scale": torch.tensor(4.25)}
+
+
+@pytest.fixture
+def pixels():
+    return torch.randn(2, 3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("case", "text_mask", "frames"), SWITCHES)
+@pytest.mark.parametrize("training", [True, False])
+def test_features_equal_the_authors(parity_cases, case, text_mask, frames, training):
+    tensors = load_file(parity_cases / f"{case}.safetensors")
+    encoder = ClipEncoder.from_openai_state_dict(clip_of(tensors), text_mask=text_mask).train(training)
+    with torch.no_grad():
+        text = encoder.encode_tokens(tensors["input.input_ids"])
+        video = encoder.encode_pixels(tensors["input.video"], tensors["input.video_mask"].bool())
+    torch.testing.assert_close(text.sentence, tensors["feature.sentence"], rtol=0, atol=2e-6)
+    if "feature.words" in tensors:
+        torch.testing.assert_close(text.words, tensors["feature.words"], rtol=0, atol=2e-6)
+    if frames:
+        torch.testing.assert_close(video.frames, tensors["feature.frames"], rtol=0, atol=2e-6)
+    assert torch.equal(text.word_mask, tensors["input.text_mask"].bool())
+    assert encoder.initial_logit_scale() == pytest.approx(tensors["checkpoint.clip.logit_scale"].item())
+
+
+def test_masking_text_padding_is_what_the_gare_case_needs(parity_cases):
+    tensors = load_file(parity_cases / "gare.safetensors")
+    with torch.no_grad():
+        text = ClipEncoder.from_openai_state_dict(clip_of(tensors)).encode_tokens(tensors["input.input_ids"])
+    torch.testing.assert_close(text.sentence, tensors["feature.sentence"], rtol=0, atol=2e-6)
+    padding = ~text.word_mask
+    assert (text.words - tensors["feature.words"])[padding].abs().max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("layout", ["archive", "half", "plain", "safetensors", "open_clip"])
+def test_every_layout_gives_the_same_features(tensors, tmp_path, pixels, layout):
+    path = tmp_path / ("weights.safetensors" if layout == "safetensors" else "weights.pt")
+    rounded = {name: t if "ln_" in name or "logit" in name else t.half().float() for name, t in tensors.items()}
+    # OpenAI's own layouts ask for QuickGELU without the name saying so
+    architecture = "tvr-test" if layout in ("archive", "half") else "tvr-test-quickgelu"
+    if layout == "archive":
+        model = open_clip.CLIP(**open_clip.get_model_config("tvr-test"))
+        model.load_state_dict(rounded)
+        model.register_buffer("input_resolution", torch.tensor(32))  # as OpenAI's archives have it
+        example = (torch.zeros(1, 3, 32, 32), torch.zeros(1, 16, dtype=torch.int64))
+        torch.jit.save(torch.jit.trace(model.eval(), example, check_trace=False), path)
+    elif layout == "half":
+        torch.save({n: t if "ln_" in n or "logit" in n else t.half() for n, t in rounded.items()}, path)
+    elif layout == "safetensors":
+        save_file(rounded, path)
+    else:
+        torch.save({"state_dict": rounded} if layout == "open_clip" else rounded, path)
+    encoder = ClipEncoder(architecture, str(path))
+    reference = ClipEncoder.from_openai_state_dict(rounded)
+    ids = torch.tensor([[49406, 320, 2368, 49407, 0, 0]])
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    assert torch.equal(encoder.encode_tokens(ids).words, reference.encode_tokens(ids).words)
+    assert torch.equal(encoder.encode_pixels(pixels, mask).frames, reference.encode_pixels(pixels, mask).frames)
+    assert encoder.initial_logit_scale() == 4.25
+    assert encoder.fingerprint() == reference.fingerprint()
+
+
+def test_undocumented_weights_take_the_activation_of_the_name_and_say_so(tensors, tmp_path, caplog):
+    torch.save(tensors, tmp_path / "weights.pt")
+    with caplog.at_level(logging.WARNING):
+        plain = ClipEncoder("tvr-test", str(tmp_path / "weights.pt"))
+    assert "taking GELU as the name tvr-test says" in caplog.text
+    assert plain.configuration()["activations"] == ["GELU"]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        quick = ClipEncoder("tvr-test-quickgelu", str(tmp_path / "weights.pt"))
+    assert not caplog.records
+    assert quick.configuration()["activations"] == ["QuickGELU"]
+
+
+def test_random_weights_are_said_loudly(caplog):
+    with caplog.at_level(logging.WARNING):
+        encoder = ClipEncoder("tvr-test", None)
+    assert "RANDOM" in caplog.text
+    assert encoder.initial_logit_scale() == pytest.approx(torch.tensor(1 / 0.07).log().item())
+
+
+def test_weights_of_another_architecture_name_file_and_shapes(tensors, tmp_path):
+    wide = {**tensors, "text_projection": torch.ones(64, 96), "visual.proj": torch.ones(64, 96)}
+    torch.save(wide, tmp_path / "wide.pt")
+    with pytest.raises(
+        ValueError, match=r"wide\.pt \(tvr-test\).*text_projection: expected \(64, 64\), found \(64, 96\)"
+    ):
+        ClipEncoder("tvr-test", str(tmp_path / "wide.pt"))
+
+
+def test_a_state_dict_that_is_no_clip_is_refused(tensors):
+    with pytest.raises(ValueError, match="not an OpenAI CLIP state dict"):
+        ClipEncoder.from_openai_state_dict({"weight": torch.ones(3)})
+    incomplete = {name: tensor for name, tensor in tensors.items() if name != "ln_final.bias"}
+    with pytest.raises(ValueError, match=r"1 missing: ln_final.bias \(64,\)"):
+        ClipEncoder.from_openai_state_dict(incomplete)

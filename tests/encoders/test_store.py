@@ -1,0 +1,333 @@
+"""A feature store gives back what was put in, or says what is wrong with it; whatever happens, it stays valid."""
+
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import time
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tvr_lightning.data.store import FeatureStore
+from tvr_lightning.data.store_format import StoreError
+from tvr_lightning.encoders.store import StoreItem, StoreWriter
+
+WIDTH, FRAMES, WORDS = 8, 4, 6
+MADE = {
+    part: {"encoder": "tiny 0123", "weights": "abcd", "sampling": "four frames", "preprocessing": "as it is"}
+    for part in ("text", "frames", "patches", "audio")
+}
+FORK = multiprocessing.get_context("fork")  # a spawned process spends its time importing torch
+COMMAND = "tvr extract --config recipe.yaml --out features"
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def videos(first, count):
+    return [StoreItem("set", "train", f"video{i}", f"videos/video{i}.mp4") for i in range(first, first + count)]
+
+
+def key(number):
+    return ("set", f"video{number}", None)
+
+
+def append_frames(writer, first, count, skipped=()):
+    """Put videos into the store whose features are their number."""
+    values = torch.arange(first, first + count).view(-1, 1, 1).expand(-1, FRAMES, WIDTH).float()
+    mask = torch.ones(count, FRAMES, dtype=torch.bool)
+    writer.append("frames", videos(first, count), {"frames": values}, mask, skipped)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A sealed store of three shards of two videos each."""
+    with StoreWriter(tmp_path / "store", {"frames": MADE["frames"]}, COMMAND) as writer:
+        for first in (0, 2, 4):
+            append_frames(writer, first, 2)
+        writer.seal()
+    return tmp_path / "store"
+
+
+def test_every_part_comes_back_as_it_was_put_in(tmp_path):
+    frames, patches, audio = (
+        numbers(3, FRAMES, WIDTH),
+        numbers(3, FRAMES, 5, WIDTH, seed=1),
+        numbers(3, FRAMES, 2, seed=2),
+    )
+    sentence, words = numbers(2, WIDTH, seed=3), numbers(2, WORDS, WIDTH, seed=4)
+    mask = torch.tensor([[True] * 4, [True, True, False, False], [True, False, False, False]])
+    heard = ~mask
+    word_mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    texts = [StoreItem.of_text(text, "set", "train") for text in ("a dog barks", "a cat sleeps")]
+    with StoreWriter(tmp_path, MADE, COMMAND) as writer:
+        writer.append("frames", videos(0, 3), {"frames": frames}, mask)
+        writer.append("patches", videos(0, 3), {"patches": patches}, mask)
+        writer.append("audio", videos(0, 3), {"audio": audio}, heard)
+        writer.append("text", texts, {"sentence": sentence, "words": words}, word_mask)
+        writer.seal()
+    store = FeatureStore(tmp_path)
+    found = store.video([key(2), key(0)], patches=True)
+    order = [2, 0]
+    assert torch.equal(found.frames, frames[order])
+    assert torch.equal(found.frame_mask, mask[order])
+    assert torch.equal(found.patches, patches[order])
+    assert torch.equal(found.audio, audio[order])
+    assert torch.equal(found.audio_mask, heard[order])
+    text = store.text(["a cat sleeps", "a dog barks", "a cat sleeps"])
+    assert torch.equal(text.sentence, sentence[[1, 0, 1]])
+    assert torch.equal(text.words, words[[1, 0, 1]])
+    assert torch.equal(text.word_mask, word_mask[[1, 0, 1]])
+    assert store.parts == ["text", "frames", "patches", "audio"]
+    assert len(store) == 3
+    assert store.sealed
+    assert store.video([key(1)]).patches is None
+
+
+def test_the_manifest_is_a_parquet_table_that_says_everything(store):
+    table = pq.read_table(store / "manifest.parquet").to_pylist()
+    assert [row["id"] for row in table] == [f"video{i}" for i in range(6)]
+    row = table[3]
+    assert (row["dataset"], row["split"], row["path"]) == ("set", "train", "videos/video3.mp4")
+    assert (row["row_start"], row["row_stop"], row["mask"]) == (4, 8, [True] * 4)
+    assert (row["dtype"], row["encoder"], row["weights"]) == ("float32", "tiny 0123", "abcd")
+    assert (row["sampling"], row["preprocessing"]) == ("four frames", "as it is")
+    assert row["shard"] == "frames-00001.safetensors"
+    assert len(row["shard_sha256"]) == 64
+
+
+def test_shards_are_iterated_in_the_order_of_writing(store):
+    seen = [(shard.ids, shard.tensors["frames"][:, 0, 0].tolist()) for shard in FeatureStore(store).shards("frames")]
+    assert seen == [(["video0", "video1"], [0, 1]), (["video2", "video3"], [2, 3]), (["video4", "video5"], [4, 5])]
+
+
+def test_half_precision_halves_the_shards_and_rounds_as_float16(tmp_path):
+    values, mask = numbers(2, FRAMES, 64), torch.ones(2, FRAMES, dtype=torch.bool)
+    for dtype in ("float32", "float16"):
+        with StoreWriter(tmp_path / dtype, {"frames": MADE["frames"]}, COMMAND, dtype) as writer:
+            writer.append("frames", videos(0, 2), {"frames": values}, mask)
+    found = FeatureStore(tmp_path / "float16").video([key(0), key(1)]).frames
+    assert found.dtype == torch.float32
+    assert torch.equal(found, values.half().float())
+    sizes = [(tmp_path / d / "shards" / "frames-00000.safetensors").stat().st_size for d in ("float16", "float32")]
+    assert sizes[0] < 0.6 * sizes[1]
+    with (
+        pytest.raises(StoreError, match="holds float16, this run writes float32"),
+        StoreWriter(tmp_path / "float16", {"frames": MADE["frames"]}, COMMAND),
+    ):
+        pass
+    with (
+        StoreWriter(tmp_path / "large", {"frames": MADE["frames"]}, COMMAND, "float16") as writer,
+        pytest.raises(StoreError, match="too large for float16"),
+    ):
+        writer.append("frames", videos(0, 2), {"frames": 1e6 * values}, mask)
+
+
+def test_spans_of_one_video_are_items_of_their_own(tmp_path):
+    spans = [(0.0, 2.5), (2.5, 7.0)]
+    items = [StoreItem("set", "test", "film", "film.mp4", span) for span in spans]
+    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+        mask = torch.ones(2, FRAMES, dtype=torch.bool)
+        writer.append("frames", items, {"frames": numbers(2, FRAMES, WIDTH)}, mask)
+    store = FeatureStore(tmp_path)
+    both = store.video([("set", "film", span) for span in spans]).frames
+    assert torch.equal(both, numbers(2, FRAMES, WIDTH))
+    with pytest.raises(StoreError, match=r"no features of film \(0 to 3 s\): it is not there"):
+        store.video([("set", "film", (0.0, 3.0))])
+
+
+def test_what_was_skipped_keeps_its_reason_until_it_is_read(tmp_path):
+    bad = videos(9, 1)[0]
+    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+        append_frames(writer, 0, 2, [(bad, "no video stream")])
+        assert writer.done("frames") == {key(0), key(1), key(9)}
+    store = FeatureStore(tmp_path)
+    assert store.skipped("frames") == {key(9): "no video stream"}
+    with pytest.raises(StoreError, match="no features of video9: it was skipped: no video stream"):
+        store.video([key(9)])
+    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+        append_frames(writer, 9, 1)
+    store = FeatureStore(tmp_path)
+    assert store.skipped("frames") == {}
+    assert float(store.video([key(9)]).frames.mean()) == 9
+
+
+def test_a_store_made_otherwise_is_refused_with_both_values(store):
+    other = {**MADE["frames"], "weights": "ffff", "sampling": "twelve frames"}
+    message = "weights: the store has 'abcd', this run 'ffff'; sampling: the store has 'four frames', this run 'twelve"
+    with pytest.raises(StoreError, match=message):
+        FeatureStore(store).require("frames", other)
+    with pytest.raises(StoreError, match=message), StoreWriter(store, {"frames": other}, COMMAND):
+        pass
+    FeatureStore(store).require("frames", MADE["frames"])
+
+
+def test_a_part_that_is_not_there_names_the_command_that_adds_it(store):
+    with pytest.raises(StoreError, match=r"has no audio, only frames; add it: tvr extract .*--what audio"):
+        FeatureStore(store).require("audio", {})
+
+
+def test_missing_items_name_the_command_that_completes_the_store(store):
+    opened = FeatureStore(store)
+    opened.require_items("frames", [key(i) for i in range(6)])
+    with pytest.raises(StoreError, match=r"2 of 4 items of part 'frames' are missing, first video7.*tvr extract"):
+        opened.require_items("frames", [key(0), key(7), key(8), key(1)])
+
+
+def damage(path, how):
+    data = bytearray(path.read_bytes())
+    if how == "removed":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(data[:-10])
+    else:
+        position = {"first byte": 0, "middle byte": len(data) // 2, "last byte": len(data) - 1}[how]
+        data[position] ^= 1
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["removed", "cut", "first byte", "middle byte", "last byte"])
+def test_a_damaged_shard_is_refused_with_the_command_and_mended_by_it(store, how):
+    before = {file.name: file.read_bytes() for file in store.rglob("*") if file.is_file()}
+    damage(store / "shards" / "frames-00001.safetensors", how)
+    opened = FeatureStore(store)
+    assert float(opened.video([key(0)]).frames.mean()) == 0, "the other shards are sound"
+    for read in (opened.verify, lambda: opened.video([key(3)])):
+        with pytest.raises(StoreError, match=rf"frames-00001\.safetensors: the shard .*anew.*{COMMAND}"):
+            read()
+    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
+        assert len(writer.mended) == 1
+        assert writer.done("frames") == {key(i) for i in (0, 1, 4, 5)}
+        append_frames(writer, 2, 2)
+        writer.seal()
+    assert {file.name: file.read_bytes() for file in store.rglob("*") if file.is_file()} == before
+
+
+def test_a_folder_that_is_no_store_says_so(tmp_path, store):
+    with pytest.raises(StoreError, match=r"no feature store at .*store\.json is missing; make one with: tvr extract"):
+        FeatureStore(tmp_path)
+    (store / "store.json").write_text('{"format": 99}', encoding="utf-8")
+    with pytest.raises(StoreError, match="has format 99, this version reads 1"):
+        FeatureStore(store)
+    (store / "store.json").write_text("{", encoding="utf-8")
+    with pytest.raises(StoreError, match="not JSON"):
+        FeatureStore(store)
+
+
+def test_an_unreadable_manifest_is_named_and_mended(store):
+    (store / "manifest.parquet").write_bytes(b"garbage")
+    with pytest.raises(StoreError, match="the manifest cannot be read"):
+        FeatureStore(store)
+    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
+        writer.seal()
+    assert len(FeatureStore(store)) == 6
+
+
+def test_only_one_process_writes(store):
+    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND):
+        with (
+            pytest.raises(StoreError, match="another process writes"),
+            StoreWriter(store, {"frames": MADE["frames"]}, COMMAND),
+        ):
+            pass
+        assert len(FeatureStore(store)) == 6, "readers need no lock"
+
+
+def keep_writing(path, shards):
+    with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
+        for number in range(shards):
+            append_frames(writer, 2 * number, 2)
+        writer.seal()
+
+
+def test_a_reader_beside_a_writer_sees_whole_shards_only(tmp_path):
+    keep_writing(tmp_path, 0)
+    (tmp_path / "manifest.parquet").unlink()
+    writer = FORK.Process(target=keep_writing, args=(tmp_path, 40))
+    writer.start()
+    sizes = []
+    while writer.is_alive() or not sizes:
+        store = FeatureStore(tmp_path)
+        store.verify()
+        found = len(store)
+        assert found % 2 == 0
+        for number in range(0, found, 7):
+            assert float(store.video([key(number)]).frames.mean()) == number
+        sizes.append(found)
+        time.sleep(0.01)
+    writer.join()
+    assert writer.exitcode == 0
+    assert sizes == sorted(sizes)
+    assert len(FeatureStore(tmp_path)) == 80
+
+
+def test_stores_travel_to_worker_processes(store):
+    opened = FeatureStore(store)
+    opened.video([key(0)])
+    keys = [key(i) for i in range(6)]
+    loader = torch.utils.data.DataLoader(keys, batch_size=2, num_workers=1, collate_fn=opened.video)
+    assert torch.cat([batch.frames[:, 0, 0] for batch in loader]).tolist() == [0, 1, 2, 3, 4, 5]
+    assert torch.equal(pickle.loads(pickle.dumps(opened)).video(keys).frames, opened.video(keys).frames)
+
+
+def test_reading_maps_the_shard_and_does_not_load_it(tmp_path):
+    count, width = 256, 4096
+    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+        mask = torch.ones(count, FRAMES, dtype=torch.bool)
+        writer.append("frames", videos(0, count), {"frames": torch.zeros(count, FRAMES, width)}, mask)
+    store = FeatureStore(tmp_path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(0, count, 50):
+        store.video([key(number)])
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert grown < 0.5 * count * FRAMES * width * 4
+
+
+def write_until_full(path):
+    with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
+        append_frames(writer, 0, 2)
+        append_frames(writer, 2, 2)
+        # The third shard is larger than a file may become: writing it fails half-way, as on a full disk.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        values, mask = torch.zeros(2, FRAMES, 8192), torch.ones(2, FRAMES, dtype=torch.bool)
+        with pytest.raises(StoreError, match=f"make room and run the same command again: {COMMAND}"):
+            writer.append("frames", videos(4, 2), {"frames": values}, mask)
+
+
+def test_a_full_disk_stops_with_the_store_still_valid(tmp_path):
+    process = FORK.Process(target=write_until_full, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    store = FeatureStore(tmp_path)
+    store.verify()
+    assert len(store) == 4
+    assert not [file for file in tmp_path.rglob("*") if "writing" in file.name]
+    with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
+        append_frames(writer, 4, 2)
+    assert len(FeatureStore(tmp_path)) == 6
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path):
+    reached = set()
+    for trial in range(12):
+        path = tmp_path / str(trial)
+        writer = FORK.Process(target=keep_writing, args=(path, 1000))
+        writer.start()
+        time.sleep(0.02 * (trial + 1))
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as again:
+            done = len(again.done("frames"))
+            assert again.mended == []
+            append_frames(again, done, 2)
+            again.seal()
+        store = FeatureStore(path)
+        store.verify()
+        assert [float(v) for s in store.shards("frames") for v in s.tensors["frames"][:, 0, 0]] == list(range(done + 2))
+        reached.add(done)
+    assert max(reached) > 0

@@ -1,0 +1,54 @@
+import logging
+
+import pytest
+import torch
+
+from tvr_lightning.encoders.tokenizer import ClipTokenizer, word_mask
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return ClipTokenizer(77)
+
+
+def test_ids_are_those_of_openai_clip(tokenizer):
+    # the ids that OpenAI's clip.tokenize gives
+    assert tokenizer(["a photo of a cat"], 8).tolist() == [[49406, 320, 1125, 539, 320, 2368, 49407, 0]]
+
+
+def test_text_is_cleaned_and_lower_cased(tokenizer):
+    assert torch.equal(tokenizer(["  A  PHOTO of\n a &lt;cat&gt; "], 16), tokenizer(["a photo of a <cat>"], 16))
+
+
+def test_mask_ends_at_eot_even_where_a_token_has_the_pad_id(tokenizer):
+    ids = tokenizer(["a cat", "!&", ""], 6)
+    assert ids[1].tolist() == [49406, 0, 261, 49407, 0, 0]
+    assert word_mask(ids).tolist() == [[True] * 4 + [False] * 2, [True] * 4 + [False] * 2, [True] * 2 + [False] * 4]
+
+
+def test_long_captions_are_cut_before_eot_counted_and_reported_once(caplog):
+    tokenizer = ClipTokenizer(77)
+    with caplog.at_level(logging.WARNING):
+        ids = tokenizer(["one two three four five", "a cat", "six seven eight nine ten"], 6)
+    assert ids[0, -1] == ids[2, -1] == 49407
+    assert torch.equal(ids[0, :5], tokenizer(["one two three four"], 6)[0, :5])
+    assert tokenizer.truncated_captions == 2
+    assert len(caplog.records) == 1
+    assert "one two three four five" in caplog.text
+
+
+def test_a_caption_that_just_fits_is_not_counted(tokenizer):
+    before = tokenizer.truncated_captions
+    tokenizer(["one two three four"], 6)
+    assert tokenizer.truncated_captions == before
+
+
+@pytest.mark.parametrize("words", [2, 78])
+def test_impossible_lengths_name_the_limits(tokenizer, words):
+    with pytest.raises(ValueError, match=rf"words is {words}.*77"):
+        tokenizer(["a cat"], words)
+
+
+def test_a_missing_caption_is_named(tokenizer):
+    with pytest.raises(TypeError, match="caption 1 of the batch is nan"):
+        tokenizer(["a cat", float("nan")], 8)

@@ -1,0 +1,96 @@
+"""Accuracy of answers: what counts, what is counted beside it, what is written."""
+
+import csv
+import json
+
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+from tvr_lightning.evaluation.answers import (
+    AnswerAccuracy,
+    AnswerResults,
+    evaluate_answers,
+    frequent_answers,
+    print_answer_results,
+    write_answer_results,
+    write_answers,
+)
+
+
+def results(evaluation, **changes):
+    values = {
+        "method": "Question answering with CLIP4Clip", "dataset": "MSRVTT-QA", "split": "official", "protocol": "open",
+        "trained_on": "MSRVTT-QA", "evaluation": evaluation, "learnt_answers": 3, "select_on": "last",
+        "checkpoint": None, "skipped": [], "config": {}, "precision": "32-true", "seed": 0,
+    }  # fmt: skip
+    return AnswerResults(**(values | changes))
+
+
+def test_accuracy_is_the_share_of_right_answers_each_question_once():
+    metric = AnswerAccuracy()
+    metric.update(torch.tensor([0, 1, 2]), torch.tensor([4, 0, 1]), torch.tensor([4, 1, 1]))
+    metric.update(torch.tensor([3, 0]), torch.tensor([2, 4]), torch.tensor([2, 4]))  # 0 again: padded by a sampler
+    assert metric.compute().item() == pytest.approx(75.0)
+
+
+def test_a_question_without_a_known_answer_is_never_right():
+    metric = AnswerAccuracy()
+    metric.update(torch.tensor([0, 1]), torch.tensor([-1, 0]), torch.tensor([-1, 0]))
+    assert metric.compute().item() == pytest.approx(50.0)
+
+
+def test_accuracy_of_nothing_is_an_error():
+    metric = AnswerAccuracy()
+    with pytest.warns(UserWarning, match="before"), pytest.raises(ValueError, match="no question"):
+        metric.compute()
+
+
+def test_everything_left_out_is_counted():
+    found = evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], ["what", "what", "who", "who"], asked=7, without_video=2)
+    assert found.accuracy == 50.0
+    assert found.answerable == pytest.approx(200 / 3)
+    assert found.majority == 25.0
+    assert found.kinds == {"what": 100.0, "who": 0.0}
+    assert (found.questions, found.asked, found.unknown_answers, found.without_video) == (4, 7, 1, 2)
+    assert found.partial
+    with pytest.raises(ValueError, match="none of the 5 questions was answered; 5 of them"):
+        evaluate_answers([], [], [], asked=5, without_video=5)
+
+
+def test_frequent_answers_go_by_count_then_alphabet():
+    given = ["dog", "man", "man", "cat", "cat", "bird"]
+    assert frequent_answers(given, 3) == ["cat", "man", "bird"]
+    assert frequent_answers(given, 100) == ["cat", "man", "bird", "dog"]
+
+
+def test_what_is_printed_and_written_says_what_was_left_out(tmp_path):
+    found = evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], ["what", "what", "who", "who"], asked=7, without_video=2)
+    console = Console(record=True, width=200)
+    made = results(found, trained_on="MSR-VTT", skipped=["a.mp4: broken"])
+    print_answer_results(made, console)
+    said = console.export_text()
+    for part in (
+        "50.0", "4 of 7 questions", "1 questions have an answer that training did not know", "2 questions are about",
+        "PARTIAL", "trained on MSR-VTT, tested on MSRVTT-QA", "a.mp4: broken",
+    ):  # fmt: skip
+        assert part in said
+    json_path, csv_path = write_answer_results(made, tmp_path)
+    assert json.loads(json_path.read_text())["evaluation"]["without_video"] == 2
+    with csv_path.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (float(row["accuracy"]), float(row["who"])) == (50.0, 0.0)
+
+
+def test_a_complete_evaluation_says_nothing_of_that(tmp_path):
+    console = Console(record=True, width=200)
+    print_answer_results(results(evaluate_answers([0], [0], ["what"], 1, 0)), console)
+    said = console.export_text()
+    assert not any(word in said for word in ("PARTIAL", "trained on", "Skipped", "did not know"))
+
+
+def test_answers_are_written_one_row_each(tmp_path):
+    row = {"question": "who", "video_id": "video1", "answer": "man", "probability": 0.5, "right": "dog"}
+    write_answers(tmp_path / "new" / "a.parquet", [row, row])
+    assert pd.read_parquet(tmp_path / "new" / "a.parquet").to_dict("records") == [row, row]

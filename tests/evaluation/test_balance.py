@@ -1,0 +1,174 @@
+"""Summed retrieval probabilities, the normalisation error, and false negatives and positives: NCL, section 3.2."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import normalize
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.evaluation.balance import (
+    NormalizationError,
+    balance,
+    error_rates,
+    matching_share,
+    retrieval_mass,
+)
+from tvr_lightning.evaluation.evaluator import Evaluator
+from tvr_lightning.evaluation.normalization import Bank, SinkhornBias, normalization_error
+from tvr_lightning.evaluation.results import captions, results_of
+from tvr_lightning.evaluation.sources import Block, MatrixSource, ScoreSource
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+
+GAMMA = 0.05
+
+
+class Pieces(ScoreSource):
+    """A matrix in blocks of 5 x 3."""
+
+    def __init__(self, matrix):
+        super().__init__(*matrix.shape, matrix.device)
+        self.matrix = matrix
+
+    def blocks(self):
+        for column in range(0, self.gallery, 3):
+            for row in range(0, self.queries, 5):
+                rows, columns = slice(row, min(row + 5, self.queries)), slice(column, min(column + 3, self.gallery))
+                yield Block(self.matrix[rows, columns], rows, columns)
+
+
+def hubs(count=60, seed=0):
+    """Unit texts and videos of matching pairs, some of which are hubs: they lie along a direction that all share."""
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.zeros(16)
+    common[0] = 1.0
+    content = torch.randn(count, 16, generator=generator)
+    texts = content + torch.randn(count, 16, generator=generator)
+    texts += 6 * (0.5 + torch.rand(count, 1, generator=generator)) * common
+    videos = content + 8 * torch.rand(count, 1, generator=generator) * common
+    return normalize(texts, dim=-1), normalize(videos, dim=-1)
+
+
+def test_probabilities_add_up_over_queries_and_blocks():
+    texts, videos = hubs(17)
+    matrix = texts @ videos[:11].T
+    mass = retrieval_mass(Pieces(matrix), GAMMA)
+    torch.testing.assert_close(mass, (matrix.double() / GAMMA).softmax(1).sum(0))
+    assert mass.sum().item() == pytest.approx(17)
+
+
+def test_a_share_is_what_matching_queries_alone_would_give():
+    one_to_one = torch.arange(4)
+    assert matching_share(one_to_one, one_to_one).tolist() == [1, 1, 1, 1]
+    owner = torch.tensor([0, 0, 0, 2, 1, 1])
+    videos = torch.arange(3)
+    assert matching_share(owner, videos).tolist() == [3, 2, 1]  # videos as the gallery
+    assert matching_share(videos, owner) == pytest.approx(torch.tensor([1 / 3, 1 / 3, 1 / 3, 1, 0.5, 0.5]))
+
+
+@pytest.mark.parametrize("prefix", ["plain", "iterations_4"])
+def test_the_error_is_that_of_the_equation_in_either_direction(parity_cases, prefix):
+    case = load_file(parity_cases / "ncl.safetensors")
+    zero = torch.zeros(len(case["expected.cosine"]), dtype=torch.float64)
+    text, video = (case.get(f"expected.{prefix}.{side}_bias", zero) for side in ("text", "video"))
+    own = torch.arange(len(zero))
+    for matrix, name in ((case["expected.cosine"] + video, "t2v"), (case["expected.cosine"].T + text, "v2t")):
+        expected = case[f"expected.{prefix}.normalisation_error_{name}"].item()
+        assert balance(Pieces(matrix), GAMMA, own, own).error == pytest.approx(expected)
+        metric = NormalizationError(len(own), GAMMA)
+        for rows in matrix.split(5):
+            metric.update(rows)
+        assert metric.compute().item() == pytest.approx(expected)
+
+
+def test_the_metric_joins_what_processes_saw():
+    texts, videos = hubs(20)
+    matrix = texts @ videos.T
+    first, second = NormalizationError(20, GAMMA), NormalizationError(20, GAMMA)
+    first.update(matrix[:7])
+    second.update(matrix[7:])
+    first.merge_state(second)
+    assert first.compute().item() == pytest.approx(normalization_error(matrix.double(), GAMMA).item())
+    first.reset()
+    first.update(matrix)
+    assert first.compute().item() == pytest.approx(normalization_error(matrix.double(), GAMMA).item())
+
+
+def test_the_metric_takes_other_shares_and_refuses_what_does_not_fit():
+    share = torch.tensor([2.0, 1.0])
+    metric = NormalizationError(2, 1e-3, share)
+    metric.update(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
+    assert metric.compute().item() == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match=r"share must be \(2,\)"):
+        NormalizationError(2, 0.1, torch.ones(3))
+    with pytest.raises(ValueError, match="positive temperature"):
+        NormalizationError(2, 0.0)
+
+
+def test_error_rates_count_missed_and_wrong_retrievals():
+    own = torch.arange(4)
+    retrieved = torch.tensor([[0], [0], [2], [0]])  # item 0 attracts queries 1 and 3; item 1 and item 3 are missed
+    mass = torch.tensor([2.6, 0.3, 0.9, 0.2])
+    rates = error_rates(mass, retrieved, own, own, edges=(0.0, 0.5, 2.0))
+    assert rates.items.tolist() == [2, 1, 1]
+    assert rates.false_negative.tolist() == [1.0, 0.0, 0.0]
+    assert rates.false_positive.tolist() == pytest.approx([0.0, 0.0, 2 / 3])
+    with pytest.raises(ValueError, match="ascend from 0"):
+        error_rates(mass, retrieved, own, own, edges=(0.5, 2.0))
+
+
+def test_under_represented_videos_are_missed_and_over_represented_ones_intrude():
+    texts, videos = hubs(300)
+    own = torch.arange(300)
+    rates = balance(MatrixSource(texts @ videos.T), 2 * GAMMA, own, own).rates
+    fair = rates.edges.tolist().index(1.0)
+    many = rates.edges.tolist().index(2.0)
+    assert min(rates.items[0], rates.items[fair], rates.items[many]) > 10
+    assert rates.false_negative[0] > 1.5 * rates.false_negative[fair]
+    assert rates.false_positive[many] > 1.5 * rates.false_positive[fair]
+
+
+def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:
+    return Scores(text.sentence @ video.frames[:, 0].T)
+
+
+def evaluated(normalizer):
+    def split(seed, count=60):
+        texts, videos = hubs(count, seed)
+        ones = torch.ones(count, 1, dtype=torch.bool)
+        return TextFeatures(texts, texts[:, None], ones), VideoFeatures(videos[:, None], ones)
+
+    texts, videos = split(0)
+    truth = GroundTruth(torch.arange(60), 60, "Toy", "test", "pairs")
+    evaluator = Evaluator(cosine, temperature=2 * GAMMA, measure_balance=True, block_texts=300, block_videos=25)
+    places = torch.arange(60)
+    return evaluator.evaluate(texts, places, videos, places, truth, normalizer, Bank(*split(100, 600)))
+
+
+def test_biases_from_training_queries_lower_the_error_and_the_oracle_removes_it():
+    plain, trained = evaluated(None), evaluated(SinkhornBias())
+    exact = evaluated(SinkhornBias(queries="oracle", iterations=100))
+    for direction in ("text-to-video", "video-to-text"):
+        errors = [found.balance[direction].error for found in (plain, trained, exact)]
+        assert errors[0] > errors[1] > errors[2]
+        assert errors[2] < 1e-3
+    assert trained.text_to_video["R@1"] > plain.text_to_video["R@1"]
+
+
+def test_results_carry_the_balance_and_say_what_post_processing_saw():
+    options = {"method": "M", "select_on": "last", "checkpoint": None, "skipped": [], "config": {}}
+    trained = results_of(evaluated(SinkhornBias()), **options, precision="32-true", seed=0)
+    assert trained.balance["text-to-video"]["normalization_error"] > 0
+    assert len(trained.balance["video-to-text"]["false_negative"]) == len(trained.balance["video-to-text"]["edges"])
+    assert [row["transductive"] for row in trained.rows()] == [False, False]
+    lines = "\n".join(captions(trained))
+    assert "Sinkhorn (train queries, the method's gamma" in lines
+    assert "sees no other test query" in lines
+    assert "Normalisation error" in lines
+    oracle = results_of(evaluated(SinkhornBias(queries="oracle")), **options, precision="32-true", seed=0)
+    assert oracle.transductive
+    assert "sees the test set as a whole" in "\n".join(captions(oracle))
+
+
+def test_a_balance_needs_the_temperature():
+    with pytest.raises(ValueError, match="temperature"):
+        Evaluator(cosine, measure_balance=True)

@@ -1,0 +1,158 @@
+"""Tables of two-stage retrieval: candidates first, in the order of the method, then the rest."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.evaluation.evaluator import Evaluator
+from tvr_lightning.evaluation.normalization import Context, DualSoftmax, NormalizerChain, normalize_scores
+from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.evaluation.predictions import best_videos
+from tvr_lightning.evaluation.sources import TransposedSource
+from tvr_lightning.evaluation.streaming import streamed_ranks
+from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+
+
+def second_stage(text, video):
+    """A score that disagrees with the first stage."""
+    return Scores((text.sentence.sin() @ video.frames.cos().mean(1).T).tanh())
+
+
+def split(seed=0):
+    """Five videos with 2, 1, 3, 0 and 2 texts, the texts in an order of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    owner = torch.tensor([2, 0, 4, 2, 1, 0, 4, 2])
+    frames = torch.randn(5, 4, 6, generator=generator)
+    sentence = frames.mean(1)[owner] + torch.randn(8, 6, generator=generator)
+    mask = torch.arange(4) < torch.tensor([[4], [2], [1], [3], [4]])
+    text = TextFeatures(sentence, sentence[:, None], torch.ones(8, 1, dtype=torch.bool))
+    return text, VideoFeatures(frames, mask), GroundTruth(owner, 5, "Toy", "test", "all captions")
+
+
+def evaluate(normalizer, seed=0, **options):
+    text, video, truth = split(seed)
+    evaluator = Evaluator(second_stage, recall=(1, 2, 3), **options)
+    return evaluator.evaluate(text, torch.arange(8), video, torch.arange(5), truth, normalizer)
+
+
+def lists(first, second, count):
+    """Ranked lists of rows: the best by `first` in the order of `second`, then the others in the order of `first`."""
+    order = first.argsort(1, descending=True)
+    ranked = []
+    for row, values in zip(order.tolist(), second, strict=True):
+        ranked.append(sorted(row[:count], key=lambda item: -float(values[item])) + row[count:])
+    return ranked
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("options", [{}, {"block_texts": 3, "block_videos": 2}])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ranks_and_recall_are_those_of_the_two_lists(count, options, seed):
+    text, video, truth = split(seed)
+    evaluation = evaluate(TwoStage(count), seed, **options)
+    owner = truth.video_of_text
+    first = normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T
+    second = second_stage(text, video).similarity
+    ranked = lists(first, second, count)
+    better = [row.index(own) for row, own in zip(ranked, owner.tolist(), strict=True)]
+    assert evaluation.text_to_video_ranks.better.tolist() == better
+    held = sum(own in row[:count] for row, own in zip(ranked, owner.tolist(), strict=True))
+    assert evaluation.measured[f"recall of the {count} candidates, text-to-video"] == pytest.approx(100 * held / 8)
+    described = [0, 1, 2, 4]
+    ranked = lists(first.T[described], second.T[described], count)
+    places = []
+    for video_number, row in zip(described, ranked, strict=True):
+        best = min(place for place, item in enumerate(row) if int(owner[item]) == video_number)
+        places.append(len({int(owner[item]) for item in row[:best]}))
+    assert evaluation.video_to_text_ranks.better.tolist() == places
+    held = sum(any(int(owner[i]) == j for i in row[:count]) for j, row in zip(described, ranked, strict=True))
+    assert evaluation.measured[f"recall of the {count} candidates, video-to-text"] == pytest.approx(100 * held / 4)
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_scoring_candidates_alone_ranks_as_a_pass_over_all_pairs(count):
+    generator = torch.Generator().manual_seed(count)
+    owner = torch.randint(0, 30, (50,), generator=generator)
+    frames = torch.randn(30, 4, 6, generator=generator)
+    sentence = frames.mean(1)[owner] + 0.7 * torch.randn(50, 6, generator=generator)
+    text = TextFeatures(sentence, sentence[:, None], torch.ones(50, 1, dtype=torch.bool))
+    video = VideoFeatures(frames, torch.ones(30, 4, dtype=torch.bool))
+    asked = []
+
+    def counting(texts, videos):
+        asked.append(len(texts) * len(videos))
+        return second_stage(texts, videos)
+
+    source, again = (
+        PairScores(s, text, video, memory_budget_bytes=2**14, pair_bytes=64) for s in (counting, second_stage)
+    )
+    found = TwoStage(count).ranks(source, owner)
+    adjust = TwoStage(count).fit(again, Context("text-to-video"))
+    expected = streamed_ranks(
+        again, owner, adjust, TwoStage(count).fit(TransposedSource(again), Context("video-to-text"))
+    )
+    for ranks, reference in zip(found, expected, strict=True):
+        assert ranks.better.tolist() == reference.better.tolist()
+        assert ranks.tied.tolist() == reference.tied.tolist()
+        assert ranks.index.tolist() == reference.index.tolist()
+    if count < 20:  # with more, several videos are scored at a time
+        assert sum(asked) == count * (50 + 30)
+
+
+def test_candidates_without_a_score_are_refused():
+    text, video, truth = split()
+    nan = Evaluator(lambda texts, videos: Scores(second_stage(texts, videos).similarity * float("nan")))
+    with pytest.raises(ValueError, match="16 of 16 candidates' scores are NaN"):
+        nan.evaluate(text, torch.arange(8), video, torch.arange(5), truth, TwoStage(2))
+
+
+def test_as_many_candidates_as_items_are_the_method_alone():
+    plain, two = evaluate(None), evaluate(TwoStage(100))
+    assert two.text_to_video == plain.text_to_video
+    assert two.video_to_text == plain.video_to_text
+    assert set(two.measured.values()) == {100.0}
+    assert plain.measured == {}
+    assert (two.post_processing, two.transductive) == ("two stages (100 candidates)", False)
+
+
+def test_masked_frames_stay_out_of_the_first_stage():
+    _, video, _ = split()
+    noisy = VideoFeatures(torch.where(video.frame_mask[..., None], video.frames, 99.0), video.frame_mask)
+    masked = TwoStage(2, mask_frames=True)
+    torch.testing.assert_close(masked.video_vectors(noisy), masked.video_vectors(video))
+    assert not torch.allclose(TwoStage(2).video_vectors(noisy), TwoStage(2).video_vectors(video))
+
+
+def test_predictions_list_candidates_first():
+    text, video, _ = split()
+    source = PairScores(second_stage, text, video, memory_budget_bytes=2**20, pair_bytes=64)
+    _, columns = best_videos(source, 5, TwoStage(2))
+    first = normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T
+    assert columns.tolist() == lists(first, second_stage(text, video).similarity, 2)
+
+
+def test_other_normalisers_may_come_before():
+    chain = NormalizerChain([DualSoftmax(), TwoStage(100)])
+    assert evaluate(chain).text_to_video == evaluate(DualSoftmax()).text_to_video
+    assert len(evaluate(chain).measured) == 2
+
+
+def test_another_first_stage_is_an_override():
+    class ByFirstFrame(TwoStage):
+        def video_vectors(self, video):
+            return video.frames[:, 0]
+
+    text, video, truth = split()
+    first = normalize(text.sentence, dim=-1) @ normalize(video.frames[:, 0], dim=-1).T
+    held = (first.argmax(1) == truth.video_of_text).double().mean()
+    found = evaluate(ByFirstFrame(1)).measured["recall of the 1 candidates, text-to-video"]
+    assert found == pytest.approx(100 * float(held))
+
+
+def test_a_matrix_alone_and_no_candidates_are_refused():
+    with pytest.raises(ValueError, match="needs the features of texts and videos"):
+        normalize_scores(TwoStage(2), torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="at least 1 candidate, not 0"):
+        TwoStage(0)

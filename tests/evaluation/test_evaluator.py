@@ -1,0 +1,317 @@
+"""The evaluator against ranks of the whole matrix: blocks, order, repetitions, gaps, leaks, processes."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_processes
+from torch.nn.functional import normalize
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.evaluation.evaluator import LEAKS, Evaluator
+from tvr_lightning.evaluation.metrics import summarize
+from tvr_lightning.evaluation.normalization import Bank, DualSoftmax, QueryBankNorm, SinkhornBias, normalize_scores
+from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.evaluation.sources import Shard
+from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+
+
+def text_features(sentence: torch.Tensor) -> TextFeatures:
+    return TextFeatures(sentence, sentence[:, None], torch.ones(len(sentence), 1, dtype=torch.bool))
+
+
+def video_features(frame: torch.Tensor) -> VideoFeatures:
+    return VideoFeatures(frame[:, None], torch.ones(len(frame), 1, dtype=torch.bool))
+
+
+def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:
+    return Scores(normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T)
+
+
+def split(texts_per_video: tuple[int, ...] = (2, 1, 3, 0, 1, 2, 4, 1), noise: float = 1.5, seed: int = 0):
+    """Features and pairing of a split whose texts are noisy copies of their videos, in an order of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    owner = torch.repeat_interleave(torch.arange(len(texts_per_video)), torch.tensor(texts_per_video))
+    owner = owner[torch.randperm(len(owner), generator=generator)]
+    frames = torch.randn(len(texts_per_video), 6, generator=generator)
+    sentence = frames[owner] + noise * torch.randn(len(owner), 6, generator=generator)
+    truth = GroundTruth(owner, len(texts_per_video), "Toy", "test", "all captions")
+    return text_features(sentence), video_features(frames), truth
+
+
+def evaluate(evaluator: Evaluator, texts, videos, truth, **options):
+    places = torch.arange(len(texts)), torch.arange(len(videos))
+    return evaluator.evaluate(texts, places[0], videos, places[1], truth, **options)
+
+
+def assert_same_ranks(first, second) -> None:
+    for name in ("text_to_video_ranks", "video_to_text_ranks"):
+        for field in ("better", "tied", "index"):
+            assert torch.equal(getattr(getattr(first, name), field), getattr(getattr(second, name), field)), (
+                name,
+                field,
+            )
+
+
+@pytest.mark.parametrize("score", [cosine, lambda t, v: Scores((cosine(t, v).similarity * 4).round())])
+def test_ranks_equal_those_of_the_whole_matrix(score):
+    texts, videos, truth = split()
+    evaluation = evaluate(Evaluator(score), texts, videos, truth)
+    matrix = score(texts, videos).similarity
+    expected = text_to_video_ranks(matrix, truth.video_of_text), video_to_text_ranks(matrix, truth.video_of_text)
+    for ranks, plain in zip((evaluation.text_to_video_ranks, evaluation.video_to_text_ranks), expected, strict=True):
+        assert ranks.index.tolist() == plain.index.tolist()
+        assert ranks.better.tolist() == plain.better.tolist()
+        assert ranks.tied.tolist() == plain.tied.tolist()
+    assert evaluation.text_to_video == summarize(expected[0])
+    assert evaluation.video_to_text == summarize(expected[1])
+    assert evaluation.sum_of_recalls == evaluation.text_to_video["RSum"] + evaluation.video_to_text["RSum"]
+    assert (evaluation.texts, evaluation.videos, evaluation.partial) == (14, 8, False)
+
+
+@pytest.mark.parametrize("normalizer", [None, DualSoftmax(10.0), SinkhornBias(0.1, "oracle")])
+@pytest.mark.parametrize("blocks", [(1, 1), (5, 3), (14, 8), (100, 100)])
+def test_kept_and_recomputed_scores_give_identical_ranks(blocks, normalizer):
+    texts, videos, truth = split()
+    calls = {}
+
+    def counting(budget: int, text: TextFeatures, video: VideoFeatures) -> Scores:
+        calls[budget] = calls.get(budget, 0) + 1
+        return cosine(text, video)
+
+    results = []
+    for budget in (1, 2**30):
+        evaluator = Evaluator(
+            partial(counting, budget), memory_budget_bytes=budget, block_texts=blocks[0], block_videos=blocks[1]
+        )
+        results.append(evaluate(evaluator, texts, videos, truth, normalizer=normalizer))
+    assert_same_ranks(*results)
+    assert calls[1] >= 2 * calls[2**30]
+
+
+def test_a_small_budget_scores_in_small_blocks():
+    texts, videos, truth = split((3,) * 40)
+    largest = []
+
+    def watched(text: TextFeatures, video: VideoFeatures) -> Scores:
+        largest.append(len(text) * len(video))
+        return cosine(text, video)
+
+    plain = evaluate(Evaluator(watched), texts, videos, truth)
+    assert max(largest) == 120 * 40
+    largest.clear()
+    small = evaluate(Evaluator(watched, memory_budget_bytes=2 * 1000 * 288), texts, videos, truth)
+    assert max(largest) <= 1000
+    assert_same_ranks(plain, small)
+
+
+def test_order_and_repetitions_of_what_comes_in_do_not_matter():
+    texts, videos, truth = split()
+    plain = evaluate(Evaluator(cosine), texts, videos, truth)
+    text_rows = torch.tensor([*range(13, -1, -1), 3, 0])
+    video_rows = torch.tensor([2, 7, 0, 1, 3, 4, 5, 6, 2])
+    again = Evaluator(cosine, seed=5).evaluate(texts[text_rows], text_rows, videos[video_rows], video_rows, truth)
+    assert_same_ranks(plain, again)
+    assert (again.texts, again.videos, again.partial) == (14, 8, False)
+
+
+def test_position_in_the_batch_says_nothing_about_the_match():
+    """A method that scores row i against column i highest, whatever they hold, is at chance."""
+    videos_count = 60
+    sentence = torch.zeros(videos_count, 2)
+    truth = GroundTruth(torch.arange(videos_count), videos_count, "Toy", "test", "one caption")
+
+    def cheat(text: TextFeatures, video: VideoFeatures) -> Scores:
+        return Scores(torch.eye(len(text), len(video)))
+
+    def recall(seed: int) -> float:
+        evaluator = Evaluator(cheat, seed=seed)
+        found = evaluate(evaluator, text_features(sentence), video_features(sentence), truth)
+        return found.text_to_video["R@1"]
+
+    assert sum(recall(seed) for seed in range(20)) / 20 < 5
+
+
+def test_rounding_between_passes_does_not_make_a_match_its_own_competitor():
+    """On some devices the same product comes out differently twice; a single video is still found first."""
+    texts, videos, truth = split((5,))
+    generator = torch.Generator().manual_seed(0)
+
+    def unsteady(text: TextFeatures, video: VideoFeatures) -> Scores:
+        return Scores(torch.rand(len(text), len(video), generator=generator))
+
+    ranks = evaluate(Evaluator(unsteady, memory_budget_bytes=1), texts, videos, truth).text_to_video_ranks
+    assert ranks.better.tolist() == [0] * 5
+    assert ranks.tied.tolist() == [1] * 5
+
+
+def test_what_was_not_seen_makes_the_table_partial():
+    texts, videos, truth = split()
+    # Without video 3, which no text describes, every text still counts, against fewer videos.
+    rows = torch.tensor([0, 1, 2, 4, 5, 6, 7])
+    evaluation = Evaluator(cosine).evaluate(texts, torch.arange(14), videos[rows], rows, truth)
+    assert (evaluation.texts, evaluation.texts_without_video, evaluation.videos) == (14, 0, 7)
+    assert evaluation.partial
+    rows = torch.tensor([0, 1, 2, 3])
+    evaluation = Evaluator(cosine).evaluate(texts, torch.arange(14), videos[rows], rows, truth)
+    known = truth.video_of_text < 4
+    expected = text_to_video_ranks(cosine(texts[known], videos[rows]).similarity, truth.video_of_text[known])
+    assert evaluation.texts_without_video == int((~known).sum()) > 0
+    assert evaluation.text_to_video_ranks.index.tolist() == known.nonzero().flatten().tolist()
+    assert evaluation.text_to_video_ranks.better.tolist() == expected.better.tolist()
+    assert evaluation.partial
+
+
+def test_when_no_match_was_seen_there_is_no_number():
+    texts, videos, truth = split()
+    one = (truth.video_of_text == 0).nonzero()[0]
+    evaluation = Evaluator(cosine, recall=(1, 50)).evaluate(texts[one], one, videos[[5]], torch.tensor([5]), truth)
+    assert list(evaluation.text_to_video) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
+    assert all(value != value for value in evaluation.video_to_text.values())
+    assert evaluation.marks == ["nothing was ranked: of no text seen was the video seen"]
+    assert evaluation.partial
+
+
+def test_nan_is_counted_and_named_by_its_place_in_the_split():
+    texts, videos, truth = split()
+    texts.sentence[4] = float("nan")
+    with pytest.raises(ValueError, match=r"8 of 112 scores are NaN; the first is text 4 against video 0 "):
+        evaluate(Evaluator(cosine, block_videos=3), texts, videos, truth)
+
+
+def test_half_precision_features_are_scored_in_float32():
+    texts, videos, truth = split()
+    seen = []
+
+    def watched(text: TextFeatures, video: VideoFeatures) -> Scores:
+        seen.append((text.sentence.dtype, torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))
+        return cosine(text, video)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        evaluate(Evaluator(watched), texts.to(torch.bfloat16), videos.to(torch.bfloat16), truth)
+    assert set(seen) == {(torch.float32, False, False)}
+    seen.clear()
+    evaluate(Evaluator(watched), texts.to(torch.float64), videos.to(torch.float64), truth)
+    assert {dtype for dtype, _, _ in seen} == {torch.float64}
+
+
+def test_places_outside_the_split_and_wrong_shapes_are_refused():
+    texts, videos, truth = split()
+    with pytest.raises(ValueError, match="Toy test has 14 texts, but one came with place 14"):
+        Evaluator(cosine).evaluate(texts, torch.arange(1, 15), videos, torch.arange(8), truth)
+    with pytest.raises(ValueError, match=r"video_index must be \(8,\)"):
+        Evaluator(cosine).evaluate(texts, torch.arange(14), videos, torch.arange(7), truth)
+    with pytest.raises(ValueError, match=r"must be \(N, M\)"):
+        evaluate(Evaluator(lambda t, v: Scores(cosine(t, v).similarity.T)), texts, videos, truth)
+    for wrong in ({}, {"score": cosine, "score_as_released": lambda t, v, o: cosine(t, v)}):
+        with pytest.raises(ValueError, match="either `score` or `score_as_released`"):
+            Evaluator(**wrong)
+
+
+@pytest.mark.parametrize("captions", [1, 2])
+def test_a_released_protocol_gets_each_videos_own_caption_and_is_marked(captions):
+    texts, videos, truth = split((captions,) * 9)
+    # A video's score is that of its own caption in the slot of the query's: known only with the pairing.
+    pairs = set()
+
+    def leaking(text: TextFeatures, video: VideoFeatures, own: TextFeatures) -> Scores:
+        own_video = [int((texts.sentence == s).all(1).nonzero()[0]) for s in own.sentence]
+        pairs.update(
+            zip(own_video, [int((videos.frames == f).all(2).nonzero()[0, 0]) for f in video.frames], strict=True)
+        )
+        return Scores(normalize(text.sentence, dim=-1) @ normalize(own.sentence, dim=-1).T)
+
+    evaluator = Evaluator(score_as_released=leaking, block_texts=4, block_videos=4)
+    evaluation = evaluate(evaluator, texts, videos, truth)
+    assert pairs == {(text, int(video)) for text, video in enumerate(truth.video_of_text)}
+    assert evaluation.text_to_video["R@1"] == 100.0
+    assert evaluation.marks == [LEAKS]
+    assert evaluation.protocol == "all captions, as released"
+
+
+def test_a_released_protocol_needs_equally_many_captions():
+    texts, videos, truth = split()
+    with pytest.raises(ValueError, match="they have 0 to 4"):
+        evaluate(Evaluator(score_as_released=lambda t, v, o: cosine(t, v)), texts, videos, truth)
+
+
+def banked() -> tuple:
+    texts, videos, truth = split()
+    bank_texts, bank_videos, _ = split((2,) * 10, seed=9)
+    return texts, videos, truth, Bank(bank_texts, bank_videos)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [DualSoftmax(5.0), QueryBankNorm(5.0), SinkhornBias(0.2), SinkhornBias(0.2, "oracle", marginals="count")],
+    ids=lambda normalizer: normalizer.name,
+)
+def test_normalised_evaluation_equals_normalising_each_directions_matrix(normalizer):
+    texts, videos, truth, bank = banked()
+    evaluator = Evaluator(cosine, block_texts=5, block_videos=3)
+    evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
+    matrix = cosine(texts, videos).similarity
+    counts, ones = truth.captions_per_video().double(), torch.ones(14, dtype=torch.float64)
+    forward = normalize_scores(normalizer, matrix, cosine(bank.texts, videos).similarity, "text-to-video", ones, counts)
+    backward = normalize_scores(
+        normalizer, matrix.T, cosine(texts, bank.videos).similarity.T, "video-to-text", counts, ones
+    ).T
+    assert evaluation.text_to_video == summarize(text_to_video_ranks(forward, truth.video_of_text))
+    assert evaluation.video_to_text == summarize(video_to_text_ranks(backward, truth.video_of_text))
+    assert evaluation.post_processing == normalizer.name
+    assert evaluation.transductive is normalizer.transductive
+    plain = evaluate(Evaluator(cosine), texts, videos, truth)
+    assert plain.post_processing is None
+    assert evaluation.text_to_video_ranks.better.tolist() != plain.text_to_video_ranks.better.tolist()
+
+
+def test_a_normaliser_without_its_bank_says_so():
+    texts, videos, truth = split()
+    with pytest.raises(ValueError, match="needs a bank of training texts and videos, but no bank was given"):
+        evaluate(Evaluator(cosine), texts, videos, truth, normalizer=QueryBankNorm())
+
+
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor)
+    return torch.stack(parts)
+
+
+SHARDED = {
+    "plain": None,
+    "dsl": DualSoftmax(5.0),
+    "qb": QueryBankNorm(5.0),
+    "sinkhorn": SinkhornBias(0.2, "oracle"),
+    "two stages": TwoStage(2),
+}
+
+
+def evaluate_in_a_process(rank: int, world: int) -> dict:
+    texts, videos, truth, bank = banked()
+    evaluator = Evaluator(cosine, block_texts=5, block_videos=3, shard=Shard(rank, world, gather))
+    result: dict = {}
+    for name, normalizer in SHARDED.items():
+        evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
+        for ranks in (evaluation.text_to_video_ranks, evaluation.video_to_text_ranks):
+            result.setdefault(name, []).append([ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()])
+    # Only rank 0's block of videos has the NaN, and all processes stop.
+    videos.frames[0] = float("nan")
+    with pytest.raises(ValueError, match="14 of 112 scores are NaN") as raised:
+        evaluate(evaluator, texts, videos, truth)
+    return result | {"message": str(raised.value)}
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_share_the_work_and_agree_with_one(world):
+    results = run_processes(evaluate_in_a_process, world, world)
+    texts, videos, truth, bank = banked()
+    evaluator = Evaluator(cosine, block_texts=5, block_videos=3)
+    for name, normalizer in SHARDED.items():
+        evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
+        for i, ranks in enumerate((evaluation.text_to_video_ranks, evaluation.video_to_text_ranks)):
+            expected = [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
+            assert all(result[name][i] == expected for result in results), name
+    assert "against video 0" in results[0]["message"]
+    assert "in another process" in results[1]["message"]

@@ -1,0 +1,116 @@
+"""Recall, median and mean rank against the authors' figures, a plain restatement, and over two processes."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+from gloo import run_processes
+from safetensors.torch import load_file
+
+from tvr_lightning.evaluation.metrics import (
+    MeanRank,
+    MedianRank,
+    RecallAtK,
+    RetrievalMetrics,
+    mean_rank,
+    median_rank,
+    recall_at_k,
+    sum_of_recalls,
+    summarize,
+)
+from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
+
+
+def released(cases: Path, name: str) -> dict[str, float]:
+    """A row that the released code computed, under this project's names."""
+    row = json.loads((cases / "metrics.json").read_text())[name]
+    return {"R@1": row["R1"], "R@5": row["R5"], "R@10": row["R10"], "MdR": row["MedianR"], "MnR": row["MeanR"]}
+
+
+def assert_row(row: dict[str, float], expected: dict[str, float]) -> None:
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(value, rel=1e-6), name
+
+
+def test_single_caption_rows_equal_the_released_code(parity_cases):
+    similarity = load_file(parity_cases / "metrics.safetensors")["single.similarity"]
+    own = torch.arange(len(similarity))
+    assert_row(summarize(text_to_video_ranks(similarity, own)), released(parity_cases, "single.t2v"))
+    assert_row(summarize(video_to_text_ranks(similarity, own)), released(parity_cases, "single.v2t"))
+
+
+def test_multi_caption_rows_equal_the_released_code(parity_cases):
+    tensors = load_file(parity_cases / "metrics.safetensors")
+    similarity, owner = tensors["multi.similarity"], tensors["multi.caption_video"]
+    assert_row(summarize(text_to_video_ranks(similarity, owner)), released(parity_cases, "multi.t2v"))
+    assert_row(summarize(video_to_text_ranks(similarity, owner)), released(parity_cases, "multi.v2t_clip4clip"))
+
+
+@pytest.mark.parametrize("queries", [1, 2, 31, 32])
+def test_functions_equal_a_plain_restatement(queries):
+    scores = torch.randn(queries, 50, generator=torch.Generator().manual_seed(queries))
+    match = torch.arange(queries)
+    places = [sorted(row, reverse=True).index(row[i]) + 1 for i, row in enumerate(scores.tolist())]
+    ranks = count_ranks(scores, match)
+    for k in (1, 5, 50):
+        assert recall_at_k(ranks, k) == pytest.approx(100 * sum(place <= k for place in places) / queries)
+    assert median_rank(ranks) == statistics.median(places)
+    assert mean_rank(ranks) == pytest.approx(statistics.mean(places))
+
+
+def test_sums_add_the_recalls_that_were_asked_for():
+    ranks = count_ranks(torch.randn(20, 80, generator=torch.Generator().manual_seed(0)), torch.arange(20))
+    row = summarize(ranks, recall=(1, 50))
+    assert list(row) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
+    assert row["RSum"] == row["R@1"] + row["R@50"]
+    assert sum_of_recalls(row, row) == 2 * row["RSum"]
+
+
+def test_batches_and_repetitions_do_not_change_a_metric():
+    scores = torch.randn(23, 60, generator=torch.Generator().manual_seed(1))
+    ranks = count_ranks(scores, torch.arange(23))
+    modules = {"R@5": RecallAtK(5), "MdR": MedianRank(), "MnR": MeanRank()}
+    expected = summarize(ranks)
+    for name, metric in modules.items():
+        for start in range(0, 23, 4):
+            metric.update(ranks[start : start + 6])
+        assert metric.compute().item() == pytest.approx(expected[name])
+        metric.reset()
+        with pytest.raises(ValueError, match="has seen no query"):
+            metric.ranks()
+
+
+def test_nothing_ranked_has_no_metric():
+    nothing = torch.empty(0, dtype=torch.int64)
+    for metric in (mean_rank, median_rank, lambda ranks: recall_at_k(ranks, 1)):
+        with pytest.raises(ValueError, match="no query"):
+            metric(Ranks(nothing, nothing, nothing))
+    for recall in ((), (0, 1)):
+        with pytest.raises(ValueError, match="every K >= 1"):
+            RetrievalMetrics(recall)
+    with pytest.raises(ValueError, match="K >= 1"):
+        RecallAtK(0)
+
+
+def ranks_for_processes() -> Ranks:
+    scores = torch.randn(11, 30, generator=torch.Generator().manual_seed(2))
+    return count_ranks(scores, torch.arange(11), torch.arange(100, 111))
+
+
+def metrics_in_a_process(rank: int) -> dict[str, float]:
+    """Rank 0 sees queries 0-5, rank 1 queries 5-10 and a padding repetition of 5 besides."""
+    mine = ranks_for_processes()[[0, 1, 2, 3, 4, 5] if rank == 0 else [5, 6, 7, 8, 9, 10, 5]]
+    row, recall = RetrievalMetrics((1, 5, 10)), RecallAtK(5)
+    for start in range(0, len(mine), 3):
+        row.update(mine[start : start + 3])
+        recall.update(mine[start : start + 3])
+    return {name: value.item() for name, value in row.compute().items()} | {"module": recall.compute().item()}
+
+
+def test_two_processes_give_the_row_of_one():
+    expected = summarize(ranks_for_processes())
+    expected["module"] = expected["R@5"]
+    for result in run_processes(metrics_in_a_process, 2):
+        assert result == pytest.approx(expected)

@@ -1,0 +1,97 @@
+"""Ranks by counting: ties, several captions per video, NaN."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
+
+
+def ranks_by_sorting(scores: list[list[float]], match: list[int]) -> tuple[list[int], list[int]]:
+    """Plain loops over the definition: how many are better, how many equal."""
+    better, tied = [], []
+    for row, own in zip(scores, match, strict=True):
+        better.append(sum(1 for score in row if score > row[own]))
+        tied.append(sum(1 for score in row if score == row[own]))
+    return better, tied
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_counts_equal_plain_loops_with_many_ties(data):
+    queries, gallery = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 7))
+    row = st.lists(st.integers(-2, 2), min_size=gallery, max_size=gallery)
+    scores = data.draw(st.lists(row, min_size=queries, max_size=queries))
+    match = data.draw(st.lists(st.integers(0, gallery - 1), min_size=queries, max_size=queries))
+    ranks = count_ranks(torch.tensor(scores, dtype=torch.float32), torch.tensor(match))
+    assert (ranks.better.tolist(), ranks.tied.tolist()) == ranks_by_sorting(scores, match)
+
+
+def test_expected_rank_and_recall_equal_the_mean_over_random_tie_breaks():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.tensor([[0.5, 0.5, 0.9, 0.5, 0.1, 0.5]])
+    drawn = []
+    for _ in range(20_000):
+        order = torch.randperm(6, generator=generator)
+        place = scores[0, order].argsort(descending=True, stable=True)
+        drawn.append(order[place].tolist().index(3) + 1)
+    drawn = torch.tensor(drawn).double()
+    ranks = count_ranks(scores, torch.tensor([3]))
+    assert ranks.expected().item() == pytest.approx(drawn.mean().item(), abs=0.05)
+    for k in (1, 2, 3, 4, 5, 6):
+        assert ranks.found_within(k).item() == pytest.approx((drawn <= k).double().mean().item(), abs=0.02)
+
+
+def test_constant_similarity_scores_chance():
+    videos = 40
+    ranks = text_to_video_ranks(torch.ones(videos, videos), torch.arange(videos))
+    assert ranks.found_within(1).mean().item() == pytest.approx(1 / videos)
+    assert ranks.found_within(10).mean().item() == pytest.approx(10 / videos)
+    assert ranks.expected().mean().item() == pytest.approx((videos + 1) / 2)
+
+
+def test_a_video_ranks_by_its_best_caption_among_the_best_of_others():
+    # Videos 0 and 2 have two captions, video 1 has none, video 3 has one.
+    video_of_text = torch.tensor([0, 2, 0, 3, 2])
+    similarity = torch.tensor(
+        [
+            [0.2, 0.9, 0.1, 0.3],
+            [0.5, 0.9, 0.3, 0.9],
+            [0.4, 0.9, 0.8, 0.2],
+            [0.1, 0.9, 0.2, 0.9],
+            [0.6, 0.9, 0.2, 0.1],
+        ]
+    )
+    ranks = video_to_text_ranks(similarity, video_of_text)
+    assert ranks.index.tolist() == [0, 2, 3]
+    # 0: own best .4, video 2's best .6, video 3's .1; 2: own .3, video 0's .8; 3: own .9, video 2's .9 ties.
+    assert ranks.better.tolist() == [1, 1, 0]
+    assert ranks.tied.tolist() == [1, 1, 2]
+
+
+def test_nan_names_how_many_and_where():
+    similarity = torch.zeros(4, 3)
+    similarity[2, 1] = similarity[3, 1] = float("nan")
+    match = torch.tensor([0, 1, 2, 0])
+    with pytest.raises(
+        ValueError, match="2 of 12 scores are NaN, in 2 rows and 1 columns; the first is query 2 against"
+    ):
+        text_to_video_ranks(similarity, match)
+    with pytest.raises(ValueError, match="the first is text 2 against video 1"):
+        video_to_text_ranks(similarity, match)
+
+
+def test_repetitions_of_a_query_count_once_and_contradictions_are_refused():
+    ranks = Ranks(torch.tensor([3, 0, 3]), torch.tensor([1, 2, 1]), torch.tensor([7, 2, 7]))
+    once = ranks.deduplicated()
+    assert once.index.tolist() == [2, 7]
+    assert once.better.tolist() == [0, 3]
+    assert once.tied.tolist() == [2, 1]
+    with pytest.raises(ValueError, match="query 7 has two different ranks"):
+        Ranks(torch.tensor([3, 0, 4]), torch.tensor([1, 2, 1]), torch.tensor([7, 2, 7])).deduplicated()
+
+
+def test_recall_needs_a_positive_k():
+    with pytest.raises(ValueError, match="K >= 1"):
+        count_ranks(torch.eye(2), torch.arange(2)).found_within(0)

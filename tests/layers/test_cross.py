@@ -1,0 +1,82 @@
+"""The cross encoder of CLIP4Clip's tight header."""
+
+import pytest
+import torch
+
+from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.layers.cross import CrossEncoder, cross_encoder
+
+
+@pytest.fixture
+def items():
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
+    return torch.randn(5, 64, generator=generator), torch.randn(3, 4, 64, generator=generator), mask
+
+
+def spread(cross):
+    """Weights at which logits differ clearly between pairs."""
+    torch.manual_seed(1)
+    for parameter in cross.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return cross
+
+
+def test_blocks_give_the_scores_and_gradients_of_the_whole(items):
+    whole = spread(CrossEncoder(64, layers=2, heads=2, positions=9, dropout=0.0))
+    for pairs in (1, 2, 3, 7):
+        blocked = CrossEncoder(64, layers=2, heads=2, positions=9, dropout=0.0, pairs_per_block=pairs)
+        blocked.load_state_dict(whole.state_dict())
+        gradients = []
+        for cross in (whole, blocked):
+            sentence = items[0].clone().requires_grad_()
+            scores = cross(sentence, *items[1:])
+            scores.square().sum().backward()
+            gradients.append((scores.detach(), sentence.grad, cross.resblocks[0].attn.in_proj_weight.grad.clone()))
+            cross.zero_grad()
+        for mine, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_score_belongs_to_its_pair_alone(items):
+    cross = spread(CrossEncoder(64, layers=1, positions=9)).eval()
+    sentence, frames, mask = items
+    scores = cross(sentence, frames, mask)
+    assert scores.std() > 1e-3
+    texts, videos = torch.tensor([3, 1]), torch.tensor([2, 0])
+    torch.testing.assert_close(cross(sentence[texts], frames[videos], mask[videos]), scores[texts][:, videos])
+    noise = torch.where(mask.unsqueeze(-1), frames, torch.randn(3, 4, 64))
+    torch.testing.assert_close(cross(sentence, noise, mask), scores)
+
+
+def test_dropout_acts_in_training_only(items):
+    cross = spread(CrossEncoder(64, layers=1, positions=9, dropout=0.5))
+    assert not torch.allclose(cross(*items), cross(*items))
+    cross.eval()
+    assert torch.equal(cross(*items), cross(*items))
+    off = CrossEncoder(64, layers=1, positions=9, dropout=0.0)
+    assert torch.equal(off(*items), off(*items))
+
+
+def test_it_starts_from_the_text_transformer():
+    torch.manual_seed(0)
+    encoder = TinyClipEncoder(width=64, image_size=32, text_layers=3, vision_layers=1, context_length=10)
+    cross = cross_encoder(encoder, layers=2, frames=12, dropout=0.1)
+    assert cross.position_embeddings.num_embeddings == 13
+    assert torch.equal(cross.position_embeddings.weight[:10], encoder.clip.positional_embedding)
+    for mine, theirs in zip(cross.resblocks, encoder.clip.transformer.resblocks, strict=False):
+        assert torch.equal(mine.attn.in_proj_weight, theirs.attn.in_proj_weight)
+        assert torch.equal(mine.mlp.c_proj.bias, theirs.mlp.c_proj.bias)
+    with pytest.raises(ValueError, match="width 32 is not the features' 64"):
+        cross.initialize(torch.zeros(10, 32), [])
+
+
+def test_bad_sizes_are_refused(items):
+    with pytest.raises(ValueError, match="4 frames need 5 position embeddings, there are 4"):
+        CrossEncoder(64, layers=1, positions=4)(*items)
+    with pytest.raises(ValueError, match="no multiple of heads 3"):
+        CrossEncoder(64, heads=3)
+    with pytest.raises(ValueError, match="at least 1"):
+        CrossEncoder(64, layers=0)
+    with pytest.raises(ValueError, match=r"dropout is 1.0"):
+        CrossEncoder(64, dropout=1.0)

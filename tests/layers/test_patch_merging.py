@@ -1,0 +1,95 @@
+"""Patch merging: the paper's schedules, and what each option changes."""
+
+import pytest
+import torch
+
+from tvr_lightning.layers.clustering import dpc_knn, merge_tokens
+from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingConfig
+
+
+def merging(dimension=16, **options):
+    torch.manual_seed(0)
+    return PatchMerging(dimension, PatchMergingConfig(**{"heads": 2, **options})).eval()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "patches", "counts"),
+    [
+        (0.5, 49, [25, 13, 7]),  # Table S10
+        (0.75, 49, [37, 28, 21]),
+        (0.0625, 49, [4, 1, 1]),  # its row ".25"
+        (0.5, 196, [98, 49, 25]),  # ViT-B/16
+        (0.1, 10, [1, 1, 1]),
+        (1.0, 5, [5, 5, 5]),
+        (0.5, 1, [1, 1, 1]),
+    ],
+)
+def test_schedules_are_those_of_the_paper(ratio, patches, counts):
+    config = PatchMergingConfig(ratio=ratio)
+    assert config.schedule(patches) == counts
+    merged = merging(ratio=ratio)(torch.randn(2, 2, patches, 16))
+    assert merged.shape == (2, 2, counts[-1], 16)
+
+
+def test_a_stage_is_mean_of_clusters_and_attention_over_what_was_merged():
+    stage = merging(stages=1, heads=1).stages[0]
+    tokens = torch.randn(1, 9, 16)
+    merged = merge_tokens(tokens, dpc_knn(tokens, 5, 3).assignment, 5)
+    attention = stage.attention
+    key, value = attention.kv(attention.norm(tokens)).split(16, dim=-1)
+    weights = (attention.q(attention.norm(merged)) @ key.transpose(1, 2) / 4).softmax(-1)  # Eq. 8, sqrt(16)
+    torch.testing.assert_close(stage(tokens, 5), merged + attention.proj(weights @ value))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"neighbours": 1},
+        {"density": "neighbours"},
+        {"density": "hbi"},
+        {"weights": "scored"},
+        {"heads": 4},
+        {"keys": "merged"},
+        {"stages": 2},
+        {"ratio": 0.4},
+    ],
+)
+def test_every_option_changes_the_result(options):
+    patches = torch.randn(2, 3, 30, 16, generator=torch.Generator().manual_seed(3))
+    plain, other = merging()(patches), merging(**options)(patches)
+    assert plain.shape != other.shape or not torch.allclose(plain, other, atol=1e-3)
+
+
+def test_frames_and_videos_are_independent():
+    made, patches = merging(weights="scored"), torch.randn(3, 4, 12, 16)
+    whole = made(patches)
+    torch.testing.assert_close(made(patches[1:2, 2:3]), whole[1:2, 2:3])
+
+
+def test_every_stage_learns():
+    made = merging(weights="scored").train()
+    made(torch.randn(1, 2, 20, 16)).square().sum().backward()
+    assert all(bool((p.grad != 0).any()) for name, p in made.named_parameters() if not name.endswith("score.bias"))
+
+
+def test_a_frame_that_is_all_alike_stays_finite_with_gradients():
+    patches = torch.ones(1, 2, 9, 16, requires_grad=True)
+    merged = merging()(patches)
+    merged.sum().backward()
+    assert bool(merged.isfinite().all())
+    assert bool(patches.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratio": 0.0}, "ratio is 0.0"),
+        ({"ratio": 1.5}, "ratio is 1.5"),
+        ({"stages": 0}, "stages is 0"),
+        ({"neighbours": 0}, "neighbours is 0"),
+        ({"heads": 3}, "does not divide the dimension 16"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        merging(**options)

@@ -1,0 +1,105 @@
+"""UCoFiA's selection of patches: noise, its gradient, and what evaluation does."""
+
+import pytest
+import torch
+
+from tvr_lightning.layers.patch_selector import (
+    PatchScores,
+    PatchSelectionConfig,
+    PatchSelector,
+    indicators,
+    perturbed_top_k,
+)
+
+M, F, P, D = 2, 3, 9, 16
+
+
+def selector(**options):
+    torch.manual_seed(0)
+    made = PatchSelector(D, PatchSelectionConfig(**options))
+    for parameter in made.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return made
+
+
+def media(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(M, F, D, generator=generator), torch.randn(M, F, P, D, generator=generator)
+
+
+def test_evaluation_takes_cls_and_the_best_patches_in_their_order():
+    made, (frames, patches) = selector().eval(), media()
+    selected = made(frames, patches)
+    assert selected.shape == (M, F, 4, D)
+    assert torch.equal(selected[:, :, 0], frames)
+    scores = made.scores(frames, patches)
+    for video in range(M):
+        for frame in range(F):
+            best = sorted(scores[video, frame].topk(3).indices.tolist())
+            torch.testing.assert_close(selected[video, frame, 1:], patches[video, frame, best])
+
+
+@pytest.mark.parametrize("selection", ["perturbed", "random"])
+def test_noise_is_drawn_in_training_and_on_demand_in_evaluation(selection):
+    frames, patches = media()
+    made = selector(selection=selection, samples=20, sigma=0.5)
+    assert not torch.equal(made(frames, patches), made(frames, patches))
+    made.eval()
+    assert torch.equal(made(frames, patches), made(frames, patches))
+    released = selector(selection=selection, samples=20, sigma=0.5, noise_eval=True).eval()
+    assert not torch.equal(released(frames, patches), released(frames, patches))
+
+
+def test_hard_selection_is_the_same_in_training():
+    made, (frames, patches) = selector(selection="hard"), media()
+    assert torch.equal(made(frames, patches), made.eval()(frames, patches))
+
+
+def test_averaged_choices_add_up_and_become_hard_without_noise():
+    scores = torch.randn(4, P)
+    noise = torch.randn(4, 300, P)
+    soft = perturbed_top_k(scores, noise, 3, 0.3)
+    torch.testing.assert_close(soft.sum(-1), torch.ones(4, 3))
+    assert torch.equal(perturbed_top_k(scores, noise, 3, 1e-9), indicators(scores, 3))
+
+
+def test_the_gradient_is_the_diagonal_of_the_expectations_jacobian():
+    scores, noise = torch.randn(1, 5, dtype=torch.float64, requires_grad=True), torch.randn(1, 40000, 5).double()
+    weight = torch.randn(1, 1, 5, dtype=torch.float64)
+    soft = perturbed_top_k(scores, noise, 1, 0.7)
+    (gradient,) = torch.autograd.grad((soft * weight).sum(), scores)
+    step = 0.05
+    for place in range(5):
+        moved = torch.zeros(1, 5, dtype=torch.float64)
+        moved[0, place] = step
+        with torch.no_grad():
+            change = perturbed_top_k(scores + moved, noise, 1, 0.7) - perturbed_top_k(scores - moved, noise, 1, 0.7)
+        expected = weight[0, 0, place] * change[0, 0, place] / (2 * step)
+        assert abs(float(gradient[0, place] - expected)) < 0.05 * max(float(weight.abs().max()), 1)
+
+
+def test_training_reaches_the_predictor():
+    made, (frames, patches) = selector(samples=50, sigma=0.5), media()
+    made(frames, patches).square().sum().backward()
+    assert all(bool((p.grad != 0).any()) for p in made.parameters())
+
+
+def test_the_predictor_of_the_evaluation_code_sees_the_whole_video():
+    frames, patches = media()
+    torch.manual_seed(0)
+    train, evaluation = PatchScores(D), PatchScores(D, "eval-t2v")
+    other = frames.clone()
+    other[:, 0] += torch.randn(M, D)
+    assert torch.equal(train(frames, patches)[:, 1:], train(other, patches)[:, 1:])
+    assert not torch.allclose(evaluation(frames, patches)[:, 1:], evaluation(other, patches)[:, 1:], rtol=0, atol=1e-9)
+
+
+def test_impossible_options_are_refused():
+    with pytest.raises(ValueError, match=r"kept \(0\)"):
+        PatchSelectionConfig(kept=0)
+    with pytest.raises(ValueError, match="noise_eval has nothing to draw"):
+        PatchSelectionConfig(selection="hard", noise_eval=True)
+    with pytest.raises(ValueError, match="must be even"):
+        PatchScores(7)
+    with pytest.raises(ValueError, match=r"9 patches per frame, but patch_selection\.kept 10"):
+        selector(kept=10)(*media())

@@ -1,0 +1,99 @@
+"""Radius, draws and support vector: what T-MASS says of a text's region."""
+
+import pytest
+import torch
+
+from tvr_lightning.layers.stochastic import Prior, Radius, drawn_text, support_text, trial_cosines, trial_draws
+
+N, M, F, D, K = 3, 4, 5, 8, 6
+
+
+@pytest.fixture
+def pair_vectors():
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.double)
+
+    return normal(N, D), normal(M, N, D).exp(), normal(M, N, D), normal(K, D)
+
+
+def test_the_radius_starts_at_the_similarities_and_one():
+    radius = Radius(F, D)
+    similarity = torch.rand(M, N, F)
+    made = radius(similarity).exp()
+    torch.testing.assert_close(made[..., :F], similarity.exp())
+    torch.testing.assert_close(made[..., F:], torch.ones(M, N, D - F))
+
+
+def test_a_scalar_radius_is_the_same_in_all_dimensions():
+    radius = Radius(F, D, "scalar")
+    radius.theta.data.fill_(2.0)
+    similarity = torch.rand(N, F)
+    expected = (2 * similarity.mean(-1, keepdim=True)).expand(N, D)
+    torch.testing.assert_close(radius(similarity), expected)
+
+
+@pytest.mark.parametrize("kind", ["linear", "scalar"])
+def test_padded_frames_have_no_say_in_the_radius(kind):
+    radius, mask = Radius(F, D, kind), torch.tensor([True, True, True, False, False])
+    similarity = torch.rand(N, F)
+    other = torch.where(mask, similarity, torch.rand(N, F))
+    assert torch.equal(radius(similarity, mask), radius(other, mask))
+    if kind == "scalar":
+        torch.testing.assert_close(radius(similarity, mask)[:, 0], similarity[:, :3].mean(-1))
+
+
+def test_priors_have_their_mean_and_deviation():
+    generator = torch.Generator().manual_seed(0)
+    uniform, normal = Prior(), Prior("normal", 0.3)
+    drawn = uniform.draw((20000,), generator)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert drawn.mean().item() == pytest.approx(uniform.mean, abs=0.01)
+    drawn = normal.draw((20000,), generator)
+    assert drawn.mean().item() == pytest.approx(normal.mean, abs=0.01)
+    assert drawn.std().item() == pytest.approx(0.3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distribution": "normal", "std": 0.0}, "std is 0.0"),
+        ({"distribution": "uniform01", "std": 0.3}, "belongs to prior.distribution: normal"),
+    ],
+)
+def test_priors_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Prior(**options)
+
+
+def test_draws_of_an_evaluation_follow_its_seed():
+    first = trial_draws(Prior(), K, D, seed=1)
+    assert first.shape == (K, D)
+    assert torch.equal(first, trial_draws(Prior(), K, D, seed=1))
+    assert not torch.equal(first, trial_draws(Prior(), K, D, seed=2))
+    assert torch.equal(trial_draws(Prior(), "mean", D, seed=1), torch.full((1, D), 0.5))
+    assert torch.equal(trial_draws(Prior("normal"), "mean", D, seed=1), torch.zeros(1, D))
+    with pytest.raises(ValueError, match="trials is 0"):
+        trial_draws(Prior(), 0, D, seed=1)
+
+
+def test_trial_cosines_are_those_of_the_drawn_texts(pair_vectors):
+    text, radius, video, draws = pair_vectors
+    drawn = text + radius.unsqueeze(1) * draws[:, None]  # (M, K, N, D)
+    expected = torch.cosine_similarity(drawn, video.unsqueeze(1), dim=-1)
+    torch.testing.assert_close(trial_cosines(text, radius, video, draws), expected)
+    own = draws[:, None].expand(M, K, N, D)  # draws of each pair, here all alike
+    torch.testing.assert_close(trial_cosines(text, radius, video, own), expected)
+    best = expected.argmax(1)
+    chosen = drawn.gather(1, best[:, None, :, None].expand(-1, 1, -1, D)).squeeze(1)
+    torch.testing.assert_close(drawn_text(text, radius, draws, best), chosen)
+    torch.testing.assert_close(drawn_text(text, radius, own, best), chosen)
+
+
+def test_the_support_text_lies_on_the_way_to_the_video_as_far_as_the_radius():
+    text, video = torch.randn(N, D), torch.randn(N, D)
+    moved = support_text(text, video, torch.full((N, D), 2.0).log()) - text
+    torch.testing.assert_close(moved.norm(dim=-1), torch.full((N,), 2.0))
+    torch.testing.assert_close(torch.cosine_similarity(moved, video - text, dim=-1), torch.ones(N))

@@ -1,0 +1,118 @@
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tvr_lightning.layers.temporal import TemporalLSTM, TemporalTransformer
+
+
+def authors_mean_similarity(case, frames):
+    """CLIP4Clip's loose similarity from its text and temporal features: masked mean of unit frames, cosine, scale."""
+    mask = case["input.video_mask"].float().unsqueeze(-1)
+    frames = frames / frames.norm(dim=-1, keepdim=True)
+    video = (frames * mask).sum(1) / mask.sum(1)
+    video = video / video.norm(dim=-1, keepdim=True)
+    text = case["feature.sentence"]
+    text = text / text.norm(dim=-1, keepdim=True)
+    return case["checkpoint.clip.logit_scale"].exp() * text @ video.T
+
+
+def transformer_of(case, frames):
+    names = {
+        key.removeprefix("checkpoint.transformerClip."): value for key, value in case.items() if "rmerClip." in key
+    }
+    state = names | {"frame_position_embeddings.weight": case["checkpoint.frame_position_embeddings.weight"]}
+    encoder = TemporalTransformer(64, layers=1, frames=frames)
+    encoder.load_state_dict(state)
+    return encoder
+
+
+@pytest.mark.parametrize("name", ["tcmgc", "tcmgc_lambda10"])
+def test_transformer_matches_released_features(parity_cases, name):
+    case = load_file(parity_cases / f"{name}.safetensors")
+    encoder = transformer_of(case, frames=40).eval()
+    with torch.no_grad():
+        output = encoder(case["feature.frames"], case["input.video_mask"])
+    torch.testing.assert_close(output, case["feature.temporal_frames"], rtol=1e-5, atol=1e-5)
+
+
+def test_transformer_matches_released_similarity(parity_cases):
+    case = load_file(parity_cases / "clip4clip_seqTransf.safetensors")
+    output = transformer_of(case, frames=40).eval()(case["feature.frames"], case["input.video_mask"])
+    torch.testing.assert_close(authors_mean_similarity(case, output), case["expected.similarity"], rtol=1e-5, atol=1e-4)
+
+
+def test_lstm_matches_released_similarity(parity_cases):
+    case = load_file(parity_cases / "clip4clip_seqLSTM.safetensors")
+    encoder = TemporalLSTM(64)
+    encoder.load_state_dict({k.removeprefix("checkpoint."): v for k, v in case.items() if "checkpoint.lstm" in k})
+    output = encoder(case["feature.frames"], case["input.video_mask"])
+    torch.testing.assert_close(authors_mean_similarity(case, output), case["expected.similarity"], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("encoder", [TemporalTransformer(32, layers=2, heads=4, frames=8), TemporalLSTM(32, layers=2)])
+def test_padding_says_nothing_to_real_frames(encoder):
+    torch.manual_seed(0)
+    frames = torch.randn(3, 6, 32)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0]], dtype=torch.bool)
+    changed = torch.where(mask.unsqueeze(-1), frames, torch.randn(3, 6, 32))
+    torch.testing.assert_close(encoder(frames, mask)[mask], encoder(changed, mask)[mask])
+    torch.testing.assert_close(encoder(frames[1:2], mask[1:2])[0, :3], encoder(frames, mask)[1, :3])
+    short = encoder(frames[1:2, :3], mask[1:2, :3])
+    torch.testing.assert_close(short[0], encoder(frames, mask)[1, :3])
+
+
+@pytest.mark.parametrize("encoder", [TemporalTransformer(32, layers=1, heads=4, frames=8), TemporalLSTM(32)])
+def test_video_without_frames_stays_finite(encoder):
+    output = encoder(torch.randn(2, 4, 32), torch.tensor([[True] * 4, [False] * 4]))
+    assert output.isfinite().all()
+    output.sum().backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+def test_lstm_leaves_padded_frames_alone_and_refuses_gaps():
+    encoder = TemporalLSTM(16)
+    frames = torch.randn(1, 4, 16)
+    output = encoder(frames, torch.tensor([[1, 1, 0, 0]]))
+    assert torch.equal(output[0, 2:], frames[0, 2:])
+    assert not torch.allclose(output[0, :2], frames[0, :2])
+    with pytest.raises(ValueError, match="first frames"):
+        encoder(frames, torch.tensor([[1, 0, 1, 0]]))
+
+
+def test_positions_matter_and_are_limited():
+    torch.manual_seed(0)
+    encoder = TemporalTransformer(32, layers=1, heads=2, frames=4)
+    frames, mask = torch.randn(1, 4, 32), torch.ones(1, 4)
+    assert not torch.allclose(encoder(frames.flip(1), mask).flip(1), encoder(frames, mask), atol=1e-4)
+    with torch.no_grad():
+        encoder.frame_position_embeddings.weight.zero_()
+    torch.testing.assert_close(encoder(frames.flip(1), mask).flip(1), encoder(frames, mask))
+    with pytest.raises(ValueError, match="5 frames, but position embeddings for 4"):
+        encoder(torch.randn(1, 5, 32), torch.ones(1, 5))
+
+
+def test_initialization_from_a_text_transformer():
+    torch.manual_seed(0)
+    text = TemporalTransformer(64, layers=3, frames=10)
+    state = {f"resblocks.{k}": v for k, v in text.resblocks.state_dict().items()}
+    state["positional_embedding"] = text.frame_position_embeddings.weight.detach()
+    encoder = TemporalTransformer(64, layers=2, frames=12)
+    behind = encoder.frame_position_embeddings.weight[10:].clone()
+    encoder.initialize(state)
+    assert torch.equal(encoder.frame_position_embeddings.weight[:10], text.frame_position_embeddings.weight)
+    assert torch.equal(encoder.frame_position_embeddings.weight[10:], behind)
+    for mine, source in zip(encoder.resblocks.parameters(), text.resblocks[:2].parameters(), strict=True):
+        assert torch.equal(mine, source)
+    with pytest.raises(ValueError, match=r"resblocks.3.ln_1.weight needs shape \(64,\), got nothing"):
+        TemporalTransformer(64, layers=4).initialize(state)
+    with pytest.raises(ValueError, match=r"needs width 32, got shape \(10, 64\)"):
+        TemporalTransformer(32).initialize(state)
+
+
+def test_bad_sizes_are_refused():
+    with pytest.raises(ValueError, match="no multiple of heads 3"):
+        TemporalTransformer(64, heads=3)
+    with pytest.raises(ValueError, match="at least 1"):
+        TemporalTransformer(64, layers=0)
+    with pytest.raises(ValueError, match="at least 1"):
+        TemporalLSTM(0)

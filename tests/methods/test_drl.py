@@ -1,0 +1,262 @@
+"""DRL against the authors' code, a plain restatement, and its switches one by one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.methods.drl import DRL, ChannelDecorrelation, DRLHead, channel_correlation, decorrelation_sums
+from tvr_lightning.parity.case import ParityError, load_case
+from tvr_lightning.parity.drl import import_drl
+from tvr_lightning.parity.report import check_case
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+W, F, D = 6, 4, 16
+
+
+def features(texts=5, videos=4, seed=0, dimension=D):
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randn(texts, W, dimension, generator=generator)
+    frames = torch.randn(videos, F, dimension, generator=generator)
+    word_mask = torch.arange(W) < torch.arange(texts)[:, None] % (W - 2) + 3
+    frame_mask = torch.arange(F) < torch.arange(videos)[:, None] % F + 1
+    return TextFeatures(words[:, 0], words, word_mask), VideoFeatures(frames, frame_mask)
+
+
+def head(interaction="wti", **options):
+    torch.manual_seed(1)
+    made = DRLHead(D, interaction, **options)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made
+
+
+def method(**options):
+    torch.manual_seed(0)
+    encoder = TinyClipEncoder(width=64, image_size=16, patch_size=8, text_layers=4, vision_layers=1)
+    return DRL(encoder, words=W, frames=F, **options)
+
+
+def pairs(count=6, dimension=64):
+    text, video = features(count, count, dimension=dimension)
+    return PairedFeatures(text, video, torch.arange(count), torch.arange(count))
+
+
+def test_the_authors_case_holds(parity_cases):
+    comparisons = check_case(load_case(parity_cases / "drl_wti.safetensors"))
+    assert comparisons[0].relative < 1e-5, comparisons[0]
+    assert {"expected.similarity.wti", "expected.loss.cdcr1.on_diagonal"} <= {c.name for c in comparisons}
+
+
+@pytest.mark.parametrize("temporal", [{}, {"temporal_layers": 2}, {"temporal_encoder": "none"}])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_an_authors_checkpoint_loads_whatever_its_weighting_networks(parity_cases, layers, temporal):
+    clip = load_case(parity_cases / "clip4clip_seqTransf.safetensors").checkpoint
+    if temporal.get("temporal_encoder") == "none":
+        clip = {name: t for name, t in clip.items() if not name.startswith("transformerClip.")}
+    names = {1: [""], 2: ["0.", "2."], 3: ["0.", "2.", "4."]}[layers]
+    for side in ("text", "video"):
+        for name in names:
+            outputs = 1 if name == names[-1] else 64
+            clip[f"{side}_weight_fc.{name}weight"] = torch.randn(outputs, 64)
+            clip[f"{side}_weight_fc.{name}bias"] = torch.randn(outputs)
+    module = import_drl(clip, "file", words=12, frames=6)
+    assert (module.temporal is None) is (temporal.get("temporal_encoder") == "none")
+    text, _ = features(dimension=64)
+    weights = module.head.prepare_words(text).weights
+    logits = text.words
+    for name in names:
+        if name != names[0]:
+            logits = logits.relu()
+        logits = logits @ clip[f"text_weight_fc.{name}weight"].T + clip[f"text_weight_fc.{name}bias"]
+    expected = logits.squeeze(-1).masked_fill(~text.word_mask, -torch.inf).softmax(-1)
+    torch.testing.assert_close(weights, expected)
+    del clip["video_weight_fc." + names[0] + "bias"]
+    with pytest.raises(ParityError, match="missing"):
+        import_drl(clip, "file", words=12, frames=6)
+
+
+@pytest.mark.parametrize("mask_fill", ["zero", "exclude"])
+@pytest.mark.parametrize("interaction", ["wti", "ti"])
+def test_scores_are_the_definition_pair_by_pair(interaction, mask_fill):
+    text, video = features()
+    made = head(interaction, mask_fill=mask_fill)
+    similarity = made(text, video).similarity
+    words, frames = made.prepare_words(text), made.prepare_frames(video)
+    for i in range(len(text)):
+        for j in range(len(video)):
+            cosines = words.tokens[i] @ frames.tokens[j].T
+            both = words.mask[i][:, None] & frames.mask[j]
+            total = 0.0
+            for own, there, best_of in ((words.weights[i], words.mask[i], 1), (frames.weights[j], frames.mask[j], 0)):
+                padded = cosines.masked_fill(~both, 0.0 if mask_fill == "zero" else -torch.inf)
+                best = padded.amax(best_of)
+                total += sum((own[k] * best[k]).item() for k in range(len(own)) if there[k]) / 2
+            assert similarity[i, j].item() == pytest.approx(total, abs=1e-6)
+
+
+def test_weights_add_up_to_one_over_real_tokens_and_ti_weighs_evenly():
+    text, _ = features()
+    for interaction in ("wti", "ti"):
+        weights = head(interaction).prepare_words(text).weights
+        torch.testing.assert_close(weights.sum(1), torch.ones(5))
+        assert bool((weights[~text.word_mask] == 0).all())
+    torch.testing.assert_close(weights, text.word_mask / text.word_mask.sum(1, keepdim=True))
+
+
+def test_dot_product_takes_the_last_word_and_the_pooled_frames():
+    text, video = features()
+    unit = torch.nn.functional.normalize
+    similarity = head("dp")(text, video).similarity
+    for i in range(len(text)):
+        last = unit(text.words[i, int(text.word_mask[i].sum()) - 1], dim=0)
+        for j in range(len(video)):
+            pooled = unit(unit(video.frames[j][video.frame_mask[j]], dim=-1).mean(0), dim=0)
+            assert similarity[i, j].item() == pytest.approx((last @ pooled).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("interaction", ["wti", "ti", "dp"])
+def test_scores_depend_on_the_pair_alone(interaction):
+    text, video = features(9, 8)
+    made = head(interaction)
+    whole = made(text, video).similarity
+    torch.testing.assert_close(made(text[[7, 2]], video[[5]]).similarity, whole[[7, 2]][:, [5]])
+    padded = text.words.masked_fill(~text.word_mask[..., None], 9.0)
+    changed = made(TextFeatures(text.sentence, padded, text.word_mask), video).similarity
+    torch.testing.assert_close(changed, whole)
+
+
+def test_correlation_of_equal_tokens_is_that_of_their_channels():
+    tokens = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).double()
+    correlation = channel_correlation(tokens, tokens)
+    torch.testing.assert_close(correlation, torch.corrcoef(tokens.T) * 49 / 50)
+    on_diagonal, off_diagonal = decorrelation_sums(correlation)
+    assert on_diagonal.item() == pytest.approx(3 / 50**2)
+    assert off_diagonal.item() == pytest.approx((correlation - correlation.diag().diag()).square().sum().item())
+    weights = torch.full((50,), 1 / 50, dtype=torch.float64)
+    torch.testing.assert_close(channel_correlation(tokens, tokens, weights), correlation)
+
+
+@pytest.mark.parametrize("tokens", ["random", "matched", "weighted"])
+def test_decorrelation_is_weighted_and_can_be_left_out(tokens):
+    terms = {}
+    for name, options in {
+        "default": ChannelDecorrelation(tokens),
+        "twice": ChannelDecorrelation(tokens, weight=0.002),
+        "diagonal": ChannelDecorrelation(tokens, off_diagonal=0.0),
+        "rest": ChannelDecorrelation(tokens, on_diagonal=0.0),
+    }.items():
+        torch.manual_seed(3)
+        model = method(decorrelation=options)
+        torch.manual_seed(4)
+        terms[name] = model.losses(pairs())["decorrelation"].item()
+    assert terms["twice"] == pytest.approx(2 * terms["default"])
+    assert terms["diagonal"] + terms["rest"] == pytest.approx(terms["default"])
+    assert terms["diagonal"] > 0
+    assert terms["rest"] > 0
+    assert set(method(decorrelation=ChannelDecorrelation("none")).losses(pairs())) == {"info_nce"}
+    assert set(method(decorrelation=ChannelDecorrelation(weight=0.0)).losses(pairs())) == {"info_nce"}
+
+
+def test_a_single_pair_has_no_variance_over_random_tokens():
+    with pytest.warns(UserWarning, match="too few tokens for a variance"):
+        terms = method(decorrelation=ChannelDecorrelation("random")).losses(pairs(1))
+    assert set(terms) == {"info_nce"}
+
+
+def test_random_tokens_are_real_ones():
+    made = head()
+    text, video = features()
+    text.words.masked_fill_(~text.word_mask[..., None], torch.nan)
+    for _ in range(5):
+        assert bool(made.correlations(text[:4], video, "random").isfinite().all())
+
+
+def test_lowering_the_decorrelation_brings_channels_together():
+    torch.manual_seed(0)
+    text, video = features(8, 8)
+    made = head()
+    frames = video.frames.clone().requires_grad_()
+    optimizer = torch.optim.Adam([frames], 0.02)
+
+    def on_diagonal():
+        return decorrelation_sums(made.correlations(text, VideoFeatures(frames, video.frame_mask), "matched"))[0]
+
+    before = on_diagonal().item()
+    for _ in range(20):
+        loss = on_diagonal()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert on_diagonal().item() < 0.8 * before
+
+
+@pytest.mark.parametrize("interaction", ["wti", "ti", "dp"])
+def test_ten_steps_reduce_the_loss(interaction):
+    model = method(interaction=interaction, temporal_layers=2)
+    data = pairs()
+    parameters = [p for n, p in model.named_parameters() if not n.startswith(("encoder.", "temperature."))]
+    optimizer = torch.optim.Adam(parameters, 3e-3)
+    losses = []
+    for _ in range(10):
+        related = PairedFeatures(data.text, model.encode_video(data.video), data.text_index, data.video_index)
+        loss = sum(model.losses(related).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(p.grad is not None for p in parameters)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_temporal_encoder_is_what_the_option_says():
+    _, video = features(dimension=64)
+    assert method(temporal_encoder="none").encode_video(video) is video
+    for name in ("seqLSTM", "seqTransf"):
+        assert not torch.allclose(method(temporal_encoder=name).encode_video(video).frames, video.frames)
+    assert len(method().temporal.resblocks) == 4
+    assert len(method(temporal_layers=1).temporal.resblocks) == 1
+    assert method(temporal_encoder="seqLSTM", temporal_layers=2).temporal.lstm_visual.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interaction": "xti"}, "expected one of wti, ti, dp"),
+        ({"mask_fill": "inf"}, "expected one of zero, exclude"),
+        ({"temporal_encoder": "meanP"}, "expected one of none, seqLSTM, seqTransf"),
+        ({"interaction": "ti", "weight_layers": 2}, "with wti only"),
+        ({"weight_layers": 4}, "1 to 3"),
+        ({"interaction": "dp", "mask_fill": "zero"}, "dp takes no maxima"),
+        ({"temporal_encoder": "none", "temporal_layers": 2}, "with seqTransf or seqLSTM only"),
+        ({"temporal_layers": 0}, "at least 1"),
+        ({"interaction": "ti", "decorrelation": ChannelDecorrelation()}, "needs WTI's weights"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        method(**options)
+
+
+def test_decorrelation_options_out_of_range_are_refused():
+    with pytest.raises(ValueError, match=r"decorrelation\.tokens"):
+        ChannelDecorrelation("all")
+    with pytest.raises(ValueError, match="at least 0"):
+        ChannelDecorrelation(weight=-1.0)
+
+
+@pytest.mark.slow
+def test_the_recipe_learns_the_fixture(tmp_path):
+    synthesize("msrvtt", tmp_path / "fixture", 500, 0, workers=2, progress=False)
+    recipes = [f"--config={RECIPES / name}.yaml" for name in ("drl", "fixture")]
+    options = [f"--data.init_args.root={tmp_path / 'fixture'}", f"--results.directory={tmp_path / 'runs'}"]
+    assert main(["fit", *recipes, *options, "--trainer.accelerator=cpu"]) == 0
+    results = json.loads((tmp_path / "runs" / "drl-msrvtt" / "version_0" / "results.json").read_text())
+    print(results["text_to_video"])
+    assert results["text_to_video"]["R@1"] >= 15 * 100 / results["videos"]

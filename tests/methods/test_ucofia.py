@@ -1,0 +1,190 @@
+"""UCoFiA against the authors' code, its switches, and its selection of patches."""
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.patch_selector import PatchSelectionConfig
+from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead
+from tvr_lightning.parity.audit import audit_scores
+from tvr_lightning.parity.case import ParityError, load_case
+from tvr_lightning.parity.report import check_case
+from tvr_lightning.parity.ucofia import import_ucofia
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+B, F, P, W, D = 5, 4, 9, 6, 64
+HARD = PatchSelectionConfig(selection="hard")
+
+
+@functools.cache
+def encoder():
+    return TinyClipEncoder(width=64, image_size=32, patch_size=8, text_layers=1, vision_layers=1, context_length=20)
+
+
+def module(**options):
+    shared = encoder()
+    torch.manual_seed(0)
+    made = UCoFiA(shared, words=W, frames=F, **{"temporal_layers": 1, **options})
+    generator = torch.Generator().manual_seed(1)
+    for parameter in made.head.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return made
+
+
+def features(items=B, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    sentence, words = torch.randn(items, D, generator=generator), torch.randn(items, W, D, generator=generator)
+    frames = torch.randn(items, F, D, generator=generator)
+    patches = torch.randn(items, F, P, D, generator=generator)
+    mask = torch.arange(F) < torch.randint(1, F + 1, (items, 1), generator=generator)
+    text = TextFeatures(sentence, words, torch.ones(items, W, dtype=torch.bool))
+    return text, VideoFeatures(frames, mask, patches)
+
+
+def pairs(made):
+    text, video = features()
+    index = torch.arange(len(text))
+    return PairedFeatures(text, made.encode_video(video), index, index)
+
+
+@pytest.mark.parametrize(("name", "tensors"), [("ucofia_train", 10), ("ucofia_eval_t2v", 15)])
+def test_the_authors_cases_hold(parity_cases, name, tensors):
+    comparisons = check_case(load_case(parity_cases / f"{name}.safetensors"))
+    assert len(comparisons) == tensors
+    assert comparisons[0].relative < 1e-5, comparisons[0]
+
+
+def test_a_checkpoint_of_the_training_code_is_imported_whole(parity_cases):
+    head = load_case(parity_cases / "ucofia_train.safetensors").checkpoint
+    clip = load_case(parity_cases / "clip4clip_seqTransf.safetensors").checkpoint
+    checkpoint = {**clip, **head}
+    made = import_ucofia(checkpoint, "file", words=6, frames=4)
+    assert torch.equal(made.head.patch_matrix, head["local_mat_weight1"])
+    assert torch.equal(
+        made.selector.scores.joint.weight, head["visual_token_selector.score_predictor.out_conv.0.weight"]
+    )
+    assert torch.equal(made.temporal.frame_position_embeddings.weight, clip["frame_position_embeddings.weight"])
+    with pytest.raises(ParityError, match="for 6 words and 4 frames, not for 32 words and 12 frames"):
+        import_ucofia(checkpoint, "file")
+    with pytest.raises(ParityError, match=r"missing word_mat_weight"):
+        import_ucofia({n: t for n, t in checkpoint.items() if n != "word_mat_weight"}, "file", 6, 4)
+
+
+def test_fresh_matrices_score_by_plain_softmaxes_of_cosines():
+    text, video = features()
+    head = UCoFiAHead(D, W, F, P, normalize_patches=True, scale_word_patch=True)
+    parts = head(text, video, torch.tensor(20.0)).parts
+    cosine = torch.einsum("nd,mfd->nmf", unit(text.sentence), unit(video.frames))
+    expected = ((100 * (100 * cosine).softmax(-1)).softmax(-1) * cosine).sum(-1)
+    torch.testing.assert_close(parts["sentence_frame"], expected)
+    assert bool((parts["word_patch"].abs() <= 1).all())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temporal_layers": 0},
+        {"scores": ("video_sentence", "word_patch")},
+        {"similarity_aggregation": "softmax"},
+        {"similarity_aggregation": "mean"},
+        {"softmax_lambda": 10.0},
+        {"patch_matrix": False},
+        {"normalize_patches": True},
+        {"scale_word_patch": True},
+        {"patch_selection": PatchSelectionConfig(selection="hard", predictor="eval-t2v")},
+    ],
+)
+def test_every_switch_changes_the_score_and_trains(options):
+    plain, other = module(patch_selection=HARD), module(**{"patch_selection": HARD, **options})
+    shared = {n: p for n, p in plain.state_dict().items() if n in other.state_dict() and not n.startswith("selector")}
+    other.load_state_dict(shared, strict=False)
+    some = pairs(other)
+    assert not torch.allclose(
+        plain.score(some.text, pairs(plain).video).similarity, other.score(some.text, some.video).similarity
+    )
+    other.losses(some)["info_nce"].backward()
+    unused = [n for n, p in other.named_parameters() if p.grad is None and not n.startswith(("encoder.", "selector."))]
+    assert not unused
+
+
+def test_training_draws_noise_and_evaluation_does_not():
+    made = module(patch_selection=PatchSelectionConfig(samples=10, sigma=1.0))
+    _, video = features()
+    assert not torch.equal(made.encode_video(video).patches, made.encode_video(video).patches)
+    made.eval()
+    assert torch.equal(made.encode_video(video).patches, made.encode_video(video).patches)
+
+
+def test_blocks_give_what_one_piece_gives_and_the_audit_finds_no_leak():
+    made = module().eval()
+    text, video = features(items=40)
+    video = made.encode_video(video)
+    with torch.no_grad():
+        whole = made.score(text, video).similarity
+        torch.testing.assert_close(made.score(text[7:9], video[3:5]).similarity, whole[7:9, 3:5])
+    audit = audit_scores(text[:8], video[:8], torch.arange(8), score=made.score)
+    assert not [finding for finding in audit.findings if finding.leaks]
+
+
+def test_ten_steps_reduce_the_loss():
+    made = module(patch_selection=PatchSelectionConfig(samples=10)).train()
+    trained = [p for name, p in made.named_parameters() if not name.startswith("encoder.")]
+    optimizer = torch.optim.Adam(trained, lr=1e-2)
+    history = []
+    for _ in range(10):
+        torch.manual_seed(0)
+        loss = made.losses(pairs(made))["info_nce"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(float(loss.detach()))
+    assert history[-1] < 0.8 * history[0], history
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scores": ()}, "name some of"),
+        ({"scores": ("sentence_frame",)}, "only video_sentence reads the temporal encoder"),
+        ({"scores": ("video_sentence",), "patch_matrix": False}, "need word_patch among scores"),
+        ({"scores": ("video_sentence",), "softmax_lambda": 10.0}, "aggregates nothing"),
+        ({"similarity_aggregation": "mean", "softmax_lambda": 10.0}, "has no softmax"),
+        ({"softmax_lambda": 0.0}, "softmax_lambda is 0.0"),
+        ({"temporal_layers": -1}, "temporal_layers is -1"),
+    ],
+)
+def test_conflicting_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module(**options)
+
+
+def test_sizes_are_fixed_by_the_matrices():
+    text, video = features()
+    made = module()
+    with pytest.raises(ValueError, match="built for 6 words and 4 frames"):
+        made.score(text, VideoFeatures(video.frames[:, :3], video.frame_mask[:, :3], video.patches[:, :3]))
+    with pytest.raises(ValueError, match="4 patches per frame"):
+        made.score(text, video)
+    with pytest.raises(ValueError, match="needs patches"):
+        made.encode_video(VideoFeatures(video.frames, video.frame_mask))
+
+
+@pytest.mark.slow
+def test_the_recipe_learns_the_fixture(tmp_path):
+    synthesize("msrvtt", tmp_path / "fixture", 500, 0, workers=2, progress=False)
+    configs = [f"--config={RECIPES / name}" for name in ("ucofia.yaml", "fixture.yaml")]
+    options = [f"--data.init_args.root={tmp_path / 'fixture'}", f"--results.directory={tmp_path / 'runs'}"]
+    assert main(["fit", *configs, *options, "--trainer.accelerator=cpu"]) == 0
+    (path,) = (tmp_path / "runs").glob("*/*/results.json")
+    results = json.loads(path.read_text())
+    print(f"text-to-video R@1 {results['text_to_video']['R@1']:.1f} % of {results['videos']} videos")
+    assert results["text_to_video"]["R@1"] >= 15 * 100 / results["videos"]

@@ -1,0 +1,292 @@
+"""Question answering on a retrieval method's features: the head's parts, what is refused, runs on real videos."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.methods.clip4clip import CLIP4Clip
+from tvr_lightning.methods.dpdv import DPDV
+from tvr_lightning.methods.video_qa import VideoQuestionAnswering
+from tvr_lightning.methods.video_qa_head import AnswerHead, words_patches
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+B, W, F, P, D = 6, 5, 4, 3, 64
+
+
+def features(seed=0, frames=F):
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.arange(W) < torch.tensor([5, 3, 4, 5, 2, 3])[:, None]
+    mask = torch.arange(frames) < torch.tensor([4, 3, 1, 2, 4, 4])[:, None]
+    text = TextFeatures(torch.randn(B, D, generator=generator), torch.randn(B, W, D, generator=generator), words)
+    shown = torch.randn(B, frames, D, generator=generator)
+    return text, VideoFeatures(shown, mask, torch.randn(B, frames, P, D, generator=generator))
+
+
+def head(**options):
+    torch.manual_seed(0)
+    return AnswerHead(D, 7, hidden=16, **options).eval()
+
+
+def tiny():
+    torch.manual_seed(0)
+    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1, context_length=16)
+
+
+def module(method=CLIP4Clip, **options):
+    return VideoQuestionAnswering(
+        tiny(), partial(method, words=W, frames=F), answers=7, **({"hidden": 16, "dropout": 0.0} | options)
+    )
+
+
+# The head
+
+
+def test_the_question_spots_half_of_the_frames_that_are_there():
+    text, video = features()
+    chosen = head().spotted(text.sentence, video)
+    assert not (chosen & ~video.frame_mask).any()
+    assert chosen.sum(1).tolist() == [2, 2, 1, 1, 2, 2]
+    cosine = torch.cosine_similarity(video.frames, text.sentence[:, None], dim=-1)
+    for i in range(B):
+        left = video.frame_mask[i] & ~chosen[i]
+        if left.any():
+            assert cosine[i][chosen[i]].min() >= cosine[i][left].max()
+
+
+def test_words_take_their_most_similar_patch_in_loops():
+    text, video = features()
+    chosen = video.frame_mask
+    found = words_patches(text, video.patches, chosen)
+    for i in range(B):
+        flat = [video.patches[i, f, p] for f in range(F) if chosen[i, f] for p in range(P)]
+        taken = []
+        for word in text.words[i][text.word_mask[i]]:
+            taken.append(max(flat, key=lambda patch, word=word: torch.cosine_similarity(patch, word, dim=0).item()))
+        torch.testing.assert_close(found[i], torch.stack(taken).mean(0))
+
+
+@pytest.mark.parametrize("options", [{}, {"pooling": "mean"}, {"micro": True}])
+def test_answers_do_not_depend_on_padding_nor_on_other_rows(options):
+    text, video = features()
+    made = head(**options)
+    logits = made(text, video)
+    padded = VideoFeatures(
+        torch.where(video.frame_mask[..., None], video.frames, 9.0),
+        video.frame_mask,
+        torch.where(video.frame_mask[..., None, None], video.patches, 9.0),
+    )
+    words = torch.where(text.word_mask[..., None], text.words, -9.0)
+    torch.testing.assert_close(made(TextFeatures(text.sentence, words, text.word_mask), padded), logits)
+    rows = [4, 1]
+    torch.testing.assert_close(made(text[rows], video[rows]), logits[rows])
+
+
+def test_every_option_of_the_head_changes_the_answer():
+    text, video = features()
+    usual = head()(text, video)
+    for options in ({"pooling": "mean"}, {"spot_ratio": 0.75}, {"inputs": "question"}, {"inputs": "video"}):
+        assert not torch.allclose(head(**options)(text, video), usual)
+    assert head(micro=True).classify[2].in_features == 3 * D
+    noisy = head(dropout=0.5).train()
+    assert not torch.equal(noisy(text, video), noisy(text, video))
+
+
+@pytest.mark.parametrize(("inputs", "ignored"), [("question", "video"), ("video", "question")])
+def test_what_an_answer_may_not_depend_on_it_does_not(inputs, ignored):
+    text, video = features()
+    other_text, other_video = features(seed=1)
+    made = head(inputs=inputs, pooling="mean")
+    changed = made(text, other_video) if ignored == "video" else made(other_text, video)
+    torch.testing.assert_close(changed, made(text, video))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spot_ratio": 1.0}, "spot_ratio is 1.0"),
+        ({"spot_ratio": 0.25, "pooling": "mean"}, "belongs to pooling: spot"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"micro": True, "inputs": "question"}, "inputs must be both"),
+    ],
+)
+def test_options_that_conflict_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        head(**options)
+    with pytest.raises(ValueError, match="hidden is 0"):
+        AnswerHead(D, 7, hidden=0)
+
+
+# The module
+
+
+def test_any_method_can_give_the_features_and_micro_needs_patches():
+    assert isinstance(module(DPDV, micro=True).method, DPDV)
+    assert module(DPDV, micro=True).needs_patches
+    with pytest.raises(ValueError, match="CLIP4Clip has no patches"):
+        module(micro=True)
+
+
+def test_ten_steps_lower_the_loss():
+    made = module()
+    made.vocabulary = list("abcdefg")
+    text, video = features()
+    right = torch.arange(B)
+    optimizer = torch.optim.Adam(made.head.parameters(), lr=1e-2)
+    history = []
+    for _ in range(10):
+        loss = torch.nn.functional.cross_entropy(made.logits(text, video), right)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(float(loss.detach()))
+    assert history[-1] < 0.5 * history[0]
+
+
+def test_only_learnt_answers_can_be_given():
+    made = module()
+    made.vocabulary = ["a", "b"]
+    assert made.logits(*features()).shape == (B, 2)
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("vqa")
+    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
+    return root
+
+
+def overlay(root, runs, *more):
+    return [
+        *[f"--config={RECIPES / name}" for name in ("dpdv-vqa.yaml", "fixture.yaml", "fixture-vqa.yaml")],
+        f"--data.init_args.root={root}", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
+        "--data.init_args.frames=2", "--data.init_args.captions_per_epoch=one",
+        "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=1", "--trainer.accelerator=cpu",
+        "--trainer.check_val_every_n_epoch=1", "--trainer.log_every_n_steps=1", f"--results.directory={runs}", *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(root, tmp_path_factory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    assert main(["fit", *overlay(root, runs, "--model.init_args.answers=5")]) == 0
+    (folder,) = runs.glob("videoquestionanswering-msrvttqa/version_0")
+    return folder
+
+
+def test_a_run_leaves_a_table_with_everything_counted(run, root):
+    results = json.loads((run / "results.json").read_text())
+    evaluation = results["evaluation"]
+    asked = json.loads((root / "msrvtt" / "test_qa.json").read_text())
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    answers = checkpoint["answers"]
+    assert results["learnt_answers"] == len(answers) == 5
+    assert evaluation["questions"] == evaluation["asked"] == len(asked)
+    assert evaluation["unknown_answers"] == sum(entry["answer"] not in answers for entry in asked)
+    assert evaluation["majority"] == pytest.approx(100 * sum(e["answer"] == answers[0] for e in asked) / len(asked))
+    assert results["trained_on"] == results["dataset"] == "MSRVTT-QA"
+    assert "DPDV" in results["method"]
+    assert (run / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_test_and_predict_repeat_what_the_run_found(run, root, tmp_path):
+    ckpt = f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"
+    options = overlay(root, tmp_path, ckpt, "--model.init_args.answers=5")
+    assert main(["test", *options]) == 0
+    (again,) = tmp_path.glob("*/*/results.json")
+    first, second = (json.loads(path.read_text())["evaluation"] for path in (run / "results.json", again))
+    assert second == first
+    assert main(["predict", *options]) == 0
+    (path,) = tmp_path.glob("**/predictions.parquet")
+    table = pd.read_parquet(path)
+    assert len(table) == first["asked"]
+    assert 100 * (table["answer"] == table["right"]).mean() == pytest.approx(first["accuracy"])
+    assert table["probability"].between(0, 1).all()
+
+
+def test_videos_that_cannot_be_read_leave_their_questions_out_and_counted(run, root, tmp_path):
+    asked = json.loads((root / "msrvtt" / "test_qa.json").read_text())
+    gone = f"video{asked[0]['video_id']}"
+    place = tmp_path / "data" / "msrvtt"
+    (place / "videos").mkdir(parents=True)
+    for path in (root / "msrvtt" / "videos").iterdir():
+        if path.stem != gone:
+            (place / "videos" / path.name).symlink_to(path)
+    for name in ("train", "val", "test"):
+        (place / f"{name}_qa.json").symlink_to(root / "msrvtt" / f"{name}_qa.json")
+    ckpt = f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"
+    more = (ckpt, "--model.init_args.answers=5", "--data.init_args.on_corrupt=skip")
+    assert main(["test", *overlay(tmp_path / "data", tmp_path / "runs", *more)]) == 0
+    (path,) = (tmp_path / "runs").glob("*/*/results.json")
+    results = json.loads(path.read_text())
+    left_out = sum(entry["video_id"] == asked[0]["video_id"] for entry in asked)
+    assert results["evaluation"]["without_video"] == left_out > 0
+    assert results["evaluation"]["questions"] == len(asked) - left_out
+    assert any(gone in line for line in results["skipped"])
+
+
+def test_testing_without_a_checkpoint_says_what_is_missing(root, tmp_path, capsys):
+    assert main(["test", *overlay(root, tmp_path)]) == 1
+    assert "--ckpt_path" in capsys.readouterr().err
+
+
+def test_datasets_without_questions_are_refused(root, tmp_path, capsys):
+    more = ("--data.class_path=MSRVTT", "--data.init_args.split=9k")
+    assert main(["fit", *overlay(root, tmp_path, *more)]) == 1
+    assert "MSRVTT has captions and no questions" in capsys.readouterr().err
+
+
+def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(root, tmp_path, capsys):
+    shared = overlay(root, tmp_path)[3:]
+    retrieval = [f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}", *shared]
+    assert main(["fit", *retrieval]) == 0
+    (checkpoint,) = tmp_path.glob("clip4clip-msrvtt/version_0/checkpoints/last.ckpt")
+    answering = (
+        "--model.init_args.method={class_path: CLIP4Clip, init_args: {similarity_header: seqTransf}}",
+        "--model.init_args.micro=false",
+    )
+    from_it = (*answering, f"--model.init_args.pretrained={checkpoint}", "--model.init_args.optimizer.encoder_lr=0")
+    assert main(["fit", *overlay(root, tmp_path, *from_it)]) == 0
+    (made,) = tmp_path.glob("videoquestionanswering-msrvttqa/version_0/checkpoints/last.ckpt")
+    before, after = (torch.load(path, weights_only=True)["state_dict"] for path in (checkpoint, made))
+    name = next(key for key in before if key.startswith("encoder.") and before[key].ndim == 2)
+    torch.testing.assert_close(after[f"method.{name}"], before[name])
+    capsys.readouterr()
+    assert main(["test", *overlay(root, tmp_path, *answering, f"--ckpt_path={checkpoint}")]) == 1
+    assert "pretrained" in capsys.readouterr().err
+    assert main(["fit", *overlay(root, tmp_path, f"--model.init_args.pretrained={checkpoint}")]) == 1
+    assert "holds a CLIP4Clip, the recipe builds a DPDV" in capsys.readouterr().err
+    missing = (*answering, "--model.init_args.pretrained=nowhere.ckpt")
+    assert main(["fit", *overlay(root, tmp_path, *missing)]) == 1
+    assert "nowhere.ckpt" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_recipe_beats_the_majority_answer_and_questions_alone_by_twenty_points(tmp_path):
+    synthesize("msrvtt", tmp_path, 250, 0, progress=False)
+
+    def evaluation(name, *more):
+        configs = [f"--config={RECIPES / file}" for file in ("dpdv-vqa.yaml", "fixture.yaml", "fixture-vqa.yaml")]
+        options = [f"--data.init_args.root={tmp_path}", "--trainer.accelerator=cpu", "--data.init_args.num_workers=0"]
+        assert main(["fit", *configs, *options, f"--results.directory={tmp_path / name}", *more]) == 0
+        (path,) = (tmp_path / name).glob("*/*/results.json")
+        return json.loads(path.read_text())["evaluation"]
+
+    both = evaluation("both")
+    alone = evaluation(
+        "alone", "--model.init_args.inputs=question", "--model.init_args.micro=false", "--data.init_args.frames=1",
+        "--trainer.max_epochs=6",
+        "--model.init_args.method={class_path: CLIP4Clip, init_args: {similarity_header: meanP}}",
+    )  # fmt: skip
+    assert both["accuracy"] >= both["majority"] + 20
+    assert both["accuracy"] >= alone["accuracy"] + 20

@@ -1,0 +1,110 @@
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import normalize
+
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, TextConditionedAttention
+
+N, M, F, Q, D = 4, 3, 5, 2, 16
+FORMS = (PairVectors, DensePairVectors)
+
+
+def attention(**options):
+    torch.manual_seed(0)
+    block = TextConditionedAttention(D, **options).double()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return block.eval()
+
+
+def conditioned(block, form, text, frames, mask=None):
+    return block(form.from_texts(block.queries(text), videos=len(frames)), frames, mask).materialize()
+
+
+@pytest.fixture
+def features():
+    torch.manual_seed(1)
+    return torch.randn(N, Q, D, dtype=torch.double), torch.randn(M, F, D, dtype=torch.double)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_released_xpool_head(parity_cases, form):
+    case = load_file(parity_cases / "xpool.safetensors")
+    block = TextConditionedAttention(64).eval()
+    prefix = "checkpoint.pool_frames."
+    block.load_state_dict({name: case[prefix + name] for name in block.state_dict()})
+    text, frames = case["input.text_embedding"], case["input.frame_embeddings"]
+    with torch.no_grad():
+        pooled = conditioned(block, form, text.unsqueeze(1), frames)[:, :, 0]
+    expected = case["expected.pooled_video(video,text)"].transpose(0, 1)
+    torch.testing.assert_close(pooled, expected, rtol=1e-5, atol=1e-5)
+    similarity = (normalize(pooled, dim=-1) * normalize(text, dim=-1).unsqueeze(1)).sum(-1)
+    torch.testing.assert_close(similarity, case["expected.similarity"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_heads_are_those_of_multi_head_attention(features, form, heads):
+    text, frames = features
+    block = attention(heads=heads, projections=True)
+    torch_block = nn.MultiheadAttention(D, heads, batch_first=True).double()
+    projections = block.cross_attn
+    with torch.no_grad():
+        names = ("q_proj", "k_proj", "v_proj")
+        torch_block.in_proj_weight.copy_(torch.cat([projections[name].weight for name in names]))
+        torch_block.in_proj_bias.copy_(torch.cat([projections[name].bias for name in names]))
+    torch_block.out_proj.load_state_dict(projections["out_proj"].state_dict())
+    made = conditioned(block, form, text, frames)
+    for i in range(N):
+        for j in range(M):
+            context = block.layer_norm1(frames[j])
+            mixed, _ = torch_block(block.layer_norm1(text[i]), context, context)
+            hidden = block.layer_norm2(mixed)
+            expected = block.layer_norm3(hidden + block.linear_proj(hidden))
+            torch.testing.assert_close(made[i, j], expected)
+
+
+def test_options_agree_between_the_forms_and_change_the_result(features):
+    text, frames = features
+    mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [False] * 5])
+    plain = conditioned(attention(), PairVectors, text, frames)
+    for options in ({"residual": False}, {"projections": False}, {"heads": 2}):
+        fast, dense = (conditioned(attention(**options), form, text, frames, mask) for form in FORMS)
+        torch.testing.assert_close(fast, dense)
+        assert not torch.allclose(conditioned(attention(**options), PairVectors, text, frames), plain, atol=1e-3)
+    masked = conditioned(attention(), PairVectors, text, frames, mask)
+    torch.testing.assert_close(masked[:, 0], plain[:, 0])
+    torch.testing.assert_close(masked[:, 1:2], conditioned(attention(), PairVectors, text, frames[1:2, :2]))
+    assert masked.isfinite().all()
+
+
+def test_both_initializations():
+    identity = TextConditionedAttention(D)
+    layers = (identity.linear_proj, *identity.cross_attn.values())
+    assert len(layers) == 5
+    for layer in layers:
+        assert torch.equal(layer.weight, torch.eye(D))
+        assert not layer.bias.any()
+    normal = TextConditionedAttention(256, projections=False, initialization="normal")
+    assert not normal.cross_attn
+    assert 0.019 < float(normal.linear_proj.weight.detach().std()) < 0.021
+
+
+def test_dropout_only_in_training_and_only_in_the_dense_form(features):
+    text, frames = features
+    block = attention(dropout=0.5)
+    evaluated = [conditioned(block, form, text, frames) for form in FORMS]
+    torch.testing.assert_close(*evaluated)
+    block.train()
+    assert not torch.allclose(conditioned(block, DensePairVectors, text, frames), evaluated[1])
+    with pytest.raises(ValueError, match=r"dropout 0.5"):
+        conditioned(block, PairVectors, text, frames)
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ValueError, match="heads is 3; it must divide the dimension 16"):
+        TextConditionedAttention(D, heads=3)
+    with pytest.raises(ValueError, match=r"dropout is -0.1"):
+        TextConditionedAttention(D, dropout=-0.1)

@@ -1,0 +1,94 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tvr_lightning.features import Record, Scores
+from tvr_lightning.pairwise import score_in_blocks
+
+
+@dataclass
+class Vectors(Record):
+    vectors: Tensor
+
+
+@pytest.fixture
+def items():
+    torch.manual_seed(0)
+    return Vectors(torch.randn(7, 5, requires_grad=True)), Vectors(torch.randn(9, 5, requires_grad=True))
+
+
+def product(text, video):
+    similarity = text.vectors @ video.vectors.T
+    return Scores(similarity.tanh(), {"product": similarity})
+
+
+@pytest.mark.parametrize("pairs", [1, 3, 7, 20, 62, 63, 1000])
+def test_blocks_give_what_one_piece_gives(items, pairs):
+    text, video = items
+    whole = product(text, video)
+    made = score_in_blocks(product, text, video, pair_bytes=10, budget=10 * pairs)
+    torch.testing.assert_close(made.similarity, whole.similarity)
+    torch.testing.assert_close(made.parts["product"], whole.parts["product"])
+    inputs = [text.vectors, video.vectors]
+    for a, b in zip(
+        torch.autograd.grad(made.similarity.sin().sum(), inputs),
+        torch.autograd.grad(whole.similarity.sin().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("budget", "largest"), [(70, (7, 1)), (140, (7, 2)), (35, (3, 1)), (5, (1, 1)), (10_000, (7, 9))]
+)
+def test_blocks_stay_within_the_budget_video_by_video(items, budget, largest):
+    seen = []
+
+    def watched(text, video):
+        seen.append((len(text), len(video)))
+        return product(text, video)
+
+    with torch.no_grad():
+        score_in_blocks(watched, *items, pair_bytes=10, budget=budget)
+    assert max(seen) == largest
+    assert sum(n * m for n, m in seen) == 7 * 9
+
+
+def test_dropout_draws_the_same_numbers_when_a_block_is_computed_anew(items):
+    text, video = items
+
+    def noisy(text, video):
+        return Scores(F.dropout(text.vectors @ video.vectors.T, 0.5))
+
+    made = score_in_blocks(noisy, text, video, pair_bytes=10, budget=140)
+    mask = (made.similarity != 0).float() * 2
+    made.similarity.sum().backward()
+    torch.testing.assert_close(text.vectors.grad, mask @ video.vectors)
+
+
+def test_only_one_block_is_kept_for_the_backward_pass(items):
+    saved = []
+
+    def squared(text, video):
+        return Scores((text.vectors @ video.vectors.T).square().exp())
+
+    def keep(tensor):
+        saved.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        score_in_blocks(squared, *items, pair_bytes=10, budget=140)
+        in_blocks, saved = saved, []
+        squared(*items)
+    assert (7, 9) in saved
+    assert not [shape for shape in in_blocks if shape[0] == 7 and shape[1] in (1, 2)]
+
+
+def test_bad_sizes_are_refused(items):
+    with pytest.raises(ValueError, match="must be positive"):
+        score_in_blocks(product, *items, pair_bytes=10, budget=0)
+    with pytest.raises(ValueError, match="0 texts and 9 videos"):
+        score_in_blocks(product, items[0][:0], items[1], pair_bytes=10)

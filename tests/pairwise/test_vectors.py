@@ -1,0 +1,185 @@
+"""Both forms of pair vectors carry out the verbs alike."""
+
+import pytest
+import torch
+from torch import nn
+
+from tvr_lightning.pairwise import DensePairVectors, PairVectors
+from tvr_lightning.pairwise.factorised import Sides
+
+N, M, F, W, D = 4, 3, 5, 6, 16
+FORMS = (PairVectors, DensePairVectors)
+
+
+@pytest.fixture
+def parts():
+    torch.manual_seed(0)
+    linear, norm = nn.Linear(D, D), nn.LayerNorm(D, eps=1e-6)
+    nn.init.normal_(norm.weight, 1.0, 0.3)
+    nn.init.normal_(norm.bias, 0.0, 0.3)
+    return {
+        "linear": linear.double(),
+        "bare": nn.Linear(D, D, bias=False).double(),
+        "norm": norm.double(),
+        "sentence": torch.randn(N, 1, D, dtype=torch.double),
+        "words": torch.randn(N, W, D, dtype=torch.double),
+        "video": torch.randn(M, 1, D, dtype=torch.double),
+        "frames": torch.randn(M, F, D, dtype=torch.double),
+        "slot_frames": torch.randn(M, W, D, dtype=torch.double),
+        "weights": torch.randn(M, F, N, W, dtype=torch.double),
+        "word_weights": torch.randn(M, W, N, 1, dtype=torch.double),
+        "factor": torch.rand(M, N, W, dtype=torch.double) + 0.5,
+    }
+
+
+def attended(form, p):
+    return form.mix(p["weights"], p["frames"])
+
+
+def gap(form, p):
+    return form.from_videos(p["video"], texts=N) - form.from_texts(p["sentence"], videos=M)
+
+
+def tail(form, p):
+    hidden = attended(form, p).layer_norm(p["norm"])
+    return (hidden + hidden.linear(p["linear"])).layer_norm(p["norm"])
+
+
+EXPRESSIONS = {
+    "texts": lambda form, p: form.from_texts(p["words"], videos=M),
+    "one text": lambda form, p: form.from_texts(p["sentence"], videos=M),
+    "videos": lambda form, p: form.from_videos(p["slot_frames"], texts=N),
+    "mix of frames": attended,
+    "mix of words": lambda form, p: form.mix(p["word_weights"], p["words"], side="text"),
+    "gap": gap,
+    "normed gap": lambda form, p: gap(form, p).layer_norm(p["norm"]).linear(p["linear"]),
+    "tail of attention": tail,
+    "tail and gap": lambda form, p: tail(form, p) + gap(form, p).layer_norm(p["norm"]),
+    "gap of tail": lambda form, p: form.from_texts(p["words"], videos=M) - tail(form, p).linear(p["bare"]),
+    "words and video slots": lambda form, p: (
+        form.from_texts(p["words"], videos=M) + form.from_videos(p["slot_frames"], texts=N)
+    ).layer_norm(p["norm"]),
+    "word mix in a sum": lambda form, p: (
+        form.mix(p["word_weights"], p["words"], side="text").linear(p["linear"]) + attended(form, p)
+    ).layer_norm(p["norm"]),
+    "sum of lifted": lambda form, p: form.from_texts(p["words"], videos=M) + form.from_texts(p["sentence"], videos=M),
+    "scaled": lambda form, p: tail(form, p).scale(p["factor"]).linear(p["linear"]),
+    "scaled lifted": lambda form, p: form.from_texts(p["words"], videos=M).scale(p["factor"]),
+    "unit": lambda form, p: tail(form, p).unit(),
+    "pooled": lambda form, p: tail(form, p).pool(p["factor"]),
+    "pooled then normed": lambda form, p: tail(form, p).pool(p["factor"]).layer_norm(p["norm"]),
+    "selected": lambda form, p: tail(form, p).select(1, 4),
+    "selected lifted": lambda form, p: form.from_texts(p["words"], videos=M).select(2, 6),
+    "selected sum": lambda form, p: (tail(form, p) + gap(form, p)).select(0, 1),
+    "selected gap": lambda form, p: gap(form, p).select(0, 1).linear(p["linear"]),
+    "norm twice": lambda form, p: tail(form, p).layer_norm(p["norm"]).linear(p["bare"]).layer_norm(p["norm"]),
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_every_verb_agrees_between_the_forms(parts, name):
+    fast, dense = (EXPRESSIONS[name](form, parts) for form in FORMS)
+    assert (fast.videos, fast.texts, fast.slots) == (dense.videos, dense.texts, dense.slots)
+    words, frames = parts["words"], parts["frames"]
+    close = {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(fast.materialize(), dense.materialize(), **close)
+    torch.testing.assert_close(fast.dot(words), dense.dot(words), **close)
+    matrix = parts["bare"].weight
+    torch.testing.assert_close(fast.dot(words, matrix), dense.dot(words, matrix), **close)
+    torch.testing.assert_close(fast.dot(words, matrix), fast.dot(words @ matrix), **close)
+    torch.testing.assert_close(fast.dot_frames(frames), dense.dot_frames(frames), **close)
+    torch.testing.assert_close(fast.norm(), dense.norm(), **close)
+    for other in ("gap", "tail of attention", "videos"):
+        pair = [EXPRESSIONS[other](form, parts) for form in FORMS]
+        if {fast.slots, pair[0].slots} <= {1, max(fast.slots, pair[0].slots)}:
+            torch.testing.assert_close(fast.inner(pair[0]), dense.inner(pair[1]), **close)
+            torch.testing.assert_close(pair[0].inner(fast), pair[1].inner(dense), **close)
+
+
+def test_shapes_and_meaning_of_products(parts):
+    vectors = tail(PairVectors, parts)
+    whole = vectors.materialize()
+    assert whole.shape == (N, M, W, D)
+    torch.testing.assert_close(vectors.dot(parts["words"]), torch.einsum("nmqd,ntd->mntq", whole, parts["words"]))
+    torch.testing.assert_close(
+        vectors.dot_frames(parts["frames"]), torch.einsum("nmqd,mfd->mfnq", whole, parts["frames"])
+    )
+    own = torch.randn(M, N, whole.shape[-1], dtype=whole.dtype)
+    torch.testing.assert_close(vectors.dot_pairs(own), torch.einsum("nmqd,mnd->mnq", whole, own))
+    torch.testing.assert_close(vectors.norm(), whole.norm(dim=-1).transpose(0, 1))
+    torch.testing.assert_close(vectors.unit().norm(), torch.ones(M, N, W, dtype=torch.double))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_mix_layer_norm_and_linear_are_those_of_torch(parts, form):
+    expected = torch.einsum("mknq,mkd->nmqd", parts["weights"], parts["frames"])
+    expected = parts["norm"](parts["linear"](expected))
+    made = attended(form, parts).linear(parts["linear"]).layer_norm(parts["norm"]).materialize()
+    torch.testing.assert_close(made, expected)
+
+
+def test_gradients_agree_between_the_forms(parts):
+    grads = []
+    for form in FORMS:
+        leaves = {k: v.detach().clone().requires_grad_() for k, v in parts.items() if isinstance(v, torch.Tensor)}
+        p = parts | leaves
+        vectors = (tail(form, p) + gap(form, p).layer_norm(p["norm"])).unit()
+        loss = vectors.dot(p["words"]).tanh().sum() + vectors.dot_frames(p["frames"]).tanh().sum()
+        inputs = [p[k] for k in ("sentence", "words", "video", "frames", "weights")]
+        grads.append(torch.autograd.grad(loss, [*inputs, *p["linear"].parameters(), *p["norm"].parameters()]))
+    for fast, dense in zip(*grads, strict=True):
+        torch.testing.assert_close(fast, dense, rtol=1e-9, atol=1e-9)
+
+
+def test_addition_of_shared_coefficients_does_not_widen_the_basis(parts):
+    hidden = attended(PairVectors, parts).layer_norm(parts["norm"])
+    total = hidden + hidden.linear(parts["linear"])
+    assert total.sides.video.basis.shape == (M, F, D)
+    assert total.sides.shared is None
+    assert total.layer_norm(parts["norm"]).sides.shared.basis.shape == (1, D)
+
+
+def test_no_tensor_of_a_pair_has_the_dimension(parts):
+    wide = {"norm": nn.LayerNorm(512), "linear": nn.Linear(512, 512), "frames": torch.randn(M, F, 512)}
+    p = parts | wide | {"weights": parts["weights"].float()}
+    vectors = tail(PairVectors, p).unit()
+    assert max(side.coefficients.numel() for side in (vectors.sides.video, vectors.sides.shared)) <= M * N * W * F
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_half_precision_is_computed_in_float32_and_float64_stays(parts, form):
+    for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        vectors = form.mix(parts["weights"].to(dtype), parts["frames"].to(dtype)).linear(parts["linear"])
+        assert vectors.layer_norm(parts["norm"]).dot(parts["words"].to(dtype)).dtype == expected
+        assert form.from_texts(parts["words"].to(dtype), videos=M).materialize().dtype == expected
+        assert form.from_videos(parts["frames"].to(dtype), texts=N).materialize().dtype == expected
+
+
+def test_dropout_needs_the_dense_form(parts):
+    with pytest.raises(ValueError, match="use DensePairVectors"):
+        attended(PairVectors, parts).dropout(0.3)
+    assert attended(PairVectors, parts).dropout(0.0).norm().isfinite().all()
+    torch.manual_seed(0)
+    dropped = attended(DensePairVectors, parts).dropout(0.3).materialize()
+    whole = attended(DensePairVectors, parts).materialize()
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], whole[kept] / 0.7)
+    assert 0.6 < kept.double().mean() < 0.8
+    assert torch.equal(attended(DensePairVectors, parts).dropout(0.0).materialize(), whole)
+
+
+def test_zero_vectors_have_a_gradient(parts):
+    frames = torch.zeros(M, F, D, dtype=torch.double, requires_grad=True)
+    unit = PairVectors.mix(parts["weights"], frames).unit()
+    assert torch.equal(unit.materialize(), torch.zeros(N, M, W, D, dtype=torch.double))
+    unit.dot(parts["words"]).sum().backward()
+    assert frames.grad.isfinite().all()
+
+
+def test_bad_shapes_are_refused(parts):
+    with pytest.raises(ValueError, match="do not combine"):
+        attended(PairVectors, parts) + attended(PairVectors, parts).select(0, 2)
+    with pytest.raises(ValueError, match="do not combine"):
+        PairVectors.from_texts(parts["words"], videos=M) + PairVectors.from_texts(parts["words"], videos=M + 1)
+    with pytest.raises(ValueError, match="need a basis"):
+        PairVectors((M, N, W), Sides())

@@ -1,0 +1,264 @@
+"""Figures are drawn from a method's own tensors: real videos, real features, and known answers where there are any."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.features import PairedFeatures
+from tvr_lightning.recipe import from_recipe
+from tvr_lightning.reproduce.card import Card
+from tvr_lightning.reproduce.report import figures
+from tvr_lightning.reproduce.report.balance import measure_balance, measure_modalities
+from tvr_lightning.reproduce.report.dpdv import measure_unmatched
+from tvr_lightning.reproduce.report.gare import measure_gradients, measure_steps
+from tvr_lightning.reproduce.report.material import encode_test_split
+from tvr_lightning.reproduce.report.page import RunPart, page
+from tvr_lightning.reproduce.report.similarity import measure_sheet, measure_similarity
+from tvr_lightning.reproduce.report.tcmgc import draw_between
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+TINY = """
+model: {init_args: {encoder: {class_path: TinyClipEncoder,
+                              init_args: {width: 64, image_size: 32, patch_size: 8, vision_layers: 1}}}}
+data: {init_args: {frames: 4, num_workers: 0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def materials(tmp_path_factory):
+    """The test split of a synthetic dataset under random weights of each paper's method."""
+    root = tmp_path_factory.mktemp("figures")
+    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
+    overlay = root / "tiny.yaml"
+    overlay.write_text(TINY)
+    made = {}
+    for name in ("gare", "tcmgc", "gaid", "dpdv", "ncl"):
+        recipes = [RECIPES / f"{name}.yaml", RECIPES / "fixture.yaml", overlay]
+        module, data = from_recipe(recipes, [f"--data.init_args.root={root}"])
+        made[name] = encode_test_split(module.eval(), data)
+    return made
+
+
+@pytest.fixture(scope="module")
+def measured(materials):
+    return {name: figures.measure(material) for name, material in materials.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("gare", {"geometry", "gradients", "steps"}),
+        ("tcmgc", {"contrasts", "attention"}),
+        ("gaid", {"gate"}),
+        ("dpdv", {"merging"}),
+        ("ncl", set()),
+    ],
+)
+def test_every_method_has_the_common_figures_and_its_own(materials, measured, name, own):
+    kinds = {field.partition(".")[0] for field in measured[name]}
+    assert kinds == {"similarity", "balance", "modalities", "unmatched", "sheet"} | own
+    charts = figures.draw(measured[name], "run")
+    assert {chart.title for chart in charts}
+    for chart in charts:
+        assert chart.alt
+        assert "#000000" not in chart.svg  # ink follows the page, in the dark too
+        assert chart.svg or chart.html
+        for fact in chart.facts:
+            assert measured[name][fact.field].shape == ()
+
+
+@pytest.mark.parametrize("name", ["gare", "tcmgc", "gaid", "dpdv"])
+def test_every_number_beside_a_figure_is_in_the_file_of_figures(measured, name):
+    arrays = measured[name]
+    card = Card("run", "table/line", "finished", {"claims": [], "seed": None, "fingerprints": {}}, results={})
+    html = page([], [RunPart(card, figures.draw(arrays, "run"), arrays)])
+    found = re.findall(r'<span data-figures="run" data-field="([^"]*)">([^<]*)</span>', html)
+    assert len(found) > 20
+    for field, text in found:
+        value = arrays[field.partition("[")[0]]
+        for place in re.findall(r"\[(\d+)\]", field):
+            value = value[int(place)]
+        assert float(text) == pytest.approx(float(value), rel=0.01, abs=5e-4)
+    # Below the drawings no number stands by itself.
+    lists = re.findall(r'<ul class="facts">(.*?)</ul>', html, flags=re.DOTALL)
+    assert lists
+    assert not [facts for facts in lists if re.search(r"\d\.\d", re.sub(r"<span.*?</span>", "", facts))]
+
+
+def test_scores_are_those_of_the_method(materials):
+    material = materials["gare"]
+    with torch.no_grad():
+        expected = material.module.score(material.texts, material.videos).similarity
+    assert torch.allclose(material.similarity, expected, atol=1e-5)
+    own = [material.split.texts[int(place)].video for place in material.text_index]
+    assert material.video_index[material.matching].tolist() == own
+
+
+def perfect(material, scale=1.0):
+    """The same material, every matching pair scoring 1 and all others 0."""
+    scores = torch.zeros_like(material.similarity)
+    scores[torch.arange(len(scores)), material.matching] = 1.0
+    return replace(material, similarity=scale * scores)
+
+
+def test_histograms_tell_matching_pairs_from_others(materials):
+    found = measure_similarity(perfect(materials["gare"]))
+    assert found["positive"].sum() == pytest.approx(1)
+    assert found["negative"].sum() == pytest.approx(1)
+    assert (found["positive"] * found["negative"]).sum() == 0
+    assert float(found["overlap"]) == 0
+    assert (float(found["positive_mean"]), float(found["negative_mean"])) == (1, 0)
+    same = replace(materials["gare"], similarity=torch.zeros_like(materials["gare"].similarity))
+    assert float(measure_similarity(same)["overlap"]) == pytest.approx(50)
+
+
+def test_mass_is_even_where_every_query_finds_its_own_and_uneven_with_a_hub(materials):
+    found = measure_balance(perfect(materials["gare"], scale=10.0))
+    assert float(found["t2v.error"]) == pytest.approx(0, abs=1e-6)
+    hub = perfect(materials["gare"])
+    hub.similarity[:, 0] = 20.0
+    assert float(measure_balance(hub)["t2v.error"]) > 1
+
+
+def test_normalising_by_the_queues_is_measured_where_there_are_some(materials, measured):
+    material = materials["ncl"]
+    assert "balance.normalized.t2v.error" not in measured["gare"]
+    text, video = material.paired()
+    index = torch.arange(len(text))
+    with torch.no_grad():
+        material.module.update_state(PairedFeatures(text, video, index, index))
+    found = measure_balance(material)
+    assert float(found["normalized.t2v.error"]) < float(found["t2v.error"])  # the queries themselves are in the queue
+
+
+def test_the_sheet_shows_the_best_videos_and_the_own_one(materials):
+    found = measure_sheet(perfect(materials["gare"]))
+    assert (found["rank"] == 1).all()
+    assert found["correct"][:, :2].all()
+    assert not found["correct"][:, 2:].any()
+    assert found["strips"].std() > 1  # real pictures
+    worst = perfect(materials["gare"], scale=-1.0)
+    assert measure_sheet(worst)["rank"].max() == worst.similarity.shape[1]
+
+
+def test_modalities_that_coincide_have_no_distance(materials):
+    material = materials["ncl"]
+    text, video = material.paired()
+    sentence = material.texts.sentence.clone()
+    sentence[material.pairs[:, 0]] = F.normalize(video.frames, dim=-1).mean(1)
+    found = measure_modalities(replace(material, texts=replace(material.texts, sentence=sentence)))
+    assert float(found["matching"]) == pytest.approx(1, abs=1e-5)
+    assert float(found["mean_distance"]) == pytest.approx(0, abs=1e-5)
+    assert found["map"].shape == (2, len(text), 2)
+
+
+def test_geometry_is_that_of_the_increments(materials, measured):
+    material = materials["gare"]
+    text, video = material.paired()
+    with torch.no_grad():
+        increment = material.module.head(text, video, increments=True).parts["increment"].diagonal().T
+    gap = video.frames.mean(1) - text.sentence
+    angle = F.cosine_similarity(increment, gap).acos().mean()
+    assert float(measured["gare"]["geometry.angle_to_gap.positive_mean"]) == pytest.approx(float(angle), abs=1e-4)
+    length = increment.norm(dim=-1).mean()
+    assert float(measured["gare"]["geometry.increment_norm.positive_mean"]) == pytest.approx(float(length), rel=1e-4)
+
+
+def test_gradients_add_up_and_match_the_loss_itself(materials):
+    material = materials["gare"]
+    found = measure_gradients(material)
+    for start in ("", "plain_"):
+        total = found[f"{start}positive.mean"] + found[f"{start}negative.mean"]
+        np.testing.assert_allclose(found[f"{start}anchor.mean"], total, rtol=1e-4, atol=1e-7)
+    # Without increments: InfoNCE of the sentences against the videos pooled for them, in its plainest form.
+    text, video = material.paired()
+    sentence = text.sentence.detach().clone().requires_grad_(True)
+    weight = torch.einsum("nd,mfd->nmf", text.sentence, video.frames).div(3).softmax(-1)
+    pooled = torch.einsum("nmf,mfd->nmd", weight, video.frames).detach()
+    logits = material.module.temperature().detach() * F.cosine_similarity(sentence.unsqueeze(1), pooled, dim=-1)
+    (-logits.log_softmax(1).diagonal()).sum().backward()
+    np.testing.assert_allclose(found["plain_anchor.mean"], sentence.grad.mean(0).numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_steps_are_taken_by_a_copy(materials):
+    module = materials["gare"].module
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    found = measure_steps(materials["gare"])
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert np.isfinite(found["positive"]).all()
+    assert (found["negative"] > 0).all()
+
+
+def test_contrasts_and_their_weights(materials, measured):
+    found, material = measured["tcmgc"], materials["tcmgc"]
+    assert list(found["contrasts.names"]) == ["video_sentence", "video_word", "sentence_frame", "frame_word"]
+    for name in ("softmax", "lsa"):
+        np.testing.assert_allclose(found[f"contrasts.{name}"].sum(0), 1, rtol=1e-5)
+    # A fresh LSA is the identity, that is, the softmax.
+    np.testing.assert_allclose(found["contrasts.lsa"], found["contrasts.softmax"], rtol=1e-4)
+    assert float(found["contrasts.regularization"]) == material.module.head.config.decorrelation.weight
+
+
+def test_runs_with_and_without_decorrelation_are_set_side_by_side(measured):
+    own = measured["tcmgc"]
+    without = {**own, "contrasts.regularization": np.array(0.0)}
+    names = {"a": "one", "b": "other"}
+    (chart,) = draw_between({"a": own, "b": without}, names)
+    assert "one: with SDR" in chart.svg
+    assert "other: without SDR" in chart.svg
+    assert not draw_between({"a": own, "b": own}, names)
+
+
+def test_attention_of_every_word_adds_up_and_words_are_the_captions(materials, measured):
+    found = measured["tcmgc"]
+    np.testing.assert_allclose(found["attention.weights"].sum(-1), 1, rtol=1e-4)
+    words = [str(word) for word in found["attention.words"][0] if word]
+    assert words[0] == "sentence"
+    pieces = "".join(words[2:-1])  # between SOT and EOT; long words are two pieces
+    assert len(pieces) > 10
+    assert str(found["attention.captions"][0]).replace(" ", "").startswith(pieces)
+
+
+def test_the_gate_is_that_of_the_matching_caption(materials, measured):
+    found, material = measured["gaid"], materials["gaid"]
+    text, video = material.paired()
+    captions = [material.caption(int(row)) for row, _ in material.pairs]
+    place = captions.index(str(found["gate.captions"][0]))
+    linear = material.module.head.gate.linear
+    both = torch.cat([video.frames[place], video.audio[place], text.sentence[place].expand(4, -1)], dim=-1)
+    expected = linear(both).sigmoid().squeeze(-1).detach().numpy()
+    np.testing.assert_allclose(found["gate.weights"][0], expected, rtol=1e-4)
+    assert (np.diff(found["gate.times"], axis=1) > 0).all()
+    assert (found["gate.high"] - found["gate.low"]).max() > 0.01  # there is sound
+
+
+def test_patches_only_ever_merge(materials, measured):
+    members = measured["dpdv"]["merging.members"]
+    stages = measured["dpdv"]["merging.left"].tolist()
+    assert stages == materials["dpdv"].module.reduction.config.schedule(16)
+    for video in members:
+        for stage, left in enumerate(stages):
+            for frame in range(video.shape[1]):
+                assert len(np.unique(video[stage, frame])) == left
+        for coarse, fine in zip(video[1:], video[:-1], strict=True):
+            for frame in range(video.shape[1]):
+                pairs = {(int(a), int(b)) for a, b in zip(fine[frame], coarse[frame], strict=True)}
+                assert len(pairs) == len(np.unique(fine[frame]))
+
+
+def test_frames_that_are_words_of_their_own_caption_match(materials):
+    material = materials["gare"]
+    _, video = material.paired()
+    frames = material.videos.frames.clone()
+    frames[material.pairs[:, 1]] = video.frames[:, :1].expand_as(video.frames)
+    for sign, share in ((1, 0), (-1, 100)):
+        words = material.texts.words.clone()
+        words[material.pairs[:, 0]] = sign * video.frames[:, :1]
+        texts, videos = replace(material.texts, words=words), replace(material.videos, frames=frames)
+        assert float(measure_unmatched(replace(material, texts=texts, videos=videos))["share"]) == share

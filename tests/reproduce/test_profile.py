@@ -1,0 +1,89 @@
+"""What a method costs: FLOPs and parameters that can be worked out by hand, and a card that needs no dataset."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tvr_lightning.cli import main
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.methods import GAID, GARE, CLIP4Clip
+from tvr_lightning.reproduce.profile import Load, measure_costs, random_batch
+from tvr_lightning.reproduce.profile_card import read_profiles
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+WIDTH, FRAMES, WORDS = 64, 4, 16
+
+
+def module(kind, **options):
+    torch.manual_seed(0)
+    encoder = TinyClipEncoder(WIDTH, 32, text_layers=1, vision_layers=1, patch_size=16)
+    return kind(encoder, words=WORDS, frames=FRAMES, **options)
+
+
+def costs(made, batch=2):
+    return measure_costs(made, Load(batch=batch, queries=8, repeats=1))
+
+
+def test_scoring_by_cosines_is_one_product():
+    found = costs(module(CLIP4Clip, similarity_header="meanP"), batch=3)
+    assert found.flops_by_stage["score"] == 2 * 3 * 3 * WIDTH
+    assert found.flops_by_stage["text_layers"] == found.flops_by_stage["video_layers"] == 0
+
+
+def test_the_video_encoder_costs_what_its_layers_do():
+    found = costs(module(CLIP4Clip, similarity_header="meanP"))
+    tokens, images = 1 + (32 // 16) ** 2, 2 * FRAMES
+    convolution = 2 * images * (tokens - 1) * 3 * 16 * 16 * WIDTH
+    block = 2 * images * tokens * WIDTH * WIDTH * (4 + 8) + 4 * images * tokens * tokens * WIDTH
+    projection = 2 * images * WIDTH * WIDTH  # at least of the class token
+    least = convolution + block + projection
+    assert least <= found.flops_by_stage["encode_video"] <= 1.1 * least
+
+
+def test_training_costs_about_three_times_the_forward_pass():
+    found = costs(module(CLIP4Clip, similarity_header="meanP"))
+    forward = sum(value for stage, value in found.flops_by_stage.items() if stage != "training_step")
+    assert 2.2 <= found.flops_by_stage["training_step"] / forward <= 3.1
+
+
+def test_parameters_are_counted_once_and_frozen_ones_apart():
+    made = module(GARE, temporal_layers=1)
+    made.temporal.requires_grad_(False)
+    found = costs(made)
+    assert found.parameters == sum(p.numel() for p in made.parameters()) == sum(found.parameters_by_module.values())
+    assert found.parameters - found.trainable == found.parameters_by_module["temporal"]
+    assert found.flops_by_stage["video_layers"] > 0
+    assert found.flops_by_module["temporal"] == found.flops_by_stage["video_layers"]
+    assert 0 < found.flops_by_module["head.psi"] <= found.flops_by_module["head"] == found.flops_by_stage["score"]
+    assert found.ms_per_video == pytest.approx(found.encode_video_ms + found.score_ms_per_video)
+
+
+def test_sound_is_part_of_encoding_a_video():
+    batch = random_batch(module(GAID), Load(batch=2))
+    assert batch.video.video.audio.mask.all()
+    hears, deaf = costs(module(GAID)), costs(module(GAID, fusion="none"))
+    assert hears.flops_by_stage["encode_video"] > deaf.flops_by_stage["encode_video"]
+    assert hears.flops_by_stage["encode_text"] == deaf.flops_by_stage["encode_text"]
+
+
+def test_a_recipe_is_profiled_without_its_dataset(tmp_path, capsys):
+    overlay = tmp_path / "tiny.yaml"
+    overlay.write_text(
+        "model: {init_args: {encoder: {init_args: {width: 64, image_size: 32, vision_layers: 1}}}}\n"
+        f"data: {{init_args: {{root: {tmp_path / 'nowhere'}, frames: 4}}}}\n"
+    )
+    recipes = [RECIPES / "dpdv.yaml", RECIPES / "fixture.yaml", overlay]
+    words = [word for path in recipes for word in ("--config", str(path))]
+    options = ["--out", str(tmp_path), "--batch_size", "2", "--queries", "4", "--repeats", "1"]
+    assert main(["profile", *words, *options]) == 0
+    (card,) = read_profiles(tmp_path / "profiles")
+    assert (card.method, card.batch, card.frames, card.queries) == ("DPDV", 2, 4, 4)
+    assert card.options["class_path"].endswith("DPDV")
+    assert f"{card.costs.parameters / 1e6:.2f} M" in capsys.readouterr().out
+
+
+def test_a_batch_of_one_is_refused(tmp_path, capsys):
+    words = ["--config", str(RECIPES / "clip4clip.yaml"), "--config", str(RECIPES / "fixture.yaml")]
+    assert main(["profile", *words, "--out", str(tmp_path), "--batch_size", "1"]) == 1
+    assert "batch_size of at least 2" in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""The published numbers: complete, typed, and printed as the papers have them."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from tvr_lightning.cli import Verb, verb_parser
+from tvr_lightning.errors import UserError
+from tvr_lightning.reproduce.published import PublishedRow, disagreements, published_rows, select_published
+from tvr_lightning.reproduce.published_verb import run_published
+
+
+def only(rows: list[PublishedRow]) -> PublishedRow:
+    (row,) = rows
+    return row
+
+
+def test_all_five_papers_are_there_and_every_line_is_named_once_per_direction():
+    rows = published_rows()
+    assert {row.paper for row in rows} == {"GARE", "TC-MGC", "NCL", "DPDV", "GAID"}
+    assert len({(row.entry, row.direction) for row in rows}) == len(rows) == 763
+
+
+def test_figures_are_those_of_the_print():
+    row = only(select_published("gare", "1", "MSR-VTT", "GARE (Ours)", "t2v"))
+    assert [row.printed("R@1"), row.printed("R@5"), row.printed("R@10"), row.printed("MnR")] == [49.1, 74.7, 83.6, 12.0]
+    assert row.backbone == "ViT-B/32"
+
+
+def test_what_is_not_printed_stays_missing():
+    row = only(select_published("gare", "1", method="GARE (Ours)", direction="t2v"))
+    assert row.printed("RSum") is None
+    assert row.printed("SumR") is None
+    assert only(select_published("ncl", "1", method="NCL", direction="t2v")).printed("R@10") is None
+
+
+def test_recalls_and_ranks_are_possible():
+    for row in published_rows():
+        recalls = [row.printed(name) for name in ("R@1", "R@5", "R@10", "R@50") if row.printed(name) is not None]
+        assert recalls == sorted(recalls), row
+        assert all(0 <= value <= 100 for value in recalls), row
+        assert all(row.printed(name) is None or row.printed(name) >= 1 for name in ("MdR", "MnR")), row
+
+
+def test_a_sum_that_does_not_fit_its_recalls_is_named():
+    row = next(
+        row
+        for row in select_published("tc-mgc", "1a", method="CLIP4Clip-tightTransf", direction="t2v")
+        if row.backbone == "ViT-B/16"
+    )
+    assert disagreements(row) == ["the paper prints SumR 393.2, but its recalls add up to 383.2"]
+    assert disagreements(only(select_published("gare", "1", method="GARE (Ours)", direction="t2v"))) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"paper": "resnet"}, "DPDV, GAID, GARE, NCL, TC-MGC"),
+        ({"paper": "gaid", "table": "12"}, "1, 2, 3"),
+        ({"paper": "ncl", "dataset": "LSMDC"}, "ActivityNet"),
+    ],
+)
+def test_unknown_values_list_the_known_ones(query, said):
+    with pytest.raises(UserError, match=said):
+        select_published(**query)
+
+
+def test_the_verb_prints_rows_notes_and_other_formats(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    options = verb_parser(Verb("published", "", "tvr_lightning.reproduce.published_verb:run_published")).parse_args(
+        ["--paper", "gare", "--table", "4"]
+    )
+    assert run_published(**options.as_dict()) == 0
+    said = capsys.readouterr().out
+    assert "C=V_frame" in said
+    assert "49.1" in said
+    assert "inconsistent in the paper" in said
+    assert run_published(paper="gare", table="4", format="csv") == 0
+    assert len(list(csv.DictReader(io.StringIO(capsys.readouterr().out)))) == 6
+    assert run_published(paper="gare", table="4", format="json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["recall_1"] == 47.4

@@ -1,0 +1,270 @@
+"""The report: every number on the page is a card's, the page needs nothing else, and bad folders are named."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from browser import open_browser
+from run_cards import make_card
+
+from tvr_lightning.reproduce.card import CardError
+from tvr_lightning.reproduce.plan import Setting, make_plan
+from tvr_lightning.reproduce.profile import Costs
+from tvr_lightning.reproduce.profile_card import ProfileCard, read_profiles, write_profile
+from tvr_lightning.reproduce.published import published_rows
+from tvr_lightning.reproduce.report.drawing import Chart, new_figure, styled, to_chart
+from tvr_lightning.reproduce.report.figures import FiguresError, figures_of
+from tvr_lightning.reproduce.report.folder import read_folder, views_of
+from tvr_lightning.reproduce.report.page import RunPart, page
+from tvr_lightning.reproduce.report.report_verb import run_report
+from tvr_lightning.reproduce.report.tables_html import field_of, printed_place
+from tvr_lightning.reproduce.runner import Folders, carry_out
+from tvr_lightning.reproduce.tables import load_table
+from tvr_lightning.reproduce.uncertainty import measure
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+SOURCES = ("data-card", "data-published", "data-figures", "data-profile")
+EMPTY = {"meta", "img", "br", "path", "use", "rect", "image"}
+CONFIG = {"seed_everything": 0, "model": {}, "data": {}}
+
+
+class Texts(HTMLParser):
+    """Every text of a page with the attributes of the elements around it, innermost first."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.found, self.tags = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in EMPTY:
+            self.open.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in EMPTY:
+            assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if data.strip():
+            self.found.append((data.strip(), list(reversed(self.open))))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Cards of three lines of a table with two seeds, one run that failed, and a profile."""
+    plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, fixture_videos=20, seeds=(0, 1)))
+    for name, quality in (("clip4clip", 1.0), ("baseline", 1.5), ("gare", 3.0)):
+        for place, key in enumerate(plan.chosen[f"gare-1/{name}"]):
+            card = make_card(plan.runs[key], tmp_path / "cards", quality + place)
+            card.results["config"] = CONFIG
+    key = plan.chosen["gare-1/x-pool"][0]
+    make_card(plan.runs[key], tmp_path / "cards", 1.0, status="failed", results=None, error="out of <memory>")
+    write_profile(profile("GARE"), tmp_path / "profiles")
+    return tmp_path
+
+
+def profile(method):
+    stages = dict.fromkeys(
+        ("encode_text", "encode_video", "text_layers", "video_layers", "score", "training_step"), 16_000_000_000
+    )
+    costs = Costs(92_620_000, 1, {"encoder": 1}, stages, {}, 10.0, 2.0, 1.0, 3.0, 5.0, 700.0, 900.0)
+    return ProfileCard(method.lower(), method, "ClipEncoder", {}, 16, 1000, 12, 32, 224, 3, costs, {"device": "cpu"})
+
+
+def written(folder):
+    assert run_report(folder, RECIPES, tables_only=True) == 0
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_every_number_in_the_tables_is_found_in_a_card(folder):
+    cards, texts = read_folder(folder), Texts(written(folder)).found
+    profiles = {found.name: found for found in read_profiles(folder / "profiles")}
+    rows = {printed_place(row): row for row in published_rows()}
+    checked = dict.fromkeys(SOURCES, 0)
+    for text, around in texts:
+        if not any(tag == "td" for tag, _ in around) or not re.search(r"\d", text):
+            continue
+        sources = next((attrs for _, attrs in around if any(name in attrs for name in SOURCES)), None)
+        named = any("name" in (attrs.get("class") or "") for tag, attrs in around if tag == "td")
+        if sources is None:
+            assert named, f"{text!r} bears no source"
+            continue
+        if "data-profile" in sources:
+            expected = _profiled(profiles[sources["data-profile"]], sources)
+        elif "data-card" in sources:
+            expected = _carded([cards[key] for key in sources["data-card"].split()], sources, folder)
+        elif "data-field" in sources:
+            expected = f"{rows[sources['data-published']].printed(sources['data-field']):.1f}"
+        else:
+            expected = text if sources["data-published"] in rows else None
+        assert text == expected, sources
+        checked[next(name for name in SOURCES if name in sources)] += 1
+    assert checked["data-card"] > 50
+    assert checked["data-published"] > 50
+    assert checked["data-profile"] > 5
+
+
+def _carded(cards, sources, folder):
+    values = [field_of(card, sources["data-field"]) for card in cards]
+    made = sources.get("data-of")
+    if made is None:
+        return f"{values[0]:.1f}" if sources["data-field"] == "seconds" and "class" not in sources else str(values[0])
+    if made == "mean":
+        return f"{sum(values) / len(values):.1f}"
+    _, direction, metric = sources["data-field"].split(".")
+    found = measure(cards, folder / "cards", direction, metric)
+    return f"{found.deviation if made == 'deviation' else getattr(found.interval, made):.1f}"
+
+
+def _profiled(card, sources):
+    value = card
+    for name in sources["data-field"].split("."):
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
+    made = sources.get("data-of")
+    if made == "inference per pair, G":
+        value = sum(flops for stage, flops in value.items() if stage != "training_step") / card.batch / 1e9
+    elif made in ("G", "M"):
+        value = value / (1e9 if made == "G" else 1e6)
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def test_statistics_and_notes_are_those_of_the_tables(folder):
+    shown = [text for text, _ in Texts(written(folder)).found]
+    (view,) = views_of(read_folder(folder), folder, RECIPES)
+    assert view.statistics
+    for sentence in view.statistics:
+        assert sentence in shown
+    assert any("out of <memory>" in text for text in shown)
+
+
+def test_efficiency_columns_set_profiles_beside_the_print(folder):
+    text = written(folder)
+    lines = [line for line in Texts(text).found if "Total 11,905.05" in line[0]]
+    assert lines
+    assert 'data-profile="gare"' in text
+    (folder / "profiles" / "gare.json").unlink()
+    assert "What the methods cost" not in written(folder)
+
+
+def test_all_four_formats_hold_every_table(folder):
+    written(folder)
+    rows = list(csv.DictReader((folder / "report.csv").read_text(encoding="utf-8").splitlines()))
+    assert {row["run"] for row in rows if row["measured"]} == {"clip4clip", "baseline", "gare"}
+    assert "## GARE, Table 1" in (folder / "report.md").read_text(encoding="utf-8")
+    assert r"\toprule" in (folder / "report.tex").read_text(encoding="utf-8")
+
+
+def test_the_page_needs_nothing_else(folder):
+    for tag, attrs in Texts(written(folder)).tags:
+        assert tag not in ("script", "link", "iframe")
+        for name in ("src", "href", "xlink:href"):
+            assert (attrs.get(name) or "#").startswith(("#", "data:")), (tag, attrs)
+
+
+def test_a_run_made_for_one_table_stands_for_its_lines_in_a_later_one_too(tmp_path):
+    plan = make_plan([load_table("gaid-1", RECIPES)], Setting(RECIPES, tmp_path, fixture_videos=20), ["x-pool"])
+    (run,) = plan.runs.values()
+    make_card(replace(run, claims=["gaid-1/x-pool"]), tmp_path / "cards", 1.0)
+    later = make_plan([load_table("gaid-1", RECIPES)], plan.setting, ["x-pool", "x-pool-b16"])
+    carry_out(later, Folders(tmp_path), lambda line: None)
+    (card,) = read_folder(tmp_path).values()
+    assert card.run["claims"] == ["gaid-1/x-pool", "gaid-1/x-pool-b16"]
+    (view,) = views_of(read_folder(tmp_path), tmp_path, RECIPES)
+    assert {line.published.backbone for line in view.lines if line.cards} == {"ViT-B/32", "ViT-B/16"}
+
+
+def test_bad_folders_are_named(folder, tmp_path_factory):
+    with pytest.raises(CardError, match="no run cards"):
+        read_folder(tmp_path_factory.mktemp("empty"))
+    with pytest.raises(CardError, match="no card stands for a line"):
+        views_of({}, folder, RECIPES)
+    path = next(path for path in (folder / "cards").glob("*.json"))
+    raw = json.loads(path.read_text())
+    raw["key"] = "another"
+    (folder / "cards" / "another.json").write_text(json.dumps(raw))
+    (folder / "cards" / "another.parquet").write_bytes(path.with_suffix(".parquet").read_bytes())
+    with pytest.raises(CardError, match="both claim the line"):
+        read_folder(folder)
+    (folder / "cards" / "another.json").write_text("{")
+    with pytest.raises(CardError, match="half-written"):
+        read_folder(folder)
+
+
+def test_a_half_written_profile_is_named(folder):
+    path = folder / "profiles" / "gare.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(CardError, match="half-written"):
+        read_profiles(folder / "profiles")
+    path.write_text('{"schema": 99}')
+    with pytest.raises(CardError, match="schema 99"):
+        read_profiles(folder / "profiles")
+
+
+def test_a_run_whose_weights_are_gone_is_shown_without_figures(folder, capsys):
+    assert run_report(folder, RECIPES) == 0
+    assert "are gone" in capsys.readouterr().out
+    assert "No figures: the weights" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_damaged_figures_are_named(folder):
+    card = next(card for card in read_folder(folder).values() if card.status == "finished")
+    place = folder / "figures" / f"{card.key}.npz"
+    place.parent.mkdir()
+    place.write_bytes(b"PK half a file")
+    with pytest.raises(FiguresError, match="damaged"):
+        figures_of(card, place.parent)
+
+
+@styled
+def drawn(name):
+    figure, (axis,) = new_figure(1)
+    axis.plot([0, 1], [1, 2], label="line")
+    axis.legend()
+    axis.twinx().set_ylabel("other")
+    return to_chart(figure, name, "A line", 'From "one" to two')
+
+
+def test_two_drawings_share_a_page_without_sharing_ids():
+    first, second = drawn("a").svg, drawn("b").svg
+    ids = [set(re.findall(r'\bid="([^"]*)"', svg)) for svg in (first, second)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    for name in re.findall(r"url\(#([^)]*)\)", first):
+        assert name in ids[0]
+    assert 'aria-label="From &quot;one&quot; to two"' in first
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+def test_a_phone_in_the_dark_reads_the_page_offline(browser, folder):
+    cards = read_folder(folder)
+    parts = [RunPart(card, [drawn(card.key), Chart("Wide", "words", html="<p>x</p>")]) for card in cards.values()]
+    path = folder / "report.html"
+    path.write_text(page(views_of(cards, folder, RECIPES), parts), encoding="utf-8")
+    phone = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+    browser.get(path.as_uri())
+    assert browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true); return 1") == 1
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert max(int(part) for part in ground[4:-1].split(",")) < 64
+    words = "return [...document.querySelectorAll('.chart svg text')].map(t => getComputedStyle(t).fill)"
+    for colour in browser.execute_script(words):
+        assert min(int(part) for part in colour[4:-1].split(",")) > 128
+    unnamed = "return [...document.querySelectorAll('img, svg[role=img]')].filter(e => !e.alt && !e.ariaLabel).length"
+    assert browser.execute_script(unnamed) == 0
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

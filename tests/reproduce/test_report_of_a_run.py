@@ -1,0 +1,65 @@
+"""From a real run to its page: figures come from the run's own weights, and once measured need them no more."""
+
+from pathlib import Path
+
+import pytest
+
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.evaluation.metrics import summarize
+from tvr_lightning.evaluation.ranks import text_to_video_ranks
+from tvr_lightning.reproduce.plan import FIXTURE_SEED, Setting, make_plan
+from tvr_lightning.reproduce.report.curves import read_curves
+from tvr_lightning.reproduce.report.figures import figures_of
+from tvr_lightning.reproduce.report.folder import read_folder
+from tvr_lightning.reproduce.report.material import load_material
+from tvr_lightning.reproduce.report.report_verb import run_report
+from tvr_lightning.reproduce.runner import Folders, carry_out
+from tvr_lightning.reproduce.tables import load_table
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+VIDEOS = 20
+TINY = """
+trainer: {max_epochs: 2, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
+model: {init_args: {encoder: {class_path: TinyClipEncoder, init_args: {width: 64, image_size: 32, vision_layers: 1}}}}
+data: {init_args: {frames: 4, batch_size: 8, num_workers: 0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What `tvr reproduce` leaves of one run."""
+    out = tmp_path_factory.mktemp("run")
+    synthesize("msrvtt", out / "fixture", VIDEOS, FIXTURE_SEED, workers=1, progress=False)
+    (out / "tiny.yaml").write_text(TINY)
+    plan = make_plan(
+        [load_table("gare-1", RECIPES)], Setting(RECIPES, out / "fixture", VIDEOS, out / "tiny.yaml"), ["baseline"]
+    )
+    (card,) = carry_out(plan, Folders(out), lambda line: None).values()
+    assert card.status == "finished", card.error
+    return out
+
+
+def test_the_run_is_rebuilt_with_its_own_weights(folder):
+    (card,) = read_folder(folder).values()
+    material = load_material(card)
+    ranks = text_to_video_ranks(material.similarity, material.matching)
+    assert summarize(ranks, (1, 5, 10)) == pytest.approx(card.metrics("text_to_video"))
+
+
+def test_curves_are_those_that_the_run_logged(folder):
+    (card,) = read_folder(folder).values()
+    curves = read_curves(card)
+    assert curves["train/loss"].steps.tolist() == list(range(card.steps))
+    assert curves["val/t2v_R@1"].values[-1] == pytest.approx(card.metrics("text_to_video")["R@1"])
+
+
+def test_the_page_is_drawn_once_the_weights_are_gone(folder):
+    (card,) = read_folder(folder).values()
+    assert run_report(folder, RECIPES) == 0
+    first = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Training curves" in first
+    assert "Retrieval sheet" in first
+    Path(card.checkpoint).unlink()
+    assert run_report(folder, RECIPES) == 0
+    assert (folder / "report.html").read_text(encoding="utf-8") == first
+    assert figures_of(card, folder / "figures")["sheet.strips"].std() > 1

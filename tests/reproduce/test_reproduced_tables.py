@@ -1,0 +1,161 @@
+"""Tables from cards: every measured number is a card's, and what cannot be compared is not."""
+
+import csv
+import io
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_cards import make_card
+
+from tvr_lightning.reproduce.plan import Setting, make_plan
+from tvr_lightning.reproduce.tables import load_table
+from tvr_lightning.reproduce.uncertainty import compare_runs, measure, smallest_difference
+from tvr_lightning.reproduce.view import NOT_COMPARABLE, view_table
+from tvr_lightning.reproduce.write_tables import comma_separated, latex, markdown, write_table
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+QUALITIES = {"clip4clip": 1.0, "x-pool": 1.5, "baseline": 1.5, "gare": 3.0}
+
+
+def view(tmp_path, qualities=QUALITIES, name="gare-1", **changes):
+    """A table of made-up cards, and those cards by run."""
+    setting = replace(Setting(RECIPES, tmp_path, fixture_videos=20), **changes)
+    table, folder = load_table(name, RECIPES), tmp_path / "cards"
+    plan = make_plan([table], setting)
+    made = {}
+    for run, quality in qualities.items():
+        for place, key in enumerate(plan.chosen[f"{name}/{run}"]):
+            made[key] = make_card(plan.runs[key], folder, quality + 0.3 * place)
+    return view_table(table, plan, made, folder), made
+
+
+def test_every_measured_number_is_found_in_a_card(tmp_path):
+    table, cards = view(tmp_path)
+    rows = [row for row in csv.DictReader(io.StringIO(comma_separated(table))) if row["measured"]]
+    assert {row["run"] for row in rows} == set(QUALITIES)
+    for row in rows:
+        card = cards[row["cards"].removesuffix(".json")]
+        direction = {"t2v": "text_to_video", "v2t": "video_to_text"}[row["direction"]]
+        assert float(row["measured"]) == card.metrics(direction)[row["metric"]]
+        if row["metric"] != "MdR":  # a median is no mean over queries
+            assert float(row["low"]) <= float(row["measured"]) <= float(row["high"])
+    shown = re.findall(r"\| (\d+\.\d) \[", markdown(table))
+    means = [row for row in rows if row["metric"] != "MdR"]
+    assert len(shown) == len(means)
+    assert sorted(shown) == sorted(f"{float(row['measured']):.1f}" for row in means)
+
+
+def test_printed_lines_without_a_run_are_published_only(tmp_path):
+    table, _ = view(tmp_path)
+    line = next(line for line in table.lines if line.published.method == "HBI")
+    assert line.run is None
+    assert line.measured == {}
+    assert "| HBI" in markdown(table)
+
+
+def test_synthetic_numbers_are_never_set_against_published_ones(tmp_path):
+    table, _ = view(tmp_path)
+    assert NOT_COMPARABLE in table.title
+    assert "difference |" not in markdown(table)
+    assert all(not row["difference"] for row in csv.DictReader(io.StringIO(comma_separated(table))))
+
+
+def test_real_numbers_are(tmp_path):
+    table, cards = view(tmp_path, fixture_videos=None)
+    assert "SYNTHETIC" not in table.title
+    row = next(
+        row
+        for row in csv.DictReader(io.StringIO(comma_separated(table)))
+        if (row["run"], row["direction"], row["metric"]) == ("gare", "t2v", "R@1")
+    )
+    measured = cards[row["cards"].removesuffix(".json")].metrics("text_to_video")["R@1"]
+    assert float(row["difference"]) == pytest.approx(measured - 49.1)
+    assert f"{measured - 49.1:+.1f} [" in markdown(table)
+
+
+def test_an_overlay_on_real_data_is_named_and_not_compared(tmp_path):
+    overlay = tmp_path / "short.yaml"
+    overlay.write_text("trainer: {max_epochs: 1}\n")
+    table, _ = view(tmp_path, fixture_videos=None, overlay=overlay)
+    assert "short.yaml on top" in table.title
+    assert not table.comparable
+
+
+def test_a_failed_run_is_a_note_and_not_a_lost_table(tmp_path):
+    setting = Setting(RECIPES, tmp_path, fixture_videos=20)
+    table = load_table("gare-1", RECIPES)
+    plan = make_plan([table], setting)
+    (key,) = plan.chosen["gare-1/gare"]
+    card = make_card(plan.runs[key], tmp_path, 2.0, status="failed", results=None, error="exit status 1\nout of memory")
+    text = markdown(view_table(table, plan, {key: card}, tmp_path))
+    assert "Run gare FAILED" in text
+    assert "out of memory" in text
+    assert "| gare | - | failed |" in text
+
+
+def test_notes_of_the_print_and_sums_that_do_not_fit_are_shown(tmp_path):
+    table, _ = view(tmp_path, {}, name="tc-mgc-1a")
+    assert any("SumR 393.2, but its recalls add up to 383.2" in note for note in table.notes)
+
+
+def test_seeds_give_mean_and_deviation(tmp_path):
+    table, cards = view(tmp_path, {"gare": 1.0}, seeds=(0, 1, 2))
+    line = next(line for line in table.lines if line.run == "gare" and line.published.direction == "t2v")
+    found = line.measured["R@1"]
+    values = [card.metrics("text_to_video")["R@1"] for card in cards.values()]
+    mean = sum(values) / 3
+    assert found.seeds == 3
+    assert found.mean == pytest.approx(mean)
+    assert found.deviation == pytest.approx(math.sqrt(sum((value - mean) ** 2 for value in values) / 2))
+    assert found.interval.estimate == pytest.approx(mean)
+    assert f"{mean:.1f} ± {found.deviation:.1f} [" in markdown(table)
+
+
+def test_differences_to_the_baseline_are_paired_over_queries(tmp_path):
+    table, cards = view(tmp_path)
+    said = next(line for line in table.statistics if line.startswith("gare against baseline"))
+    runs = {card.name: card for card in cards.values()}
+    found = compare_runs(runs["gare-1/baseline"], runs["gare-1/gare"], tmp_path / "cards", "text_to_video", "R@1")
+    first, second = (runs[f"gare-1/{name}"].metrics("text_to_video")["R@1"] for name in ("baseline", "gare"))
+    assert found.difference.estimate == pytest.approx(second - first)
+    assert f"{second - first:+.1f} [" in said
+    assert "resolved" in said
+
+
+def test_sum_of_both_directions_has_no_interval_per_query(tmp_path):
+    _, cards = view(tmp_path, {"gare": 2.0})
+    (card,) = cards.values()
+    found = measure([card], tmp_path / "cards", "text_to_video", "SumR")
+    assert found.mean == pytest.approx(card.results["sum_of_recalls"])
+    assert found.interval is None
+    assert measure([card], tmp_path / "cards", "text_to_video", "R@50") is None
+
+
+def test_more_queries_resolve_smaller_differences_and_few_hits_do_not_look_certain():
+    assert smallest_difference(48.0, 1000) == pytest.approx(4.4, abs=0.05)  # 1.96 sqrt(2 0.48 0.52 / 1000)
+    assert smallest_difference(48.0, 4000) == pytest.approx(smallest_difference(48.0, 1000) / 2, rel=0.01)
+    assert smallest_difference(0.0, 20) > 5
+    assert smallest_difference(48.0, 1000, confidence=0.5) < smallest_difference(48.0, 1000)
+    with pytest.raises(ValueError, match="at least one query"):
+        smallest_difference(48.0, 0)
+
+
+def test_all_three_formats_are_written_and_latex_is_escaped(tmp_path):
+    table, _ = view(tmp_path)
+    paths = write_table(table, tmp_path / "tables")
+    assert [path.name for path in paths] == ["gare-1.md", "gare-1.csv", "gare-1.tex"]
+    text = latex(table)
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len({line.count(" & ") for line in rows}) == 1
+    assert not re.search(r"(?<!\\)[%_#]", text)
+
+
+def test_sums_over_both_directions_are_measured_where_only_they_are_printed(tmp_path):
+    table, cards = view(tmp_path, {"exp3": 2.0, "exp10-sdr": 3.0}, name="tc-mgc-fig7")
+    rows = [row for row in csv.DictReader(io.StringIO(comma_separated(table))) if row["measured"]]
+    printed = next(row for row in rows if row["published"] == "408.0")
+    card = cards[printed["cards"].removesuffix(".json")]
+    assert (printed["metric"], float(printed["measured"])) == ("SumR", card.results["sum_of_recalls"])

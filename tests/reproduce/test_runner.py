@@ -1,0 +1,214 @@
+"""Runs in processes of their own on a real synthetic dataset: cards, failures, and what a kill costs."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tvr_lightning.cli import Verb, verb_parser
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.errors import UserError
+from tvr_lightning.reproduce.card import read_cards, read_ranks
+from tvr_lightning.reproduce.engines import SlurmEngine, SlurmOptions
+from tvr_lightning.reproduce.execute import StoreOrder, read_order, write_order
+from tvr_lightning.reproduce.plan import FIXTURE_SEED, Setting, make_plan
+from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
+from tvr_lightning.reproduce.runner import Folders, carry_out, duration, open_runs, time_left
+from tvr_lightning.reproduce.tables import load_table
+from tvr_lightning.reproduce.view import view_table
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+VIDEOS = 20
+TINY = """
+trainer: {max_epochs: 1, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
+model: {init_args: {encoder: {init_args: {width: 64, vision_layers: 1}}}}
+data: {init_args: {frames: 4, batch_size: 8, num_workers: 0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("fixture")
+    synthesize("msrvtt", root, VIDEOS, FIXTURE_SEED, workers=1, progress=False)
+    return root
+
+
+def tiny_plan(root, folder, table="gaid-1", only=("clip4clip",), extra=""):
+    overlay = folder / "tiny.yaml"
+    overlay.write_text(TINY + extra)
+    return make_plan([load_table(table, RECIPES)], Setting(RECIPES, root, VIDEOS, overlay), only)
+
+
+def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
+    plan, folders, said = tiny_plan(root, tmp_path), Folders(tmp_path / "out"), []
+    cards = carry_out(plan, folders, said.append)
+    (card,) = cards.values()
+    assert card.status == "finished", card.error
+    results = card.results
+    assert (card.steps, card.epochs, results["texts"], results["seed"]) == (2, 1, 4, 42)
+    assert results["config"]["model"]["class_path"].endswith("CLIP4Clip")
+    assert results["environment"]["packages"]["torch"]
+    assert card.seconds > 0
+    assert card.peak_memory_mib > 50
+    assert Path(card.checkpoint).is_file()
+    assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights"}
+    ranks, _ = read_ranks(card, folders.cards, "text_to_video")
+    assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
+    assert any("nothing left to run" in line for line in said)
+    said.clear()
+    assert carry_out(plan, folders, said.append) == cards
+    assert said == []
+
+
+def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    setting = Setting(RECIPES, root, VIDEOS, tmp_path / "tiny.yaml", share="features")
+    plan = make_plan([load_table("gaid-1", RECIPES)], setting, ["clip4clip", "gaid"])
+    folders, said = Folders(tmp_path / "out"), []
+    cards = carry_out(plan, folders, said.append)
+    assert [card.status for card in cards.values()] == ["finished"] * 3, [card.error for card in cards.values()]
+    assert sum(line.startswith("Storing the features") for line in said) == 1
+    (shared,) = (card for card in cards.values() if card.name == "shared/encoder")
+    weights = torch.load(shared.checkpoint, weights_only=True)["state_dict"]
+    for card in cards.values():
+        if card is not shared:
+            assert card.run["encoder_from"] == shared.key
+            own = torch.load(card.checkpoint, weights_only=True)["state_dict"]
+            for name, value in weights.items():
+                if name.startswith("encoder."):
+                    assert torch.equal(own[name], value)
+    view = view_table(plan.tables[0], plan, cards, folders.cards)
+    assert any("Heads train for 1 epochs on the stored features" in note for note in view.notes)
+
+
+def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
+    plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
+    engine = SlurmEngine(SlurmOptions(at_once=1), tmp_path / "jobs", cluster="local")
+    engine.patience = 0.2
+    (card,) = carry_out(plan, folders, [].append, engine).values()
+    assert card.status == "finished", card.error
+    order = folders.runs.absolute() / card.key / "run.json"
+    assert read_order(order).parent is None
+    assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 1
+    assert not order.with_name("job.txt").exists()
+
+
+def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_path):
+    engine = SlurmEngine(SlurmOptions(), tmp_path / "jobs", cluster="local")
+    order = tmp_path / "run" / "run.json"
+    write_order(StoreOrder(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), order)
+    order.with_name("job.txt").write_text("12345678")
+    job = engine.start(order)
+    assert order.with_name("job.txt").read_text() == job.job.job_id != "12345678"
+    while job.status() is None:
+        time.sleep(0.2)
+    assert job.status() == 1
+    assert "absent.yaml" in order.with_name("log.txt").read_text()
+    assert not order.with_name("job.txt").exists()
+
+
+def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):
+    only = ("gaid-dsl-b16",)
+    plan = tiny_plan(root, tmp_path, only=only, extra="results: {select_on: never}\n")
+    folders, said = Folders(tmp_path / "out"), []
+    train, test = carry_out(plan, folders, said.append).values()
+    assert train.status == test.status == "failed"
+    assert "select_on" in train.error
+    assert "which failed" in test.error
+    assert "FAILED" in said[1]
+    assert len(open_runs(plan, read_cards(folders.cards))) == 2
+
+
+def test_the_verb_shows_its_plan_without_running_anything(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    verb = Verb("reproduce", "", "tvr_lightning.reproduce.reproduce_verb:run_reproduce", ("tables",))
+    words = ["gare-1", "ncl-1", "--dry-run", "--seeds", "0,1", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"]
+    assert run_reproduce(**verb_parser(verb).parse_args(words).as_dict()) == 0
+    said = capsys.readouterr().out
+    assert "SYNTHETIC FIXTURE" in said
+    assert "gare-1/gare on msrvtt, seed 1" in said
+    assert "ncl-1/ncl on activitynet, seed 0" in said
+    assert "12 runs left, no finished run to estimate from" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seeds": "0,x"}, "whole numbers separated by commas"),
+        ({"fixture_videos": 2}, "must be at least 8"),
+        ({"overlay": Path("absent.yaml")}, "absent.yaml is no file"),
+        ({"tables": ["gare-0"]}, "there are .*gare-1"),
+        ({"gpus": 2}, "--gpus concern SLURM jobs; add --engine slurm"),
+        ({"engine": "slurm", "minutes": 0}, "--minutes is 0; it must be at least 1"),
+    ],
+)
+def test_bad_options_end_in_one_sentence(tmp_path, monkeypatch, options, said):
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    with pytest.raises(UserError, match=said):
+        run_reproduce(**({"tables": ["gare-1"], "recipes": RECIPES, "out": tmp_path, "dry_run": True} | options))
+
+
+def test_real_data_are_taken_where_they_are_and_named_when_absent(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TVR_DATA", str(tmp_path))
+    run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out")
+    assert "SYNTHETIC" not in capsys.readouterr().out
+    with pytest.raises(UserError, match="--share features is for the synthetic datasets"):
+        run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out", share="features")
+    run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out", fixture=True)
+    assert "SYNTHETIC" in capsys.readouterr().out
+
+
+def test_estimates_come_from_finished_runs_alone(root, tmp_path):
+    from run_cards import make_card
+
+    plan = tiny_plan(root, tmp_path, table="gare-1", only=())
+    first, *rest = plan.runs.values()
+    card = make_card(first, tmp_path / "cards", 1.0, seconds=90.0)
+    assert time_left(rest, {}) == f"{len(rest)} runs left, no finished run to estimate from"
+    assert time_left(rest, {card.key: card}) == f"{len(rest)} runs left, about {duration(90 * len(rest))}"
+    assert time_left(rest[:1], {card.key: card}) == f"1 run left, about {duration(90)}"
+    lines = plan_lines(plan, {card.key: card})
+    assert sum(line.startswith("finished") for line in lines) == 1
+    assert duration(7300) == "2 h 2 min"
+
+
+@pytest.mark.slow
+def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path):
+    # Two runs; the invocation is killed in the second, and its child goes with it.
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"fixture-{VIDEOS}").symlink_to(root)
+    program = tmp_path / "invoke.py"
+    program.write_text(
+        "import sys\nfrom pathlib import Path\nfrom tvr_lightning.reproduce.reproduce_verb import run_reproduce\n"
+        "if __name__ == '__main__':\n"
+        f"    sys.exit(run_reproduce(['gare-1'], only='clip4clip,baseline', out=Path({str(out)!r}), "
+        f"recipes=Path({str(RECIPES)!r}), fixture=True, fixture_videos={VIDEOS}, "
+        f"overlay=Path({str(tmp_path / 'tiny.yaml')!r})))\n"
+    )
+    # In a session of its own, so that every process it leaves behind can be found.
+    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.DEVNULL, start_new_session=True)
+    while len(list(out.glob("cards/*.json"))) < 1 or len(list(out.glob("runs/*/log.txt"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (first,) = out.glob("cards/*.json")
+    written = first.stat().st_mtime_ns
+    second = next(path for path in out.glob("runs/*") if path.name != first.stem)
+    deadline = time.monotonic() + 120
+    alive = ["pgrep", "-s", str(process.pid)]
+    while subprocess.run(alive, check=False, stdout=subprocess.DEVNULL).returncode == 0:
+        assert time.monotonic() < deadline, "the killed invocation left its run behind"
+        time.sleep(0.5)
+    assert not (out / "cards" / f"{second.name}.json").exists()
+    assert subprocess.run([sys.executable, str(program)], check=True).returncode == 0
+    assert first.stat().st_mtime_ns == written
+    assert len(read_cards(out / "cards")) == 2
+    assert (out / "tables" / "gare-1.md").is_file()

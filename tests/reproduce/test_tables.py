@@ -1,0 +1,107 @@
+"""Tables as recipes: the shipped ones fit recipes and print, and wrong ones say what is wrong."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tvr_lightning.errors import UserError
+from tvr_lightning.reproduce.published import PRINTED, published_rows
+from tvr_lightning.reproduce.tables import known_tables, load_table
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+FIRST_TABLES = {"gare-1", "tc-mgc-1a", "tc-mgc-1b", "ncl-1", "dpdv-1", "gaid-1"}
+
+
+def write(folder: Path, **changes) -> Path:
+    """A folder of recipes with one small table, changed."""
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    (folder / "method.yaml").write_text("data: {class_path: MSRVTT}\n")
+    table = {
+        "paper": "gare",
+        "table": "1",
+        "runs": {"x-pool": {"config": ["method.yaml"], "row": {"method": "X-Pool"}}},
+    }
+    (folder / "tables" / "mine.yaml").write_text(yaml.safe_dump(table | changes))
+    return folder
+
+
+def test_the_first_table_of_every_paper_is_there():
+    assert set(known_tables(RECIPES)) >= FIRST_TABLES
+
+
+@pytest.mark.parametrize("name", known_tables(RECIPES))
+def test_shipped_tables_stand_for_printed_lines(name):
+    table = load_table(name, RECIPES)
+    printed = {row.entry for row in table.published()}
+    assert {run.entry for run in table.runs} <= printed
+    assert len({run.entry for run in table.runs}) == len(table.runs)
+
+
+def test_lines_without_a_run_stay_in_the_table():
+    table = load_table("gare-1", RECIPES)
+    assert "HBI" in {row.method for row in table.published()}
+    assert "HBI" not in {run.row["method"] for run in table.runs}
+
+
+def test_an_unknown_table_lists_the_known_ones():
+    with pytest.raises(UserError, match=r"unknown table 'gare-0'.*gare-1.*ncl-1"):
+        load_table("gare-0", RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"runs": {"a": {"config": ["absent.yaml"], "row": {"method": "X-Pool"}}}}, "run a: there is no recipe"),
+        ({"runs": {"a": {"config": ["method.yaml"], "row": {"method": "X-Pol"}}}}, "names 0 printed lines.*X-Pool"),
+        ({"paper": "tc-mgc", "table": "1b"}, "names 2 printed lines.*ViT-B/16"),
+        ({"runs": {"a": {"config": ["method.yaml"], "rows": {}}}}, "run a: missing or unknown rows;"),
+        ({"runs": {"a": {"config": ["method.yaml"]}}}, "run a: give either row, the printed line, or shows"),
+        ({"runs": {"a": {"config": ["method.yaml"], "row": {"method": "X-Pool"}, "shows": "x"}}}, "give either row"),
+        ({"runs": ["a"]}, "runs must be a mapping; {} where"),
+        ({"baseline": "b"}, "baseline 'b' is no run of this table; there are x-pool"),
+        ({"table": "99"}, "no published row has table '99'"),
+        (
+            {"runs": {"a": {"config": ["method.yaml"], "row": {"method": "X-Pool"}, "trained_by": "b"}}},
+            "run a: trained_by 'b' is no run of this table that trains",
+        ),
+        (
+            {
+                "runs": {
+                    "a": {"config": ["method.yaml"], "row": {"method": "X-Pool"}},
+                    "b": {"config": ["method.yaml"], "row": {"method": "X-Pool", "backbone": "ViT-B/32"}},
+                }
+            },
+            "runs a and b claim the same printed line",
+        ),
+    ],
+)
+def test_a_wrong_table_names_file_run_and_fix(tmp_path, changes, said):
+    with pytest.raises(UserError, match=said) as error:
+        load_table("mine", write(tmp_path, **changes))
+    assert "mine.yaml" in str(error.value)
+
+
+def test_a_figure_without_printed_numbers_has_lines_of_its_own(tmp_path):
+    runs = {name: {"config": ["method.yaml"], "shows": f"{name} frames"} for name in ("12", "15")}
+    table = load_table("mine", write(tmp_path, table="Fig9", runs=runs))
+    assert not table.printed
+    assert [(row.variant, row.direction) for row in table.published()] == [
+        (f"{name} frames", direction) for name in ("12", "15") for direction in ("t2v", "v2t")
+    ]
+    assert all(row.printed(name) is None for row in table.published() for name in PRINTED)
+    runs["15"]["shows"] = "12 frames"
+    with pytest.raises(UserError, match="runs 12 and 15 claim the same line 12 frames"):
+        load_table("mine", write(tmp_path, table="Fig9", runs=runs))
+
+
+def test_a_table_that_this_project_does_not_run_is_published_only():
+    table = load_table("ncl-4", RECIPES)
+    assert table.runs == ()
+    assert {row.method for row in table.published()} == {"SSB", "SSB + NCL"}
+
+
+def test_every_published_table_has_a_recipe_or_is_text():
+    numbers = {(row.paper.lower(), row.table) for row in published_rows()}
+    have = {(table.paper, table.table) for table in (load_table(name, RECIPES) for name in known_tables(RECIPES))}
+    assert numbers - have == {("gare", "C.5 text")}

@@ -1,0 +1,58 @@
+"""Videos, checkpoints and an index small enough for every test."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from browser import open_browser
+from search_parts import save_checkpoint, write_clip
+
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.methods import GARE, CLIP4Clip
+from tvr_lightning.search import ScorerSource, index
+
+
+@pytest.fixture(scope="session")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of eight real videos of different colours, two of them in a folder below."""
+    folder = tmp_path_factory.mktemp("gallery")
+    for number in range(8):
+        write_clip(folder / ("below" if number > 5 else "") / f"clip{number}.mp4", number)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of two tiny methods with random weights, as `tvr fit` writes them."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    made = {}
+    for seed, kind in enumerate((GARE, CLIP4Clip)):
+        torch.manual_seed(seed)
+        encoder = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
+        arguments = {"words": 12, "frames": 4, "temporal_layers": 1} if kind is GARE else {"words": 12, "frames": 4}
+        module = kind(TinyClipEncoder(**encoder), **arguments)
+        made[kind.__name__.lower()] = save_checkpoint(module, encoder, arguments, folder / f"{kind.__name__}.ckpt")
+    return made
+
+
+@pytest.fixture
+def sources(checkpoints: dict[str, Path]) -> list[ScorerSource]:
+    return [ScorerSource(str(path)) for path in checkpoints.values()]
+
+
+@pytest.fixture(scope="session")
+def indexed(gallery: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of the gallery with both methods, exact vectors and a bank of queries; not to be written."""
+    out = tmp_path_factory.mktemp("indexed") / "index"
+    scorers = [ScorerSource(str(path)) for path in checkpoints.values()]
+    bank = ["a red square", "something blue", "a cat", "two dogs run", "a man talks"]
+    report = index([gallery], out, scorers, "exact", bank, batch_size=3, progress=False)
+    assert report.added == 8
+    return out
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """One browser for all pages; tests open their own address in it."""
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver

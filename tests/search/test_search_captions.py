@@ -1,0 +1,154 @@
+"""Captions of an index: from a file, from a captioner, shown, searched, and what is wrong with them."""
+
+import json
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from browser import serving, wait
+from search_parts import write_clip
+from tiny_captioner import save_tiny_captioner
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.recover_captions import CaptionsFileError, Description, MissingCaptions, write_captions
+from tvr_lightning.search import Filter, Searcher, SearchError, index
+
+
+@pytest.fixture
+def videos(gallery, tmp_path):
+    return shutil.copytree(gallery, tmp_path / "videos")
+
+
+@pytest.fixture
+def said(tmp_path):
+    """A file that calls one video by its path, one by its name without the ending, and one that is not there."""
+    rows = [
+        Description("below/clip6.mp4", 1, 1.0, 2.0, "Then it jumps."),
+        Description("below/clip6.mp4", 0, 0.0, 1.0, "A Dog runs over grass"),
+        Description("clip0", 0, 0.0, 3.0, "a dogged rider"),
+        Description("elsewhere", 0, 0.0, 3.0, "a dog"),
+    ]
+    write_captions(tmp_path / "said.parquet", rows)
+    return tmp_path / "said.parquet"
+
+
+def captions(out):
+    with Searcher(out) as searcher:
+        found = searcher.search("a").results
+    return {result.path.rpartition("/")[2]: result.captions for result in found if result.captions}
+
+
+def test_a_file_says_what_videos_show(videos, said, tmp_path, sources):
+    out = tmp_path / "index"
+    report = index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    assert report.captioned == 2
+    assert "2 videos have captions" in report.lines()
+    assert captions(out) == {"clip6.mp4": ["A Dog runs over grass", "Then it jumps."], "clip0.mp4": ["a dogged rider"]}
+    write_clip(videos / "elsewhere.mp4", 30)
+    write_clip(videos / "clip0.mp4", 31)
+    assert index([], out, progress=False).captioned == 3, "the file is remembered; new and changed videos get theirs"
+    said.unlink()
+    report = index([], out, progress=False)
+    assert report.captioned == 3
+    assert any("said.parquet: the captions file is gone" in problem for problem in report.problems)
+
+
+def test_words_of_captions_choose_videos(videos, said, tmp_path, sources):
+    out = tmp_path / "index"
+    index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    with Searcher(out) as searcher:
+        assert [r.path.rpartition("/")[2] for r in searcher.search("a", only=Filter(caption="dog")).results] == [
+            "clip6.mp4"
+        ], "whole words count, in any case"
+        assert len(searcher.search("a", only=Filter(caption="jumps dog")).results) == 1, "words of several captions"
+        assert searcher.search("a", only=Filter(caption="dog rider")).results == []
+        own = searcher.catalog.videos()[0].id
+        assert {text for text, _ in searcher.describe(own)} == {
+            "A Dog runs over grass", "Then it jumps.", "a dogged rider",
+        }  # fmt: skip
+
+
+def test_the_command_line_shows_captions(videos, said, tmp_path, checkpoints, capsys):
+    out = str(tmp_path / "index")
+    options = ["--out", out, "--store", "exact", "--ckpt", str(checkpoints["clip4clip"]), "--captions", str(said)]
+    assert main(["index", str(videos), *options]) == 0
+    assert "2 videos have captions" in capsys.readouterr().out
+    assert main(["search", "a", "--index", out, "--caption", "grass"]) == 0
+    assert "A Dog runs over grass\n" in capsys.readouterr().out
+    assert main(["search", "a", "--index", out, "--caption", "grass", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["captions"] == ["A Dog runs over grass", "Then it jumps."]
+
+
+def test_the_api_filters_by_captions(videos, said, tmp_path, sources):
+    pytest.importorskip("fastapi", reason="the extra `search` is not installed")
+    from starlette.testclient import TestClient
+
+    from tvr_lightning.search.server import ServerOptions, create_app
+
+    out = tmp_path / "index"
+    index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    with Searcher(out) as searcher:
+        client = TestClient(create_app(searcher, ServerOptions()), base_url="http://127.0.0.1")
+        assert client.get("/api/index").json()["captioned"] == 2
+        found = client.get("/api/search", params={"query": "a", "caption": "rider"}).json()["results"]
+        assert [(r["path"], r["captions"]) for r in found] == [("clip0.mp4", ["a dogged rider"])]
+
+
+def test_the_page_shows_captions_and_filters_by_them(videos, said, tmp_path, sources, browser):
+    pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    from tvr_lightning.search.server import ServerOptions, create_app
+
+    out = tmp_path / "index"
+    index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    with Searcher(out) as searcher, serving(create_app(searcher, ServerOptions())) as address:
+        browser.get(address)
+        wait(browser, lambda b: "8 videos" in b.find_element(By.ID, "state").text)
+        browser.find_element(By.ID, "query").send_keys("a", Keys.ENTER)
+        wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#answers li")) == 8)
+        browser.find_element(By.TAG_NAME, "summary").click()
+        wait(browser, lambda b: b.find_element(By.ID, "caption").is_displayed())
+        browser.find_element(By.ID, "caption").send_keys("grass", Keys.ENTER)
+        texts = "return [...document.querySelectorAll('#answers .said')].map(each => each.textContent)"
+        wait(browser, lambda b: b.execute_script(texts) == ["A Dog runs over grass · Then it jumps."])
+
+
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
+def test_a_captioner_describes_only_what_is_new(tmp_path, sources):
+    pytest.importorskip("transformers", reason="the extra `audio` is not installed")
+    model, videos, out = str(save_tiny_captioner(tmp_path / "captioner")), tmp_path / "videos", tmp_path / "index"
+    write_clip(videos / "a.mp4", 1)
+    report = index([videos], out, sources[1:], "exact", progress=False, captioner=model)
+    assert report.captioned == 1
+    first = captions(out)["a.mp4"]
+    assert len(first) == 3
+    write_clip(videos / "b.mp4", 2)
+    assert index([], out, progress=False, captioner=model).captioned == 2
+    assert captions(out)["a.mp4"] == first
+    table = pq.read_table(out / "captions.parquet")
+    assert len(set(table["video_id"].to_pylist())) == 2
+    with pytest.raises(SearchError, match="conflict"):
+        index([], out, progress=False, captioner=model, captions=out / "captions.parquet")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said_of"),
+    [
+        (lambda path: path.unlink(), MissingCaptions, "no captions file"),
+        (lambda path: path.write_text("no parquet"), CaptionsFileError, "not a parquet file"),
+        (lambda path: pq.write_table(pa.table({"video": ["clip0"]}), path), CaptionsFileError, "no column video_id"),
+        (
+            lambda path: write_captions(path, [Description("video7010", 0, 0, 1, "a cat")]),
+            SearchError,
+            "describes none of the index's videos; it is about video7010",
+        ),
+    ],
+)
+def test_captions_that_cannot_be_used(gallery, tmp_path, sources, said, spoil, error, said_of):
+    spoil(said)
+    with pytest.raises(error, match=said_of):
+        index([gallery], tmp_path / "index", sources[1:], "exact", progress=False, captions=said)

@@ -1,0 +1,163 @@
+"""Searching: two stages, every store, filters, normalisation, the command line."""
+
+import json
+
+import pytest
+import torch
+
+import tvr_lightning.search
+from tvr_lightning.cli import main
+from tvr_lightning.features import VideoFeatures
+from tvr_lightning.search import Filter, Searcher, SearchError, index
+from tvr_lightning.search.results import clock
+from tvr_lightning.search.vectors import open_vectors
+
+PACKAGES = {"lancedb": "lancedb", "faiss-hnsw": "faiss", "faiss-ivf": "faiss", "qdrant": "qdrant_client"}
+
+
+@pytest.fixture(scope="module")
+def searcher(indexed):
+    with tvr_lightning.search.open(indexed) as made:
+        yield made
+
+
+def exhaustive(searcher, query, scorer):
+    judge = searcher.scorers[scorer]
+    rows = searcher.catalog.videos()
+    videos = VideoFeatures.cat([searcher.catalog.features(row.id, scorer)[0] for row in rows])
+    scores = judge.score(judge.encode_texts([query]), videos).similarity[0]
+    return {row.id: float(score) for row, score in zip(rows, scores, strict=True)}
+
+
+@pytest.mark.parametrize("scorer", ["gare", "clip4clip"])
+def test_results_are_ranked_by_the_methods_own_score(searcher, scorer):
+    found = searcher.search("a red square", rerank=scorer)
+    expected = exhaustive(searcher, "a red square", scorer)
+    assert {r.id: r.score for r in found.results} == pytest.approx(expected, abs=1e-5)
+    assert [r.score for r in found.results] == sorted((r.score for r in found.results), reverse=True)
+    assert [r.rank for r in found.results] == list(range(1, 9))
+    assert sorted(r.first_rank for r in found.results) == list(range(1, 9))
+
+
+def test_the_second_stage_scores_the_candidates_alone(searcher):
+    first = searcher.search("a red square", rerank="none").results
+    assert [r.first_rank for r in first] == [r.rank for r in first]
+    few = searcher.search("a red square", top=2, candidates=3)
+    assert few.candidates == 3
+    assert {r.id for r in few.results} <= {r.id for r in first[:3]}
+
+
+def test_moments_are_frames_with_their_times(searcher):
+    for result in searcher.search("something blue", 3).results:
+        times = [moment.time for moment in result.moments]
+        assert times == sorted(times)
+        assert 0 <= times[0] <= times[-1] < result.duration
+        assert result.best[0].similarity == max(moment.similarity for moment in result.moments)
+        assert result.sound is None
+
+
+def test_filters(searcher):
+    assert {r.path.rsplit("/", 1)[-1] for r in searcher.search("a", only=Filter(path="BELOW")).results} == {
+        "clip6.mp4",
+        "clip7.mp4",
+    }
+    assert searcher.search("a", only=Filter(longest=0.5)).results == []
+    assert len(searcher.search("a", only=Filter(shortest=0.5)).results) == 8
+
+
+def test_sinkhorn_adds_one_bias_per_video(searcher):
+    plain = {r.id: r for r in searcher.search("a red square").results}
+    biased = searcher.search("a red square", normalize="sinkhorn").results
+    for result in biased:
+        assert result.score == pytest.approx(plain[result.id].score + result.bias, abs=1e-5)
+    other = {r.id: r.bias for r in searcher.search("a cat", normalize="sinkhorn").results}
+    assert other == {r.id: r.bias for r in biased}
+    assert len(set(other.values())) > 1
+
+
+def test_sinkhorn_keeps_a_hub_from_crowding_the_results(searcher):
+    scorer, bank = searcher.scorers["gare"], searcher.catalog.fact("bank")
+    _, vectors = searcher.catalog.vectors()
+    cosines = scorer.text_vectors(scorer.encode_texts(bank)) @ vectors.T
+    biases = torch.tensor([searcher._biases()[key] for key in searcher.catalog.vectors()[0]])
+    spread = [(x / scorer.gamma()).softmax(1).sum(0).std() for x in (cosines, cosines + biases)]
+    assert spread[1] < spread[0]
+
+
+def test_video_to_video_and_video_to_text(searcher, gallery):
+    own = searcher.search_video(gallery / "clip5.mp4").results
+    assert own[0].path.endswith("clip5.mp4")
+    assert own[0].score == pytest.approx(1.0, abs=1e-4)
+    similar = searcher.similar(own[0].id)
+    assert [r.id for r in similar.results] == [r.id for r in own[1:]]
+    texts = searcher.describe(own[0].id, texts=["a cat", "red"])
+    assert [score for _, score in texts] == sorted((score for _, score in texts), reverse=True)
+    assert dict(texts)["red"] == pytest.approx(exhaustive(searcher, "red", "gare")[own[0].id], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"query": " \n"}, "empty"),
+        ({"query": "a", "rerank": "tcmgc"}, "no scorer 'tcmgc', only gare, clip4clip and none"),
+        ({"query": "a", "top": 0}, "at least 1"),
+        ({"query": "a", "normalize": "dual"}, "expected none or sinkhorn"),
+    ],
+)
+def test_bad_questions(searcher, options, said):
+    with pytest.raises(SearchError, match=said):
+        searcher.search(**options)
+
+
+@pytest.mark.parametrize("store", list(PACKAGES))
+def test_every_store_answers_alike(indexed, searcher, gallery, sources, tmp_path, store):
+    pytest.importorskip(PACKAGES[store], reason="the extra `search` is not installed")
+    index([gallery], tmp_path / "index", sources, store, progress=False)
+    with Searcher(tmp_path / "index") as other:
+        for query in ("a red square", "a cat"):
+            for only in (None, Filter(path="below")):
+                found = [(r.id, r.first_rank) for r in other.search(query, only=only).results]
+                assert found == [(r.id, r.first_rank) for r in searcher.search(query, only=only).results]
+        keys, vectors = other.catalog.vectors()
+        hits = other.vectors.nearest(vectors[3], 1)
+        assert hits[0][0] == keys[3]
+        assert hits[0][1] == pytest.approx(1.0, abs=1e-4)
+        other.vectors.add(keys[:1], -vectors[:1])
+        other.vectors.remove(keys[1:2])
+        assert other.vectors.keys() == set(keys) - {keys[1]}
+        assert other.vectors.nearest(-vectors[0], 1)[0][0] == keys[0], "a key that is there gets its new vector"
+        assert other.vectors.nearest(vectors[0], 5, among=[]) == []
+
+
+def test_an_absent_package_is_named(indexed, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "lancedb", None)
+    with (
+        Searcher(indexed) as searcher,
+        pytest.raises(SearchError, match=r"needs the package lancedb.*tvr-lightning\[search\]"),
+    ):
+        open_vectors("lancedb", searcher.catalog)
+
+
+def test_the_command_line(gallery, checkpoints, tmp_path, capsys):
+    out = str(tmp_path / "index")
+    ckpts = [item for path in checkpoints.values() for item in ("--ckpt", str(path))]
+    assert main(["index", str(gallery), "--out", out, "--store", "exact", *ckpts]) == 0
+    assert "8 videos added" in capsys.readouterr().out
+    assert main(["search", "a", "red", "square", "--index", out, "--top", "2", "--rerank", "clip4clip", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["query"], answer["rerank"], len(answer["results"])) == ("a red square", "clip4clip", 2)
+    assert main(["search", "a red square", "--index", out, "--top", "2"]) == 0
+    assert "best at 0:0" in capsys.readouterr().out
+    assert main(["search", "--video", str(gallery / "clip1.mp4"), "--index", out, "--top", "1"]) == 0
+    assert "clip1.mp4" in capsys.readouterr().out
+    assert main(["search", "--index", out]) == 1
+    assert "empty" in capsys.readouterr().err
+    assert main(["search", "a", "--index", str(tmp_path)]) == 1
+    assert "no index here" in capsys.readouterr().err
+    assert main(["index", str(gallery), "--out", out, *ckpts, "--weights", "none"]) == 1
+    assert "conflict" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0:00.0"), (59.96, "1:00.0"), (3723.4, "1:02:03.4")])
+def test_clock(seconds, shown):
+    assert clock(seconds) == shown

@@ -1,0 +1,254 @@
+"""Indexing: what is kept, what is noticed, what survives a kill."""
+
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from search_parts import write_clip
+
+import tvr_lightning.search
+from tvr_lightning.search import BusyError, ScorerSource, Searcher, SearchError, index
+from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.files import find_videos
+from tvr_lightning.search.vectors import follow, open_vectors
+
+NOBODY = 65534
+
+
+def content(folder):
+    """Everything that an index says of its videos."""
+    catalog = Catalog(folder)
+    found = {}
+    for row in catalog.videos():
+        features, times = catalog.features(row.id, "clip4clip")
+        picture = catalog.picture(row.id, 0.0)
+        found[row.path.name] = (row.key, row.duration, features.frames.numpy().tobytes(), times.tolist(), picture)
+    skipped = catalog.skipped()
+    catalog.close()
+    return found, skipped
+
+
+def make(folder, out, sources, **options):
+    return index([folder], out, sources[1:], options.pop("store", "exact"), batch_size=2, progress=False, **options)
+
+
+def test_only_what_is_new_changed_or_gone_is_touched(gallery, tmp_path, sources):
+    folder, out = tmp_path / "videos", tmp_path / "index"
+    shutil.copytree(gallery, folder)
+    assert make(folder, out, sources).added == 8
+    before, _ = content(out)
+    again = index([], out, progress=False)
+    assert (again.added, again.kept, again.removed, again.total) == (0, 8, 0, 8)
+    write_clip(folder / "clip0.mp4", 20)
+    write_clip(folder / "new.mp4", 21)
+    (folder / "below" / "clip7.mp4").unlink()
+    report = make(folder, out, sources)
+    assert (report.added, report.kept, report.removed, report.total) == (2, 6, 1, 8)
+    after, _ = content(out)
+    assert set(after) == set(before) - {"clip7.mp4"} | {"new.mp4"}
+    assert [name for name in after if after[name] != before.get(name)] == ["clip0.mp4", "new.mp4"]
+
+
+def test_unreadable_videos_are_listed_and_the_others_go_on(gallery, tmp_path, sources):
+    folder, out = tmp_path / "videos", tmp_path / "index"
+    shutil.copytree(gallery, folder)
+    (folder / "fake.mp4").write_text("<html>I am an mp4</html>")
+    whole = (folder / "clip2.mp4").read_bytes()
+    (folder / "cut.mp4").write_bytes(whole[: len(whole) // 2])
+    (folder / "empty.mp4").touch()
+    (folder / "notes.txt").write_text("no video by its name")
+    report = make(folder, out, sources)
+    assert report.added == 8
+    assert [Path(line.split(": ")[0]).name for line in report.skipped] == ["cut.mp4", "empty.mp4", "fake.mp4"]
+    again = make(folder, out, sources)
+    assert (again.added, len(again.skipped)) == (0, 3), "unreadable files are not read again unless they change"
+    shutil.copy(folder / "clip2.mp4", folder / "cut.mp4")
+    assert (make(folder, out, sources).added, len(content(out)[1])) == (1, 2)
+
+
+def test_links_that_lead_out_are_left_out(tmp_path):
+    folder, outside = tmp_path / "videos", tmp_path / "secret"
+    write_clip(folder / "a.mp4", 1)
+    write_clip(outside / "b.mp4", 2)
+    (folder / "out.mp4").symlink_to(outside / "b.mp4")
+    (folder / "linked").symlink_to(outside)
+    (folder / "again.mp4").symlink_to(folder / "a.mp4")
+    (folder / "broken.mp4").symlink_to(folder / "nothing.mp4")
+    found = find_videos([folder])
+    assert [file.path.name for file in found.files] == ["a.mp4"], "a file under two names is one video"
+    assert len(found.problems) == 2
+    assert any("out.mp4: a symbolic link that leads out" in problem for problem in found.problems)
+
+
+def test_a_folder_without_permission_is_named_and_loses_nothing(checkpoints):
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:
+        parent, folder = Path(name), Path(name) / "videos"
+        parent.chmod(0o755)
+        write_clip(folder / "a.mp4", 1)
+        write_clip(folder / "closed" / "b.mp4", 2)
+        source = ScorerSource(str(shutil.copy(checkpoints["clip4clip"], parent / "method.ckpt")))
+        index([folder], parent / "index", [source], "exact", progress=False)
+        for path in ((parent / "index"), *(parent / "index").iterdir()):
+            os.chown(path, NOBODY if user == 0 else -1, -1)
+        (folder / "closed").chmod(0)
+        os.seteuid(NOBODY if user == 0 else user)  # root reads everything
+        try:
+            report = index([], parent / "index", progress=False)
+        finally:
+            os.seteuid(user)
+            (folder / "closed").chmod(stat.S_IRWXU)
+        assert any("closed: Permission denied" in problem for problem in report.problems)
+        assert (report.kept, report.removed, report.total) == (1, 0, 2)
+
+
+def test_two_writers_at_once(gallery, tmp_path, sources, indexed):
+    import fcntl
+
+    out = tmp_path / "index"
+    out.mkdir()
+    with (out / "writer.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BusyError, match="another process writes the index"):
+            make(gallery, out, sources)
+    assert make(gallery, out, sources).total == 8
+
+
+def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sources, tmp_path):
+    copy = tmp_path / "index"
+    shutil.copytree(indexed, copy)
+    with pytest.raises(
+        SearchError, match=r"made with gare [0-9a-f]{16}, clip4clip.*these weights are clip4clip [0-9a-f]"
+    ):
+        index([gallery], copy, sources[1:], progress=False)
+    catalog = Catalog(copy)
+    facts = catalog.fact("scorers")
+    facts[0]["fingerprint"] = "0" * 16
+    catalog.set_fact("scorers", facts)
+    catalog.close()
+    with pytest.raises(SearchError, match=r"made with gare 0{16}, but .* now gives [0-9a-f]{16}"):
+        Searcher(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: folder.rmdir(), "no index here"),
+        (lambda folder: (folder / "catalog.sqlite").write_bytes(b"no database" * 100), "damaged"),
+        (lambda folder: Catalog(folder, create=True).close(), "indexing never began"),
+    ],
+)
+def test_what_is_no_index(tmp_path, change, said):
+    folder = tmp_path / "index"
+    folder.mkdir()
+    change(folder)
+    with pytest.raises(SearchError, match=said):
+        tvr_lightning.search.open(folder)
+
+
+def test_nothing_to_index(tmp_path, sources, gallery):
+    with pytest.raises(SearchError, match="no such file or folder"):
+        make(tmp_path / "nowhere", tmp_path / "a", sources)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SearchError, match="no videos in"):
+        make(tmp_path / "empty", tmp_path / "b", sources)
+    with pytest.raises(SearchError, match="needs a checkpoint or weights"):
+        index([gallery], tmp_path / "c", progress=False)
+    with pytest.raises(SearchError, match="no vector store"):
+        make(gallery, tmp_path / "d", sources, store="elastic")
+    with pytest.raises(SearchError, match="at least 1"):
+        index([gallery], tmp_path / "e", sources, batch_size=0, progress=False)
+
+
+def test_a_searcher_sees_what_is_indexed_meanwhile(gallery, tmp_path, sources):
+    folder, out = tmp_path / "videos", tmp_path / "index"
+    shutil.copytree(gallery / "below", folder)
+    make(folder, out, sources)
+    with Searcher(out) as searcher:
+        assert len(searcher.search("a cat").results) == 2
+        write_clip(folder / "more.mp4", 9)
+        make(folder, out, sources)
+        found = searcher.search("a cat").results
+        assert len(found) == 3
+        (folder / "more.mp4").unlink()
+        make(folder, out, sources)
+        assert len(searcher.search("a cat").results) == 2
+
+
+def test_a_store_that_was_left_behind_catches_up(indexed, tmp_path):
+    copy = tmp_path / "index"
+    shutil.copytree(indexed, copy)
+    catalog = Catalog(copy)
+    pytest.importorskip("faiss", reason="the extra `search` is not installed")
+    store = open_vectors("faiss-hnsw", catalog)
+    store.add([1, 2], torch.eye(2, 64))
+    assert follow(store, catalog) == (8, 2)
+    assert store.keys() == catalog.keys()
+    catalog.close()
+
+
+def written(folder):
+    """How many videos an index holds, while another process may be writing it."""
+    if not (folder / "catalog.sqlite").is_file():
+        return 0
+    catalog = Catalog(folder)
+    count = len(catalog.keys())
+    catalog.close()
+    return count
+
+
+KILLED = """
+import sys, tvr_lightning, torch
+torch.set_num_threads(1)
+from tvr_lightning.search import ScorerSource, index
+print("ready", flush=True)
+index([sys.argv[1]], sys.argv[2], [ScorerSource(sys.argv[3])], sys.argv[4], batch_size=2, progress=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["exact", "lancedb"])
+def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sources, store):
+    if store == "lancedb":
+        pytest.importorskip("lancedb", reason="the extra `search` is not installed")
+    folder = tmp_path / "videos"
+    for number in range(40):
+        write_clip(folder / f"{number:02d}.mp4", number)
+    make(folder, tmp_path / "whole", sources)
+    command = [
+        sys.executable,
+        "-c",
+        KILLED,
+        str(folder),
+        str(tmp_path / "killed"),
+        str(checkpoints["clip4clip"]),
+        store,
+    ]
+    generator, partial = random.Random(0), 0
+    for _ in range(4):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        goal = written(tmp_path / "killed") + generator.randint(1, 6)
+        while written(tmp_path / "killed") < goal and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(generator.uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        partial += 0 < written(tmp_path / "killed") < 40
+    assert partial, "no kill fell into the run"
+    assert make(folder, tmp_path / "killed", sources, store=store).total == 40
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    catalog = Catalog(tmp_path / "killed")
+    assert open_vectors(store, catalog).keys() == catalog.keys()
+    catalog.close()

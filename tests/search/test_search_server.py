@@ -1,0 +1,292 @@
+"""The page and the API: what clients get, and what they do not."""
+
+import json
+import socket
+
+import pytest
+from browser import serving
+from search_parts import write_clip
+
+pytest.importorskip("fastapi", reason="the extra `search` is not installed")
+pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
+pytest.importorskip("httpx", reason="httpx drives the application in tests")
+from starlette.testclient import TestClient
+
+from tvr_lightning.search import Searcher, SearchError, index
+from tvr_lightning.search.limits import TooManyError, Turnstile, is_local
+from tvr_lightning.search.server import ServerOptions, create_app, serve
+
+LOCAL = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def searcher(indexed):
+    with Searcher(indexed) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(searcher):
+    return TestClient(create_app(searcher, ServerOptions(most_upload=2**20)), base_url=LOCAL)
+
+
+def results(response):
+    assert response.status_code == 200, response.text
+    return response.json()["results"]
+
+
+def test_a_query_finds_videos_with_their_moments(client, searcher):
+    found = results(client.get("/api/search", params={"query": "a red square", "top": 3}))
+    expected = searcher.search("a red square", 3).results
+    assert [r["id"] for r in found] == [r.id for r in expected]
+    assert all(len(r["moments"]) == 3 or len(r["moments"]) == 4 for r in found)
+    assert all(not r["path"].startswith("/") for r in found), "paths of this machine are nobody's business"
+
+
+def test_videos_come_in_ranges_of_bytes(client, searcher):
+    row = searcher.catalog.videos()[0]
+    whole = client.get(f"/api/videos/{row.id}/file")
+    assert whole.content == row.path.read_bytes()
+    assert whole.headers["content-type"] == "video/mp4"
+    part = client.get(f"/api/videos/{row.id}/file", headers={"Range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, whole.content[10:20])
+    beyond = client.get(f"/api/videos/{row.id}/file", headers={"Range": f"bytes={len(whole.content)}-"})
+    assert beyond.status_code == 416
+
+
+def test_pictures_and_texts_of_a_video(client, searcher):
+    video = searcher.catalog.videos()[0].id
+    picture = client.get(f"/api/videos/{video}/picture", params={"time": 1.0})
+    assert picture.content[:3] == b"\xff\xd8\xff"
+    assert picture.content == searcher.catalog.picture(video, 1.0)
+    texts = client.get(f"/api/videos/{video}/texts", params={"top": 2}).json()
+    assert [t["text"] for t in texts] == [text for text, _ in searcher.describe(video, 2)]
+
+
+def test_an_uploaded_clip_finds_itself(client, gallery, searcher):
+    clip = gallery / "clip3.mp4"
+    found = results(client.post("/api/search/video", content=clip.read_bytes(), params={"top": 2}))
+    assert found[0]["path"] == "clip3.mp4"
+    assert found[0]["score"] == pytest.approx(1.0, abs=1e-4)
+    others = results(client.get(f"/api/videos/{found[0]['id']}/similar"))
+    assert found[0]["id"] not in [r["id"] for r in others]
+
+
+@pytest.mark.parametrize(
+    ("address", "parameters", "status", "said"),
+    [
+        ("/api/search", {"query": "  "}, 400, "empty"),
+        ("/api/search", {}, 422, "query"),
+        ("/api/search", {"query": "a", "top": 0}, 422, "top"),
+        ("/api/search", {"query": "a", "top": 10**9}, 422, "top"),
+        ("/api/search", {"query": "a" * 2001}, 422, "query"),
+        ("/api/search", {"query": "a", "rerank": "tcmgc"}, 400, "no scorer"),
+        ("/api/search", {"query": "a", "normalize": "yes"}, 422, "normalize"),
+        ("/api/search", {"query": "a", "shortest": "nan"}, 422, "shortest"),
+        ("/api/videos/0123456789abcdef/file", {}, 404, "no video"),
+        ("/api/videos/0123456789abcdef/picture", {}, 404, "no pictures"),
+        ("/api/videos/0123456789abcdef/similar", {}, 404, "no video"),
+        ("/api/videos/xyz/file", {}, 422, "video"),
+    ],
+)
+def test_what_cannot_be_served_is_said(client, address, parameters, status, said):
+    response = client.get(address, params=parameters)
+    assert response.status_code == status
+    assert said in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/api/videos/../../../../etc/passwd/file",
+        "/api/videos/..%2f..%2f..%2fetc%2fpasswd/file",
+        "/api/videos/%2e%2e%2f%2e%2e%2fetc%2fpasswd/file",
+        "/api/videos/..%252f..%252fetc%252fpasswd/file",
+        "/api/videos/%2fetc%2fpasswd/file",
+        "/api/videos/....//....//etc/passwd/file",
+        "/../catalog.sqlite",
+        "/%2e%2e/catalog.sqlite",
+        "/page/../server.py",
+    ],
+)
+def test_no_path_leads_out(client, address):
+    response = client.get(address)
+    assert 400 <= response.status_code < 500
+    assert "root:" not in response.text
+
+
+def test_a_query_longer_than_the_context_is_cut_and_said(client):
+    answer = client.get("/api/search", params={"query": "red square " * 50}).json()
+    assert "too long" in answer["notes"][0]
+    assert answer["results"]
+
+
+def test_no_results_are_said(client):
+    answer = client.get("/api/search", params={"query": "a cat", "path": "nowhere"}).json()
+    assert answer["results"] == []
+    assert "filters" in answer["notes"][0]
+
+
+def test_uploads_that_are_no_clips(client, gallery):
+    whole = (gallery / "clip1.mp4").read_bytes()
+    for content, status, said in (
+        (b"", 400, "empty"),
+        (b"\0" * (2**20 + 1), 413, "larger"),
+        (b"<html>I am an mp4</html>", 422, "video"),
+        (whole[: len(whole) // 3], 422, "clip"),
+    ):
+        response = client.post("/api/search/video", content=content, headers={"Content-Type": "video/mp4"})
+        assert response.status_code == status, response.text
+        assert said in response.json()["detail"]
+        assert "/tmp" not in response.text
+
+
+def test_a_playlist_does_not_decide_what_is_read(client, gallery):
+    secret = (gallery / "clip1.mp4").resolve()
+    hls = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{secret}\n#EXT-X-ENDLIST\n"
+    concat = f"ffconcat version 1.0\nfile {secret}\n"
+    for playlist in (hls, concat, hls.replace(str(secret), "http://127.0.0.1:9/clip.ts")):
+        response = client.post("/api/search/video", content=playlist.encode())
+        assert response.status_code == 422
+        assert "no video by its first bytes" in response.json()["detail"]
+
+
+def test_an_upload_that_dawdles_ends(searcher):
+    app = create_app(searcher, ServerOptions(upload_seconds=0.3))
+    with (
+        serving(app) as address,
+        socket.create_connection(("127.0.0.1", int(address.split(":")[2].strip("/")))) as line,
+    ):
+        line.sendall(b"POST /api/search/video HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\nabc")
+        answer = line.recv(4096)
+        while b"seconds" not in answer:
+            answer += line.recv(4096)
+        line.close()
+    assert b" 408 " in answer.partition(b"\r\n")[0]
+    assert b"took longer than 0.3 seconds" in answer
+
+
+def test_pages_of_other_origins_cannot_upload(client, gallery):
+    content = (gallery / "clip3.mp4").read_bytes()
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
+        response = client.post("/api/search/video", content=content, headers={"Sec-Fetch-Site": site})
+        assert response.status_code == status
+
+
+def test_a_body_without_length_is_measured_too(client):
+    chunks = (b"\0" * 2**16 for _ in range(40))
+    assert client.post("/api/search/video", content=chunks).status_code == 413
+
+
+def test_only_this_machine_may_ask_without_a_token(searcher):
+    app = create_app(searcher, ServerOptions())
+    assert TestClient(app, base_url=LOCAL).get("/api/index").status_code == 200
+    assert TestClient(app, base_url="http://attacker.example").get("/api/index").status_code == 400
+    assert ServerOptions().required_token() is None
+    assert len(ServerOptions(host="0.0.0.0").required_token() or "") >= 32
+    assert [is_local(h) for h in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "host")] == [True] * 3 + [
+        False
+    ] * 3
+
+
+def test_the_token_opens_the_api_and_the_page(searcher):
+    app = create_app(searcher, ServerOptions(host="0.0.0.0"), "secret")
+    client = TestClient(app, base_url="http://box:8000", follow_redirects=False)
+    for address in (
+        "/",
+        "/app.js",
+        "/api/index",
+        "/metrics",
+        "/openapi.json",
+        "/?token=wrong",
+        "/api/index?token=secret",
+    ):
+        assert client.get(address).status_code == 401, address
+    assert client.get("/health").status_code == 200
+    assert client.get("/api/index", headers={"Authorization": "Bearer secret"}).status_code == 200
+    assert client.get("/api/index", headers={"Authorization": "Bearer secret2"}).status_code == 401
+    opened = client.get("/?token=secret")
+    assert (opened.status_code, opened.headers["location"]) == (303, "/")
+    assert "httponly" in opened.headers["set-cookie"].lower()
+    assert client.get("/api/index").status_code == 200, "the cookie opens what headers cannot reach, such as pictures"
+
+
+def test_only_so_many_searches_wait():
+    gate = Turnstile(1)
+    with gate.enter(), pytest.raises(TooManyError, match="try again"), gate.enter():
+        pass
+    with gate.enter():
+        assert gate.inside == 1
+
+
+def test_too_many_searches_get_429(searcher):
+    app = create_app(searcher, ServerOptions(max_waiting=1))
+    client = TestClient(app, base_url=LOCAL)
+    with app.state.turnstile.enter():
+        assert client.get("/api/search", params={"query": "a"}).status_code == 429
+        assert client.get("/health").status_code == 200
+    assert client.get("/api/search", params={"query": "a"}).status_code == 200
+
+
+def test_metrics_count_requests_and_searches(searcher):
+    client = TestClient(create_app(searcher, ServerOptions()), base_url=LOCAL)
+    client.get("/api/search", params={"query": "a"})
+    client.get("/api/search", params={"query": ""})
+    text = client.get("/metrics").text
+    assert 'tvr_requests_total{route="/api/search",status="200"} 1' in text
+    assert 'tvr_requests_total{route="/api/search",status="400"} 1' in text
+    assert "tvr_search_seconds_count 1\n" in text
+    assert "tvr_videos 8\n" in text
+
+
+def test_the_page_needs_nothing_from_elsewhere(client):
+    page, script, style = (client.get(address).text for address in ("/", "/app.js", "/app.css"))
+    assert "<script src=" in page
+    for content in (page, script, style):
+        assert "://" not in content
+    headers = client.get("/").headers
+    assert headers["content-security-policy"].startswith("default-src 'self'")
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_schema_names_every_answer(client):
+    schema = client.get("/openapi.json").json()
+    assert set(schema["paths"]) == {
+        "/api/search", "/api/search/video", "/api/videos/{video}/similar", "/api/videos/{video}/file",
+        "/api/videos/{video}/picture", "/api/videos/{video}/texts", "/api/index", "/health", "/metrics",
+    }  # fmt: skip
+    assert "429" in schema["paths"]["/api/search"]["get"]["responses"]
+
+
+def test_a_link_that_later_leads_out_is_not_followed(tmp_path, sources):
+    outside, folder = tmp_path / "outside.mp4", tmp_path / "videos"
+    write_clip(folder / "inner.mp4", 1)
+    write_clip(outside, 2)
+    index([folder], tmp_path / "index", sources[1:], "exact", progress=False)
+    (folder / "inner.mp4").unlink()
+    (folder / "inner.mp4").symlink_to(outside)
+    with Searcher(tmp_path / "index") as searcher:
+        client = TestClient(create_app(searcher, ServerOptions()), base_url=LOCAL)
+        response = client.get(f"/api/videos/{searcher.catalog.videos()[0].id}/file")
+        assert response.status_code == 400
+        assert "no longer inside" in response.json()["detail"]
+
+
+def test_a_port_in_use_is_said(searcher):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SearchError, match="another --port"):
+            serve(searcher, ServerOptions(port=port))
+
+
+def test_a_truncated_upload_over_a_socket_costs_nothing(searcher):
+    with serving(create_app(searcher, ServerOptions())) as address:
+        port = int(address.rpartition(":")[2].strip("/"))
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"POST /api/search/video HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\nabc")
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"status": "ok"}

@@ -1,0 +1,62 @@
+"""LanceDB above the size where it gets an index: exact within its limit, fewer comparisons beyond, and in step."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+pytest.importorskip("lancedb", reason="the extra `search` is not installed")
+from tvr_lightning.search import vectors_lancedb
+from tvr_lightning.search.vectors_lancedb import LanceStore
+
+ROWS, WIDTH, PARTITION = 2000, 32, 100
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A store whose limits are small enough for a test, with its vectors."""
+    monkeypatch.setattr(vectors_lancedb, "ROWS_FOR_AN_INDEX", ROWS)
+    monkeypatch.setattr(vectors_lancedb, "ROWS_PER_PARTITION", PARTITION)
+    made = LanceStore(str(tmp_path / "vectors"))
+    vectors = normalize(torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0)), dim=1)
+    made.add(range(ROWS - 1), vectors[:-1])
+    made.finish()
+    assert not made._open().list_indices(), "one row below the limit"
+    made.add([ROWS - 1], vectors[-1:])
+    made.finish()
+    assert len(made._open().list_indices()) == 1
+    return made, vectors
+
+
+def expected(vectors, query, count):
+    return (vectors @ query).topk(count).indices.tolist()
+
+
+def test_an_indexed_table_is_searched_exactly_up_to_the_limit(store):
+    made, vectors = store
+    for row in (0, 7, 1999):
+        query = normalize(vectors[row] + 0.1 * vectors[row - 1], dim=0)
+        found = made.nearest(query, 50)
+        assert {key for key, _ in found} == set(expected(vectors, query, 50))
+        assert [key for key, _ in found][:5] == expected(vectors, query, 5)
+        assert found[0][1] == pytest.approx(float((vectors @ query).max()), abs=1e-5)
+
+
+def test_beyond_the_limit_the_nearest_partitions_are_searched(store, monkeypatch):
+    made, vectors = store
+    monkeypatch.setattr(vectors_lancedb, "MOST_COMPARED", 2 * PARTITION)
+    found = {key for key, _ in made.nearest(vectors[3], 50)}
+    assert 3 in found, "a vector lies in the partition of its own nearest centre"
+    assert 5 < len(found & set(expected(vectors, vectors[3], 50))) < 50, "neighbours in other partitions are missed"
+
+
+def test_an_indexed_table_follows_what_is_added_and_removed(store):
+    made, vectors = store
+    new = normalize(torch.randn(300, WIDTH, generator=torch.Generator().manual_seed(1)), dim=1)
+    made.add(range(5000, 5300), new)
+    made.remove(range(10))
+    for _ in range(2):  # before the index knows of them, and after
+        assert made.nearest(new[7], 1)[0][0] == 5007
+        assert made.nearest(vectors[3], 1)[0][0] != 3
+        assert made.keys() == set(range(10, ROWS)) | set(range(5000, 5300))
+        made.finish()
+    assert {key for key, _ in made.nearest(vectors[20], 5, among=[20, 5001])} == {20, 5001}

@@ -1,0 +1,45 @@
+"""The package reads in one direction: each room imports only from rooms to its left."""
+
+import ast
+from pathlib import Path
+
+import tvr_lightning
+
+PACKAGE = Path(tvr_lightning.__file__).parent
+FLOW = [
+    "_version", "_torchvision", "errors", "features", "data", "encoders", "layers", "pairwise", "losses",
+    "evaluation", "optim", "distributed", "sharding", "gradient_cache", "reliability", "module", "methods",
+    "recipe", "parity", "reproduce", "search", "verbs", "cli",
+]  # fmt: skip
+
+
+def imports_of(path: Path) -> set[str]:
+    """Rooms that a file imports anywhere in it, functions included."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("tvr_lightning.")}
+    return rooms
+
+
+def test_rooms_import_only_from_rooms_to_their_left():
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        assert room in FLOW, f"{path.name} belongs to no room; add it to the flow"
+        wrong += [
+            f"{path.relative_to(PACKAGE)} imports {other}"
+            for other in imports_of(path) - {room}
+            if other in FLOW and FLOW.index(other) > FLOW.index(room)
+        ]
+    assert not wrong
+
+
+def test_every_room_is_found():
+    assert {"data", "encoders", "layers", "evaluation", "methods"} <= {p.name for p in PACKAGE.iterdir() if p.is_dir()}

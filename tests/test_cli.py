@@ -1,0 +1,162 @@
+"""The `tvr` command in process, on real files: fit, test, predict, and what happens when something is missing."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.recipe import from_recipe
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+@pytest.fixture(scope="module")
+def fixture_root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("fixture")
+    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
+    return root
+
+
+def overlay(root: Path, runs: Path, *more: str) -> list[str]:
+    """Options of a run that takes seconds."""
+    return [
+        f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
+        f"--data.init_args.root={root}", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
+        "--model.init_args.encoder.init_args.width=64", "--data.init_args.frames=4", f"--results.directory={runs}",
+        "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu",
+        "--trainer.log_every_n_steps=1", *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(fixture_root, tmp_path_factory) -> Path:
+    """Folder of one finished fit."""
+    runs = tmp_path_factory.mktemp("runs")
+    assert main(["fit", *overlay(fixture_root, runs)]) == 0
+    (folder,) = runs.glob("clip4clip-msrvtt/version_0")
+    return folder
+
+
+def test_fit_leaves_table_config_checkpoints_and_logs(run):
+    results = json.loads((run / "results.json").read_text())
+    assert set(results["text_to_video"]) >= {"R@1", "R@5", "R@10", "MdR", "MnR", "RSum"}
+    assert results["texts"] == results["videos"] > 0
+    assert results["select_on"] == "last"
+    assert results["protocol"]
+    assert results["partial"] is False
+    assert results["config"]["model"]["class_path"].endswith("CLIP4Clip")
+    assert results["environment"]["packages"]["torch"] == torch.__version__
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert list(run.glob("events.out.tfevents*"))
+    assert (run / "config.yaml").is_file()
+    table = pd.read_csv(run / "results.csv")
+    assert table["direction"].tolist() == ["text-to-video", "video-to-text"]
+    assert table["SumR"][0] == pytest.approx(results["sum_of_recalls"])
+
+
+def test_test_of_the_checkpoint_repeats_the_table(run, fixture_root, tmp_path):
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    assert main(["test", *overlay(fixture_root, tmp_path, f"--ckpt_path={checkpoint}")]) == 0
+    (again,) = tmp_path.glob("*/*/results.json")
+    first, second = (json.loads(path.read_text()) for path in (run / "results.json", again))
+    assert second["text_to_video"] == first["text_to_video"]
+    assert second["checkpoint"] == str(checkpoint)
+
+
+def test_predict_writes_the_best_videos_of_every_text(run, fixture_root, tmp_path):
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    more = (f"--ckpt_path={checkpoint}", "--model.init_args.evaluation.top_k=3")
+    assert main(["predict", *overlay(fixture_root, tmp_path, *more)]) == 0
+    (path,) = tmp_path.glob("**/predictions.parquet")
+    table = pd.read_parquet(path)
+    results = json.loads((run / "results.json").read_text())
+    assert len(table) == 3 * results["texts"]
+    assert table.groupby("text_index")["score"].apply(lambda s: s.is_monotonic_decreasing).all()
+    assert table["place"].tolist() == [1, 2, 3] * results["texts"]
+    first = table[table["place"] == 1]
+    _, data = from_recipe(
+        [RECIPES / "clip4clip.yaml", RECIPES / "fixture.yaml"], [f"--data.init_args.root={fixture_root}"]
+    )
+    split = data.read_split("test")
+    own = [split.videos[split.texts[i].video].video_id for i in first["text_index"]]
+    assert 100 * (first["video_id"] == own).mean() == pytest.approx(results["text_to_video"]["R@1"], abs=1e-3)
+
+
+def test_checkpoints_load_without_executing_code(run):
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["hyper_parameters"]["encoder"]["class_path"].endswith("TinyClipEncoder")
+
+
+def test_missing_data_and_weights_are_named_together_with_a_way_out(tmp_path, capsys):
+    args = [f"--config={RECIPES / 'clip4clip.yaml'}", f"--data.init_args.root={tmp_path}"]
+    weights = tmp_path / "ViT-B-32.pt"
+    assert main(["fit", *args, f"--model.init_args.encoder.init_args.weights={weights}"]) == 1
+    said = capsys.readouterr().err
+    assert str(tmp_path / "msrvtt" / "MSRVTT_data.json") in said
+    assert str(weights) in said
+    assert "tvr data synth msrvtt" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "looked"),
+    [
+        ([], "whisper/base.pt"),
+        (["audio_encoder=WhisperEncoder", "audio_encoder.init_args.weights=sound/tiny.pt"], "sound/tiny.pt"),
+        (["audio_encoder=Wav2Vec2Encoder", "audio_encoder.init_args.weights=heard"], "heard/config.json"),
+    ],
+)
+def test_missing_weights_of_the_audio_encoder_are_named_with_the_missing_data(
+    tmp_path, capsys, monkeypatch, options, looked
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    args = [f"--config={RECIPES / 'gaid.yaml'}", f"--data.init_args.root={tmp_path}"]
+    args += [f"--model.init_args.{option}" for option in options]
+    audio = "wav2vec2" if "heard" in looked else "whisper"
+    assert main(["fit", *args, f"--data.init_args.audio={audio}"]) == 1
+    said = capsys.readouterr().err
+    assert str(tmp_path / "msrvtt" / "MSRVTT_data.json") in said
+    assert looked in said
+
+
+def test_unknown_options_name_the_key(fixture_root, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", *overlay(fixture_root, tmp_path, "--model.init_args.optimizer.learning_rate=1")])
+    assert stopped.value.code == 2
+    assert "learning_rate" in capsys.readouterr().err
+
+
+def test_wrong_types_name_the_key(fixture_root, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", *overlay(fixture_root, tmp_path, "--data.init_args.frames=many")])
+    assert stopped.value.code == 2
+    assert "frames" in capsys.readouterr().err
+
+
+def test_selecting_on_a_validation_split_that_does_not_exist_is_refused(fixture_root, tmp_path, capsys):
+    assert main(["fit", *overlay(fixture_root, tmp_path, "--results.select_on=val")]) == 1
+    assert "holdout" in capsys.readouterr().err
+
+
+def test_limited_evaluation_is_marked_partial(fixture_root, tmp_path):
+    more = ("--trainer.limit_test_batches=1", "--data.init_args.eval_batch_size=2", "--trainer.max_epochs=1")
+    assert main(["fit", *overlay(fixture_root, tmp_path, *more, "--trainer.limit_train_batches=1")]) == 0
+    (path,) = tmp_path.glob("*/*/results.json")
+    assert json.loads(path.read_text())["partial"] is True
+
+
+def test_help_lists_every_verb(capsys):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for verb in ("fit", "validate", "test", "predict", "data synth", "data check", "data stats"):
+        assert f"  {verb} " in said
+
+
+def test_unknown_verbs_are_errors(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["train"])
+    assert stopped.value.code == 2
+    assert "unknown verb: train" in capsys.readouterr().err

@@ -1,0 +1,141 @@
+"""What breaks in the middle of a run ends it with a message, soon, and leaves the last checkpoint whole."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+import tvr_lightning
+import tvr_lightning.recipe
+from tvr_lightning.cli import main
+from tvr_lightning.data.synthetic import synthesize
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+PROGRAM = Path(__file__).parent / "resume_run.py"
+PATIENCE = 900  # seconds, on machines that do other things too
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    synthesize("msrvtt", tmp_path / "data", 16, 0, workers=1, progress=False)
+    return tmp_path / "data"
+
+
+@pytest.fixture(autouse=True)
+def impatient():
+    """Fail where a run hangs."""
+
+    def give_up(number, frame):
+        pytest.fail(f"the run did not end within {PATIENCE} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(PATIENCE)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def fit(root: Path, runs: Path, *more: str) -> list[str]:
+    """Six steps of two pairs."""
+    return [
+        "fit", f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
+        f"--data.init_args.root={root}", "--data.init_args.batch_size=2", "--data.init_args.frames=2",
+        "--data.init_args.num_workers=0", f"--results.directory={runs}",
+        "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
+        "{width: 64, text_layers: 4, vision_layers: 1}}",
+        "--trainer.max_epochs=1", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu",
+        "--trainer.enable_progress_bar=false", "--checkpoints.every_n_steps=1", *more,
+    ]  # fmt: skip
+
+
+class Fault(pl.Callback):
+    """Does something before an optimiser step."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        if trainer.global_step == self.step:
+            self.act(pl_module)
+
+
+@pytest.fixture
+def strike(monkeypatch):
+    """Have something happen in a step of the next run."""
+
+    def arrange(step, act):
+        build = tvr_lightning.recipe.RecipeCLI.instantiate_trainer
+
+        def with_fault(self, **options):
+            trainer = build(self, **options)
+            trainer.callbacks.append(Fault(step, act))
+            return trainer
+
+        monkeypatch.setattr(tvr_lightning.recipe.RecipeCLI, "instantiate_trainer", with_fault)
+
+    return arrange
+
+
+def saved_steps(runs: Path) -> int:
+    (path,) = runs.glob("*/*/checkpoints/running.ckpt")
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def test_a_video_that_breaks_in_the_middle_of_an_epoch_is_named(root, tmp_path, strike, capsys):
+    def damage(model):
+        for path in root.rglob("*.mp4"):
+            path.write_bytes(path.read_bytes()[:100])
+
+    strike(1, damage)
+    assert main(fit(root, tmp_path / "runs")) == 1
+    said = capsys.readouterr().err
+    assert ".mp4" in said
+    assert "Traceback" not in said
+    assert saved_steps(tmp_path / "runs") == 2
+
+
+def test_a_killed_data_worker_is_reported(root, tmp_path, strike, capsys):
+    strike(0, lambda model: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL))
+    assert main(fit(root, tmp_path / "runs", "--data.init_args.num_workers=1")) == 1
+    assert "memory ran out: lower data.init_args.num_workers" in capsys.readouterr().err
+    assert saved_steps(tmp_path / "runs") >= 1
+
+
+def test_a_broken_weight_ends_the_run_at_the_next_loss(root, tmp_path, strike, capsys):
+    def break_weight(model):
+        model.encoder.clip.text_projection.data[0, 0] = float("nan")
+
+    strike(1, break_weight)
+    assert main(fit(root, tmp_path / "runs")) == 1
+    assert "step 2: the loss is not finite: info_nce = nan" in capsys.readouterr().err
+
+
+def test_a_disk_that_fills_up_leaves_the_former_checkpoint(root, tmp_path, strike, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    strike(2, lambda model: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, limits[1])))
+    try:
+        assert main(fit(root, tmp_path / "runs")) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "running.ckpt could not be written" in capsys.readouterr().err
+    assert saved_steps(tmp_path / "runs") == 2
+
+
+@pytest.mark.slow
+def test_the_death_of_one_process_ends_the_others(root, tmp_path):
+    more = ("--trainer.devices=2", "--trainer.strategy=ddp")
+    command = [sys.executable, str(PROGRAM), "SIGKILL", "1", *fit(root, tmp_path / "runs", *more)]
+    environment = os.environ | {"STRIKE_RANK": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    assert ended.returncode != 0
+    said = ended.stdout + ended.stderr
+    # Which of them depends on what notices first: the launcher, or the other process in its next exchange.
+    assert any(words in said for words in ("terminated with code", "Connection closed by peer", "remote worker"))
+    assert saved_steps(tmp_path / "runs") == 1

@@ -1,0 +1,30 @@
+"""The guides' code is the examples that the suite runs, and what the guides name is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
+LINK = re.compile(r"`((?:tvr_lightning|recipes|tests|docs|benchmarks)/[\w./-]+\.(?:py|yaml|md|safetensors))`")
+SHOWN = {
+    "adding-a-method.md": {"dual_softmax_loss.py", "dual_softmax_loss.yaml", "test_dual_softmax_loss.py"},
+    "adding-a-dataset.md": {"caption_table.py", "caption_table.yaml", "test_caption_table.py"},
+}
+
+
+@pytest.mark.parametrize("guide", SHOWN)
+def test_a_guide_shows_its_example_as_it_is(guide):
+    text = (ROOT / "docs" / guide).read_text(encoding="utf-8")
+    shown = {match["path"]: match["text"] for match in BLOCK.finditer(text)}
+    assert {Path(path).name for path in shown} == SHOWN[guide]
+    for path, block in shown.items():
+        assert block == (ROOT / path).read_text(encoding="utf-8"), f"docs/{guide} shows another {path}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", *(f"docs/{guide}" for guide in SHOWN)])
+def test_the_files_that_a_page_names_exist(page):
+    named = LINK.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []

@@ -1,0 +1,190 @@
+"""Interrupted runs end with the very weights of uninterrupted ones; what is on the disk is whole."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from resume_run import strike_in
+
+import tvr_lightning.recipe
+from tvr_lightning.cli import main
+from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.reliability import (
+    AtomicCheckpointIO,
+    CheckpointConfig,
+    CheckpointWriteError,
+    newest_checkpoint,
+    random_state,
+    restore_random_state,
+)
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+PROGRAM = Path(__file__).parent / "resume_run.py"
+
+
+@pytest.fixture(scope="module")
+def fixture_root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("fixture")
+    synthesize("msrvtt", root, 16, 0, workers=1, progress=False)
+    return root
+
+
+def options(root: Path, runs: Path, recipe: str, *more: str) -> list[str]:
+    """Six steps in two epochs, with dropout or noise in every one of them."""
+    return [
+        "fit", f"--config={RECIPES / recipe}", f"--config={RECIPES / 'fixture.yaml'}",
+        f"--data.init_args.root={root}", "--data.init_args.batch_size=4", "--data.init_args.num_workers=0",
+        "--data.init_args.frames=2", "--data.init_args.augmentation=crop-flip", f"--results.directory={runs}",
+        "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
+        "{width: 64, text_layers: 4, vision_layers: 1}}",
+        "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1",
+        "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--trainer.enable_progress_bar=false", *more,
+    ]  # fmt: skip
+
+
+def last(runs: Path) -> dict:
+    path = newest_checkpoint(runs / next(runs.iterdir()).name)
+    return torch.load(path, weights_only=True)
+
+
+def assert_same(found, expected, name="") -> None:
+    assert type(found) is type(expected), name
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), name
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys(), name
+        for key, value in expected.items():
+            assert_same(found[key], value, f"{name}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), name
+        for i, value in enumerate(expected):
+            assert_same(found[i], value, f"{name}[{i}]")
+    else:
+        assert found == expected, name
+
+
+def assert_same_run(found: dict, expected: dict) -> None:
+    """Weights, queues, optimiser, schedule and random numbers agree bit by bit."""
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
+        assert_same(found[key], expected[key], key)
+    assert_same(found["callbacks"]["RandomState"], expected["callbacks"]["RandomState"], "random numbers")
+
+
+def interrupt(name: str, step: int, arguments: list[str]) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(PROGRAM), name, str(step), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "step"),
+    [(recipe, step) for recipe in ("ncl.yaml", "gare.yaml") for step in (1, 3, 5)]
+    + [
+        (recipe, random.Random(recipe).randrange(1, 6))
+        for recipe in ("tcmgc.yaml", "gaid.yaml", "tmass.yaml", "xpool.yaml")
+    ],
+)
+def test_a_killed_run_resumes_to_bit_identical_weights(recipe, step, fixture_root, tmp_path):
+    every_step = "--checkpoints.every_n_steps=1"
+    assert main(options(fixture_root, tmp_path / "whole", recipe, every_step)) == 0
+    arguments = options(fixture_root, tmp_path / "killed", recipe, every_step)
+    assert interrupt("SIGKILL", step, arguments).returncode == -signal.SIGKILL
+    assert main([*arguments, "--checkpoints.resume=true"]) == 0
+    assert_same_run(last(tmp_path / "killed"), last(tmp_path / "whole"))
+
+
+def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
+    fixture_root, tmp_path, monkeypatch, capsys
+):
+    """T-MASS draws noise in every step; the signal comes in the second step of the first epoch."""
+    assert main(options(fixture_root, tmp_path / "whole", "tmass.yaml")) == 0
+    arguments = options(fixture_root, tmp_path / "stopped", "tmass.yaml")
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            tvr_lightning.recipe.RecipeCLI,
+            "instantiate_trainer",
+            tvr_lightning.recipe.RecipeCLI.instantiate_trainer,
+        )
+        strike_in(1, signal.SIGTERM)
+        assert main(arguments) == os.EX_TEMPFAIL
+    assert "stopped by SIGTERM after step 2; saved" in capsys.readouterr().err
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
+    assert main([*arguments, "--checkpoints.resume=true"]) == 0
+    whole = last(tmp_path / "whole")
+    assert_same_run(last(tmp_path / "stopped"), whole)
+    assert whole["global_step"] == 6
+    assert [path.name for path in (tmp_path / "stopped").glob("*/*")] == ["version_0"]
+    torch_state = whole["callbacks"]["RandomState"]["processes"][0]["torch"]
+    torch.manual_seed(0)
+    assert not torch.equal(torch_state, torch.get_rng_state())  # training did draw
+
+
+def test_resuming_and_a_checkpoint_of_ones_own_contradict(fixture_root, tmp_path, capsys):
+    more = ("--checkpoints.resume=true", "--ckpt_path=some.ckpt")
+    assert main(options(fixture_root, tmp_path, "clip4clip.yaml", *more)) == 1
+    assert "drop it or --ckpt_path" in capsys.readouterr().err
+
+
+def test_checkpoints_need_a_positive_interval():
+    with pytest.raises(ValueError, match="every_n_steps is 0"):
+        CheckpointConfig(every_n_steps=0)
+
+
+def test_a_full_disk_leaves_the_former_checkpoint_whole(tmp_path):
+    path = tmp_path / "last.ckpt"
+    writer = AtomicCheckpointIO()
+    writer.save_checkpoint({"weight": torch.ones(10)}, path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(CheckpointWriteError, match=r"last\.ckpt could not be written.*former checkpoint is whole"):
+            writer.save_checkpoint({"weight": torch.ones(1 << 18)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert torch.load(path, weights_only=True)["weight"].tolist() == [1.0] * 10
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_random_numbers_go_on_where_their_state_was_taken(tmp_path):
+    def draw() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    AtomicCheckpointIO().save_checkpoint({"state": random_state()}, tmp_path / "state.ckpt")
+    expected = draw()
+    assert draw() != expected
+    restore_random_state(torch.load(tmp_path / "state.ckpt", weights_only=True)["state"])
+    assert draw() == expected
+
+
+def test_the_newest_resumable_checkpoint_is_found(tmp_path):
+    assert newest_checkpoint(tmp_path) is None
+    for version, name in enumerate(["last.ckpt", "running.ckpt", "best.ckpt"]):
+        path = tmp_path / f"version_{version}" / "checkpoints" / name
+        AtomicCheckpointIO().save_checkpoint({}, path)
+        os.utime(path, (version, version))
+    assert newest_checkpoint(tmp_path) == tmp_path / "version_1" / "checkpoints" / "running.ckpt"
+
+
+def test_batches_read_ahead_by_workers_do_not_count_as_trained(fixture_root):
+    def data() -> MSRVTT:
+        return MSRVTT(str(fixture_root), frames=2, image_size=16, batch_size=4, num_workers=1, captions_per_epoch="one")
+
+    first = data()
+    batches = iter(first.train_dataloader())
+    next(batches)
+    state = first.state_dict()
+    rest = [batch.text.index.tolist() for batch in batches]
+    resumed = data()
+    resumed.load_state_dict(state)
+    assert state["training"] == {"epoch": 0, "consumed": 4}
+    assert [batch.text.index.tolist() for batch in resumed.train_dataloader()] == rest
+    assert len(rest) == 2

@@ -1,0 +1,52 @@
+"""Hardware overlays: which machine, never which training."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.samplers import check_divisible
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+OVERLAYS = sorted((RECIPES / "hardware").glob("*.yaml"))
+DEVICES = {"cpu": 1, "gpu1-bf16": 1, "ddp4-bf16": 4, "ddp8-bf16": 8, "fsdp8-bf16": 8, "multinode": 16}
+OF_THE_MACHINE = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
+
+
+def test_every_overlay_is_known():
+    assert {path.stem for path in OVERLAYS} == set(DEVICES)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
+def test_an_overlay_sets_the_machine_and_leaves_batch_and_schedule_to_the_recipe(overlay):
+    recipe = yaml.safe_load(overlay.read_text())
+    assert set(recipe) == {"trainer", "data"}
+    assert set(recipe["trainer"]) <= OF_THE_MACHINE
+    assert set(recipe["data"]["init_args"]) == {"num_workers"}
+    trainer = recipe["trainer"]
+    assert trainer["devices"] * trainer.get("num_nodes", 1) == DEVICES[overlay.stem]
+
+
+def test_the_sharded_overlay_builds_fsdp2_over_all_devices_with_checkpoints_in_one_file():
+    config = yaml.safe_load((RECIPES / "hardware" / "fsdp8-bf16.yaml").read_text())["trainer"]
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(ModelParallelStrategy, "strategy")
+    strategy = parser.instantiate(parser.parse_object({"strategy": config["strategy"]})).strategy
+    assert strategy._data_parallel_size == config["devices"]
+    assert strategy._tensor_parallel_size == 1
+    assert strategy._save_distributed_checkpoint is False
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_batches_of_the_recipes_divide_over_four_devices(path):
+    data = yaml.safe_load(path.read_text()).get("data") or {}
+    check_divisible(data.get("init_args", {}).get("batch_size", 128), 4)
+
+
+def test_an_uneven_batch_names_the_nearest_sizes(tmp_path):
+    with pytest.raises(ValueError, match="nearest valid sizes: 296 or 304"):
+        check_divisible(300, 8)
+    assert MSRVTT(str(tmp_path)).batch_size % 8 == 0

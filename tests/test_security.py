@@ -1,0 +1,72 @@
+"""What comes from others is data: names stay in their folder, archives are not run, bad releases are not installed."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tvr_lightning.data.folder import VideoFolder, inside
+from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.records import AnnotationError
+from tvr_lightning.data.synthetic import synthesize
+
+PROJECT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/secret", "movie/../../secret"])
+def test_names_that_leave_the_folder_are_refused(name, tmp_path):
+    (tmp_path / "secret.mp4").touch()
+    (tmp_path / "videos").mkdir()
+    with pytest.raises(AnnotationError, match="leads out of the folder"):
+        VideoFolder(tmp_path / "videos", ".mp4").find(name)
+    with pytest.raises(AnnotationError, match="leads out of the folder"):
+        inside(tmp_path / "videos", name)
+
+
+def test_names_in_the_folder_are_found_or_expected_there(tmp_path):
+    (tmp_path / "a..b.mp4").touch()
+    videos = VideoFolder(tmp_path, ".mp4")
+    assert videos.find("a..b") == tmp_path / "a..b.mp4"
+    assert videos.find("..c") == tmp_path / "..c.mp4"
+
+
+def test_an_annotation_file_cannot_name_a_video_elsewhere(tmp_path):
+    folder = synthesize("msrvtt", tmp_path, 8, 0, workers=1, progress=False)
+    for file in (folder / "MSRVTT_train.9k.csv", folder / "MSRVTT_data.json"):
+        content = file.read_text(encoding="utf-8")
+        file.write_text(re.sub(r"\bvideo0\b", "../../elsewhere", content), encoding="utf-8")
+    with pytest.raises(AnnotationError, match="elsewhere"):
+        MSRVTT(str(tmp_path), frames=2, batch_size=2, num_workers=0).read_split("train")
+
+
+class Trap:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+def test_a_checkpoint_that_runs_code_is_refused_unrun(tmp_path, monkeypatch):
+    from tvr_lightning.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": Trap(tmp_path / "ran")}, tmp_path / "evil.ckpt")
+    synthesize("msrvtt", tmp_path / "data", 8, 0, workers=1, progress=False)
+    arguments = [
+        "test",
+        f"--config={PROJECT / 'recipes/clip4clip.yaml'}",
+        f"--config={PROJECT / 'recipes/fixture.yaml'}",
+    ]
+    arguments += [f"--data.init_args.root={tmp_path / 'data'}", f"--ckpt_path={tmp_path / 'evil.ckpt'}"]
+    with pytest.raises(Exception, match=r"(?i)weights.only|unsupported"):
+        main([*arguments, "--trainer.logger=false", "--trainer.enable_progress_bar=false"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_compromised_releases_of_lightning_are_excluded():
+    project = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
+    (pinned,) = re.findall(r'"(lightning[^"]*)"', project)
+    assert "!=2.6.2" in pinned
+    assert "!=2.6.3" in pinned

@@ -1,0 +1,72 @@
+"""One, two and three processes give the same table, on numbers of texts and videos that they cannot share evenly."""
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from gloo import run_processes
+
+import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
+
+# isort: split
+import lightning.pytorch as pl
+
+from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.normalization import DualSoftmax
+from tvr_lightning.methods import CLIP4Clip
+
+VIDEOS = 7  # of the test split
+
+
+def evaluate(rank: int, root: str, world: int) -> dict[str, list]:
+    """Ranks of both directions as this process has them, and the items that it encoded itself."""
+    if world > 1:
+        # Lightning joins the process group that exists and starts no processes of its own.
+        os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="localhost")
+        os.environ["MASTER_PORT"] = "0"
+    warnings.filterwarnings("ignore", message="The '.*_dataloader' does not have many workers")
+    torch.manual_seed(0)
+    encoder = TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1)
+    result: dict[str, list] = {}
+    for name, normalizer in {"plain": None, "dual softmax": DualSoftmax(5.0)}.items():
+        method = CLIP4Clip(encoder, evaluation=EvaluationConfig(normalization=normalizer), words=12, frames=2)
+        data = MSRVTT(root, frames=2, words=12, image_size=32, batch_size=6, eval_batch_size=2, num_workers=0)
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", use_distributed_sampler=False,
+            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.test(method, datamodule=data, verbose=False)
+        found = method.evaluation
+        assert found is not None
+        result[name] = [
+            [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
+            for ranks in (found.text_to_video_ranks, found.video_to_text_ranks)
+        ]
+        result[f"{name}, partial"] = [found.partial]
+    return result
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> str:
+    folder: Path = tmp_path_factory.mktemp("sharded")
+    synthesize("msrvtt", folder, 5 * VIDEOS, 0, workers=1, progress=False)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(root) -> dict[str, list]:
+    return evaluate(0, root, 1)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_rank_as_one_does(world, root, alone):
+    assert VIDEOS % world
+    assert len(alone["plain"][1][0]) == VIDEOS
+    assert len(set(alone["plain"][0][0])) > 2  # untrained, so that ranks spread
+    for result in run_processes(evaluate, world, root, world):
+        assert result == alone

@@ -1,0 +1,71 @@
+"""A random Qwen2.5-VL of a few thousand weights, with a vocabulary of its own, saved as transformers saves models."""
+
+from pathlib import Path
+
+import torch
+
+WORDS = [
+    "a", "red", "blue", "green", "circle", "square", "star", "moves", "left", "right", "up", "down", "grows", "then",
+    "on", "the", "plain", "background",
+]  # fmt: skip
+SPECIAL = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+    "<|video_pad|>", "[UNK]",
+]  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|> {{ m['role'] }} {% for c in m['content'] %}{% if c['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %} <|im_end|> "
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
+)
+
+
+def save_tiny_captioner(folder: Path, template: str | None = TEMPLATE) -> Path:
+    """Write config, weights, processor and tokenizer into `folder`; the weights are the same every time."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        PreTrainedTokenizerFast,
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    vocabulary = {word: place for place, word in enumerate(SPECIAL + WORDS)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        additional_special_tokens=SPECIAL[1:7],
+    )  # fmt: skip
+    pixels = {"shortest_edge": 28 * 28, "longest_edge": 56 * 56}
+    processor = Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(size=pixels),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(size=pixels),
+        chat_template=template,
+    )
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "vocab_size": len(vocabulary), "bos_token_id": None, "eos_token_id": 2,
+            "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+            "mrope_section": [2, 3, 3]},
+        },
+        vision_config={
+            "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32,
+            "fullatt_block_indexes": [1],
+        },
+        image_token_id=vocabulary["<|image_pad|>"], video_token_id=vocabulary["<|video_pad|>"],
+        vision_start_token_id=vocabulary["<|vision_start|>"], vision_end_token_id=vocabulary["<|vision_end|>"],
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # With the usual deviation of 0.02, what is said would not depend on what is shown.
+            if "norm" not in name and not name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder

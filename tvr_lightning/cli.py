@@ -1,0 +1,210 @@
+"""The `tvr` command: Lightning's fit, validate, test and predict, and this project's own verbs beside them.
+
+Every verb is one function with typed arguments, from which jsonargparse makes the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import get_args, get_origin, get_type_hints
+
+import docstring_parser
+from jsonargparse import ArgumentParser
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of the command line.
+
+    Attributes:
+        words: as typed, such as `data synth`.
+        help: its line in the list of verbs.
+        run: what it runs as "module:function"; signature and docstring make the options. None: one of Lightning's.
+        positional: parameters given without `--name`; a list takes one or more words.
+        repeated: options that may be given several times, besides `--config`.
+    """
+
+    words: str
+    help: str
+    run: str | None = None
+    positional: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+
+    def function(self) -> Callable[..., int]:
+        """Return what the verb runs; imported only now, so that help is quick."""
+        assert self.run is not None
+        module, name = self.run.split(":")
+        return getattr(importlib.import_module(module), name)
+
+
+VERBS = (
+    Verb("fit", "train a recipe, test the result, print and write its table"),
+    Verb("validate", "evaluate a checkpoint on the validation split"),
+    Verb("test", "evaluate a checkpoint on the test split, print and write its table"),
+    Verb("predict", "write the best videos of every test text to parquet"),
+    Verb(
+        "data synth",
+        "write a synthetic dataset of real videos in a dataset's own layout",
+        "tvr_lightning.verbs:data_synth",
+        ("dataset",),
+    ),
+    Verb("data check", "list everything wrong with a dataset", "tvr_lightning.verbs:data_check"),
+    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs:data_stats"),
+    Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs:data_show", ("video",)),
+    Verb("extract", "compute features once and store them", "tvr_lightning.verbs:extract_features", ("videos",)),
+    Verb("caption", "describe videos with a vision-language model", "tvr_lightning.verbs:caption_videos"),
+    Verb(
+        "convert",
+        "turn an authors' checkpoint into one that `tvr test` loads",
+        "tvr_lightning.parity.convert:run_convert",
+        ("source", "out"),
+    ),
+    Verb("audit", "check that no ground truth leaks into the scores", "tvr_lightning.parity.audit_run:run_audit"),
+    Verb(
+        "parity", "compare with what the authors' code computed", "tvr_lightning.parity.report:run_parity", ("files",)
+    ),
+    Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt",)),
+    Verb(
+        "search",
+        "find videos in an index by words or by an example",
+        "tvr_lightning.search.verbs:run_search",
+        ("query",),
+    ),
+    Verb("serve", "serve a page and an API that search an index", "tvr_lightning.search.verbs:run_serve"),
+    Verb("published", "print what the papers publish", "tvr_lightning.reproduce.published_verb:run_published"),
+    Verb(
+        "reproduce",
+        "run published tables again and set what comes out beside the print",
+        "tvr_lightning.reproduce.reproduce_verb:run_reproduce",
+        ("tables",),
+    ),
+    Verb(
+        "report",
+        "write what was reproduced as tables and one page with figures",
+        "tvr_lightning.reproduce.report.report_verb:run_report",
+        ("directory",),
+    ),
+    Verb("profile", "measure what a method costs", "tvr_lightning.reproduce.profile_verb:run_profile"),
+)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the `tvr` command.
+
+    Args:
+        args: the words after `tvr`; None takes them from the command line.
+
+    Returns:
+        The exit status. Bad options leave through SystemExit with status 2, as argparse does.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    verb = next((v for v in VERBS if words[: len(v.words.split())] == v.words.split()), None)
+    if verb is None:
+        return _help(words)
+    rest = words[len(verb.words.split()) :]
+    if verb.run is None:
+        return _lightning(verb.words, rest, from_command_line=args is None)
+    parser = verb_parser(verb)
+    options = parser.parse_args(rest).as_dict()
+    return _guard(lambda: verb.function()(**options))
+
+
+def verb_parser(verb: Verb) -> ArgumentParser:
+    """Return the parser of one of this project's own verbs, made from its function's signature and docstring."""
+    function = verb.function()
+    described = docstring_parser.parse(function.__doc__ or "")
+    parser = ArgumentParser(prog=f"tvr {verb.words}", description=described.short_description)
+    hints, parameters = get_type_hints(function), inspect.signature(function).parameters
+    helps = {item.arg_name: item.description for item in described.params}
+    for name in verb.positional:
+        many = get_origin(hints[name]) in (list, Sequence)
+        kind = get_args(hints[name])[0] if many else hints[name]
+        if many and parameters[name].default is not inspect.Parameter.empty:
+            parser.add_argument(name, type=kind, help=helps.get(name), nargs="*", default=[])
+        else:
+            parser.add_argument(name, type=kind, help=helps.get(name), nargs="+" if many else None)
+    skip: set[str | int] = set(verb.positional)
+    # Repeated as for Lightning's verbs: `--config a.yaml --config b.yaml`.
+    for name in [name for name in ("config", *verb.repeated) if name in hints]:
+        required = parameters[name].default is inspect.Parameter.empty
+        parser.add_argument(f"--{name}", type=str, action="append", required=required, help=helps.get(name))
+        skip.add(name)
+    for name, parameter in parameters.items():
+        if hints[name] is bool and parameter.default is False:
+            option = f"--{name.replace('_', '-')}"
+            parser.add_argument(option, dest=name, action="store_true", help=helps.get(name))
+            skip.add(name)
+    parser.add_function_arguments(function, skip=skip, as_group=False)
+    return parser
+
+
+def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
+    from tvr_lightning.recipe import RecipeCLI
+
+    def run() -> int:
+        # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.
+        RecipeCLI(args=None if from_command_line else [verb, *rest])
+        return 0
+
+    return _guard(run, fixture_hint=rest)
+
+
+def _guard(run: Callable[[], int], fixture_hint: Sequence[str] = ()) -> int:
+    """Turn what a user can mend into a message and an exit status; anything else keeps its traceback."""
+    from tvr_lightning.errors import MissingAssetError, UserError
+
+    try:
+        return run()
+    except MissingAssetError as error:
+        print(f"tvr: {error}\n\n{_fixture_command(fixture_hint)}", file=sys.stderr)
+        return error.exit_status
+    except UserError as error:
+        print(f"tvr: {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def _fixture_command(rest: Sequence[str]) -> str:
+    recipe = next((word for word in rest if word.endswith(".yaml")), "recipes/clip4clip.yaml")
+    return (
+        "This works right now, without data or weights:\n"
+        "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
+        f"  tvr fit --config {recipe} --config recipes/fixture.yaml"
+    )
+
+
+def _help(words: list[str]) -> int:
+    """Print the list of verbs; an unknown verb is an error with status 2."""
+    from tvr_lightning._version import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="tvr",
+        description="Text-video retrieval papers, reproduced with PyTorch Lightning.",
+        epilog="Each verb has its own --help; fit, validate, test and predict take --config FILE, several on "
+        "top of one another.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="tvr VERB [options]",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    group = parser.add_argument_group("verbs")
+    for verb in VERBS:
+        group.add_argument(f"{verb.words}", help=verb.help, nargs="?", metavar=verb.words, default=None)
+    if (
+        not words
+        or words[0] in ("-h", "--help")
+        or words == ["data"]
+        or words[:2] in (["data", "-h"], ["data", "--help"])
+    ):
+        parser.print_help()
+        return 0
+    if words[0].startswith("-"):
+        parser.parse_args(words)
+    parser.error(f"unknown verb: {' '.join(words[:2])}; `tvr --help` lists the verbs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

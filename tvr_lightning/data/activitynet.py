@@ -1,0 +1,145 @@
+"""ActivityNet Captions: long web videos with a paragraph of timed sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from tvr_lightning.data.audio_alignment import AudioAlignment
+from tvr_lightning.data.augment import Augmentation
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.folder import VideoFolder
+from tvr_lightning.data.records import (
+    Findings,
+    Split,
+    SplitBuilder,
+    SplitName,
+    VideoRecord,
+    expect,
+    field_of,
+    read_json,
+    tidy,
+)
+from tvr_lightning.data.sampling import FrameSampling
+
+FILES: dict[SplitName, tuple[str, str]] = {
+    "train": ("train_ids.json", "train.json"),
+    "test": ("val_ids.json", "val_1.json"),
+}
+
+
+class ActivityNet(TextVideoDataModule):
+    """ActivityNet Captions (Krishna et al., "Dense-captioning events in videos", ICCV 2017), paragraph to val1 video.
+
+    All sentences of a video make one query (Zhang et al., ECCV 2018), and the 4,917 videos of val1 are the test set, as
+    the field reports it (CLIP4Clip's `dataloader_activitynet_retrieval.py`); 10,009 videos train. There is no
+    validation split beside them: papers validate on the test set; `holdout` takes training videos out instead. The ids
+    files name a few more videos (10,024 and 4,926), which have no sentences and are left out. Ids carry `v_`, as the
+    files do.
+
+    Args:
+        split: "val1" is the only protocol.
+        **The other arguments**: see `TextVideoDataModule`.
+    """
+
+    title = "ActivityNet Captions"
+    directory = "activitynet"
+    layout = """\
+$TVR_DATA/activitynet/
+  train.json, val_1.json          {"v_<id>": {"sentences": [...], ...}, ...}
+  train_ids.json, val_ids.json    ["v_<id>", ...]
+  videos/v_<id>.mp4 ..."""
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Literal["val1"] = "val1",
+        frames: int = 64,
+        words: int = 64,
+        image_size: int = 224,
+        batch_size: int = 128,
+        eval_batch_size: int = 32,
+        num_workers: int = 2,
+        sampling: FrameSampling = "one-fps-uniform",
+        train_sampling: FrameSampling | None = None,
+        augmentation: Augmentation = "none",
+        captions_per_epoch: Literal["all", "one"] = "all",
+        on_corrupt: Literal["error", "skip"] = "error",
+        holdout: int = 0,
+        max_train_videos: int | None = None,
+        seed: int = 0,
+        features: str | None = None,
+        audio: Literal["none", "whisper", "wav2vec2"] = "none",
+        audio_align: AudioAlignment = "duration",
+        audio_seconds: float = 60.0,
+        captions: str | None = None,
+    ) -> None:
+        super().__init__(
+            root=root,
+            split=split,
+            frames=frames,
+            words=words,
+            image_size=image_size,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            sampling=sampling,
+            train_sampling=train_sampling,
+            augmentation=augmentation,
+            captions_per_epoch=captions_per_epoch,
+            on_corrupt=on_corrupt,
+            holdout=holdout,
+            max_train_videos=max_train_videos,
+            seed=seed,
+            features=features,
+            audio=audio,
+            audio_align=audio_align,
+            audio_seconds=audio_seconds,
+            captions=captions,
+        )
+
+    @property
+    def has_official_validation(self) -> bool:
+        """False: val1 is what everyone tests on."""
+        return False
+
+    def required_files(self, name: SplitName) -> list[Path]:
+        """The ids and the sentences."""
+        return [self.folder / file for file in FILES[name]]
+
+    def parse_split(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split: the videos with sentences, in the order of the ids file."""
+        ids_file, source = self.required_files(name)
+        ids = expect(ids_file, "top level", read_json(ids_file), list, "write a list of ids")
+        for number, video in enumerate(ids):
+            expect(ids_file, f"[{number}]", video, str, "write an id")
+        findings.duplicates(ids_file, ids)
+        annotations = expect(source, "top level", read_json(source), dict, "write an object with an entry per video")
+        self._compare(ids_file, set(ids), source, set(annotations), findings)
+        builder = SplitBuilder(source, findings)
+        videos = VideoFolder(self.video_root, ".mp4")
+        for video in dict.fromkeys(ids):
+            if video not in annotations:
+                continue
+            sentences = field_of(source, video, annotations[video], "sentences", list)
+            builder.add(
+                VideoRecord(video, videos.find(video)), self._paragraph(source, video, sentences, findings), source
+            )
+        return builder.build(name, "paragraph to video on val1, all sentences of a video as one query")
+
+    def _compare(self, ids_file: Path, ids: set[str], source: Path, annotated: set[str], findings: Findings) -> None:
+        for video in sorted(annotated - ids):
+            message, fix = f"{ids_file.name} does not list it", "add the id there or remove the entry"
+            findings.add(source, video, "caption-without-video", message, fix)
+        for video in sorted(ids - annotated):
+            findings.note(ids_file, video, "video-without-caption", f"{source.name} has no such entry", "left out")
+
+    def _paragraph(self, source: Path, video: str, sentences: list[object], findings: Findings) -> list[str]:
+        """All sentences as one text, in a list; none if there are no sentences. They begin with blanks or line ends."""
+        texts = []
+        for number, sentence in enumerate(sentences):
+            entry = f"{video}, sentences[{number}]"
+            texts.append(tidy(expect(source, entry, sentence, str, "write a sentence")))
+            if not texts[-1]:
+                findings.add(source, entry, "empty-caption", "the sentence is empty", "write one or remove the entry")
+        return [" ".join(texts)] if texts else []

@@ -1,0 +1,237 @@
+"""A track cut into an audio encoder's input, with the steps of 20 ms that belong to each frame."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tvr_lightning.data.audio import SAMPLE_RATE, STEP_SAMPLES, STEPS_PER_SECOND, AudioTrack, read_audio
+from tvr_lightning.data.batch import AudioInput, Media
+from tvr_lightning.data.video import DecodedClip
+
+AudioKind = Literal["whisper", "wav2vec2"]
+AudioAlignment = Literal["duration", "clip30"]
+
+WINDOW_SECONDS = 30
+WINDOW_STEPS = WINDOW_SECONDS * STEPS_PER_SECOND
+MEL_BANDS = 80
+MEL_COLUMNS = 2 * WINDOW_STEPS
+SHORTEST_WAVEFORM = 400
+
+_log = logging.getLogger(__name__)
+_warned: set[float] = set()
+
+
+@dataclass(frozen=True)
+class AudioOptions:
+    """What the audio encoder takes and how its vectors are aligned with the frames.
+
+    Attributes:
+        kind: "whisper" takes log-mel windows, "wav2vec2" takes the waveform.
+        align: "duration": each frame gets the sound nearest to it. "clip30": what the released GAID code does
+            (datasets/audio_feature_extraction.py, model/clip_stochastic.py): Whisper hears one 30 s window, padded
+            with zeros or cut, and its 1,500 vectors are pooled to F whatever the clip's length is; wav2vec2's
+            vectors of the whole track are stretched to 1,500 and pooled the same way.
+        seconds: the most that is heard of a clip; batches have this fixed size. Frames after it have no sound.
+            Whisper under "clip30" hears 30 s always.
+    """
+
+    kind: AudioKind
+    align: AudioAlignment = "duration"
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= 7200:
+            raise ValueError(f"audio seconds must lie in (0, 7200], got {self.seconds}")
+
+    @property
+    def windows(self) -> int:
+        """Number of 30 s log-mel windows per clip."""
+        return 1 if self.align == "clip30" else math.ceil(self.seconds / WINDOW_SECONDS)
+
+    @property
+    def samples(self) -> int:
+        """Most samples of a clip that are heard."""
+        return round(self.seconds * SAMPLE_RATE)
+
+    def describe(self) -> str:
+        """One line that says what an encoder is given; part of a feature store's fingerprint."""
+        return f"{self.kind} {self.align} {self.seconds:g}s"
+
+
+def frame_cells(timestamps: Tensor, frame_mask: Tensor, duration: float) -> Tensor:
+    """Divide the clip among its frames: each moment belongs to the nearest frame.
+
+    Frames in the middle of F equal segments get exactly these segments.
+
+    Args:
+        timestamps: (F,) seconds from the clip's start; those of padded frames are ignored.
+        frame_mask: (F,) bool, True where there is a frame.
+        duration: seconds.
+
+    Returns:
+        (F, 2) float64, start and end of each frame's cell in seconds; (0, 0) for padded frames. Frames that show the
+        same moment (a repeated last frame) share a cell.
+    """
+    cells = torch.zeros(len(timestamps), 2, dtype=torch.float64)
+    if not frame_mask.any():
+        return cells
+    moments, place = torch.unique(timestamps[frame_mask].double(), return_inverse=True)
+    middles = (moments[1:] + moments[:-1]) / 2
+    end = max(duration, float(moments[-1]))
+    starts = torch.cat([torch.zeros(1, dtype=torch.float64), middles])
+    ends = torch.cat([middles, torch.full((1,), end, dtype=torch.float64)])
+    cells[frame_mask] = torch.stack([starts, ends], dim=1)[place]
+    return cells
+
+
+def audio_input(
+    track: AudioTrack, options: AudioOptions, timestamps: Tensor, frame_mask: Tensor, duration: float
+) -> AudioInput:
+    """Turn a track into an audio encoder's input, with the steps that belong to each frame.
+
+    Args:
+        track: the clip's sound.
+        options: encoder and alignment.
+        timestamps: (F,) seconds of the frames from the clip's start.
+        frame_mask: (F,) bool.
+        duration: seconds.
+
+    Returns:
+        One clip's input (M = 1); all zeros, with empty windows, where the track has no sound.
+    """
+    waveform = torch.from_numpy(track.waveform)
+    cut = options.samples
+    if options.kind == "whisper" and options.align == "clip30":
+        samples, steps = len(waveform), WINDOW_STEPS
+    else:
+        samples = min(len(waveform), cut)
+        steps = WINDOW_STEPS if options.align == "clip30" else _steps(samples, options.kind)
+    if options.align == "duration" and len(waveform) > cut and track.present:
+        _warn_cut(options.seconds)
+    if not track.present:
+        windows, samples, steps = torch.zeros(len(timestamps), 2, dtype=torch.int64), 0, 0
+    elif options.align == "clip30":
+        windows = _equal_windows(len(timestamps))
+    else:
+        windows = _heard_windows(frame_cells(timestamps, frame_mask, duration), track.heard, steps)
+    values = _log_mel(waveform[:samples], options) if options.kind == "whisper" else _padded(waveform[:samples], cut)
+    return AudioInput(values[None], torch.tensor([samples]), torch.tensor([steps]), windows[None])
+
+
+def no_audio(options: AudioOptions, frames: int) -> AudioInput:
+    """Return the input of no clips (M = 0) whose other dimensions agree with `audio_input`'s."""
+    shape = (options.windows, MEL_BANDS, MEL_COLUMNS) if options.kind == "whisper" else (options.samples,)
+    counts = torch.zeros(0, dtype=torch.int64)
+    return AudioInput(torch.zeros(0, *shape), counts, counts, torch.zeros(0, frames, 2, dtype=torch.int64))
+
+
+def add_sound(
+    media: Media,
+    path: Path,
+    span: tuple[float, float] | None,
+    clip: DecodedClip,
+    options: AudioOptions,
+    on_corrupt: Literal["error", "skip"],
+) -> None:
+    """Read the sound of one decoded clip into its media: `audio`, `audio_mask` and `problems`.
+
+    Args:
+        media: of one clip (M = 1).
+        path: its file.
+        span: seconds of the clip in the file.
+        clip: the decoded frames, whose times the sound is aligned with.
+        options: encoder and alignment.
+        on_corrupt: "skip" lets a broken track sound as far as it goes and names it in `media.problems`.
+
+    Raises:
+        AudioError: the track is broken and `on_corrupt` is "error".
+    """
+    start, end = span or (0.0, clip.duration)
+    duration = min(end, clip.duration) - start
+    track = read_audio(
+        path, duration=duration, span=(start, start + duration), on_corrupt="zeros" if on_corrupt == "skip" else "error"
+    )
+    media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, duration)
+    media.audio_mask = media.audio.mask
+    if track.problem:
+        media.problems = [f"{path}: sound track: {track.problem}"]
+
+
+def log_mel(waveform: Tensor) -> Tensor:
+    """Log-mel picture of a waveform, by openai-whisper's own function.
+
+    Args:
+        waveform: (T,) float32 at 16 kHz.
+
+    Returns:
+        (80, T // 160) float32; one column per 10 ms.
+    """
+    from whisper.audio import log_mel_spectrogram  # brings numba along, a second that readers without sound save
+
+    return log_mel_spectrogram(waveform, n_mels=MEL_BANDS)
+
+
+def wav2vec2_steps(samples: int) -> int:
+    """Number of vectors that wav2vec2's seven convolutions make of `samples` samples (kernels 10 3 3 3 3 2 2)."""
+    steps = samples
+    for kernel, stride in ((10, 5), (3, 2), (3, 2), (3, 2), (3, 2), (2, 2), (2, 2)):
+        steps = (steps - kernel) // stride + 1
+    return max(steps, 0)
+
+
+def _steps(samples: int, kind: AudioKind) -> int:
+    if kind == "wav2vec2":
+        return wav2vec2_steps(max(samples, SHORTEST_WAVEFORM))
+    return math.ceil(samples / STEP_SAMPLES)
+
+
+def _log_mel(waveform: Tensor, options: AudioOptions) -> Tensor:
+    if options.align == "duration":
+        padded = _padded(waveform, options.windows * WINDOW_SECONDS * SAMPLE_RATE)
+        if not len(waveform):
+            return torch.zeros(options.windows, MEL_BANDS, MEL_COLUMNS)
+        return log_mel(padded).reshape(MEL_BANDS, options.windows, MEL_COLUMNS).transpose(0, 1).contiguous()
+    window = torch.zeros(1, MEL_BANDS, MEL_COLUMNS)
+    if len(waveform):  # the released code pads the picture, not the sound, and takes its maximum over the whole track
+        # One FFT frame needs 201 samples before its reflection; shorter tracks get silence to that length.
+        columns = log_mel(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)))[:, :MEL_COLUMNS]
+        window[0, :, : columns.shape[1]] = columns
+    return window
+
+
+def _padded(waveform: Tensor, samples: int) -> Tensor:
+    padded = torch.zeros(samples)
+    padded[: len(waveform)] = waveform
+    return padded
+
+
+def _equal_windows(frames: int) -> Tensor:
+    """(F, 2) windows of `adaptive_avg_pool1d` from 1,500 steps to F frames."""
+    return torch.tensor([[i * WINDOW_STEPS // frames, -(-(i + 1) * WINDOW_STEPS // frames)] for i in range(frames)])
+
+
+def _heard_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
+    """(F, 2) first and one-past-last heard step inside each cell, (0, 0) where nothing is heard."""
+    windows = torch.zeros(len(cells), 2, dtype=torch.int64)
+    for frame, (start, end) in enumerate(cells.tolist()):
+        # Rounding first: 0.1 * 50 must not become step 5.000000001 and take in a step of the next frame.
+        first = math.floor(round(start * STEPS_PER_SECOND, 6))
+        last = min(math.ceil(round(end * STEPS_PER_SECOND, 6)), steps)
+        inside = np.flatnonzero(heard[first:last])
+        if len(inside):
+            windows[frame] = torch.tensor([first + int(inside[0]), first + int(inside[-1]) + 1])
+    return windows
+
+
+def _warn_cut(seconds: float) -> None:
+    if seconds not in _warned:
+        _warned.add(seconds)
+        _log.warning("clips longer than %g s: later frames have no sound; raise audio_seconds to hear it", seconds)

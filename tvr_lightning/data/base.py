@@ -1,0 +1,454 @@
+"""The DataModule that every dataset extends: splits, checks and loaders; a dataset adds its files and split rules."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions
+from tvr_lightning.data.augment import Augmentation
+from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.datasets import ClipReader, PairDataset, TextDataset, VideoDataset, VideoReader
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.data.loader import ReportingDataset, ReportingLoader, TrainingLoader, collate_or_fail
+from tvr_lightning.data.options import check_options
+from tvr_lightning.data.records import (
+    SHOWN,
+    AnnotationError,
+    Findings,
+    MissingData,
+    Split,
+    SplitName,
+)
+from tvr_lightning.data.recover_captions import MissingCaptions, RecoverCaptions, find_captions, read_captions
+from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, check_divisible
+from tvr_lightning.data.sampling import FrameSampling
+from tvr_lightning.data.store import FeatureStore
+from tvr_lightning.data.store_format import StoreError
+from tvr_lightning.data.stored import FeatureReader, open_store
+from tvr_lightning.data.subsets import draw_videos, hold_out
+from tvr_lightning.data.workers import worker_context
+
+STAGES: dict[str | None, tuple[SplitName, ...]] = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("test",),
+    None: ("train", "val", "test"),
+}
+
+
+class TextVideoDataModule(LightningDataModule, ABC):
+    """Texts and videos of one dataset: matching pairs to train on, unique texts and unique videos to evaluate on.
+
+    A subclass is one dataset: it names itself and its files (`title`, `directory`, `layout`, `required_files`), says
+    whether it has an official validation split, and reads its splits (`parse_split`). All arguments are plain values,
+    so that checkpoints hold them as they are.
+
+    Args:
+        root: parent folder of all datasets; each appends its own `directory`. Default: the environment's TVR_DATA.
+        split: which of the dataset's split files are used.
+        frames: F, frames per clip; shorter clips are padded and masked.
+        words: W, tokens per caption, start and end included; the encoder truncates to it.
+        image_size: S, pixels of the square frames.
+        batch_size: pairs per optimisation step, over all devices.
+        eval_batch_size: texts or videos per evaluation batch, on each device.
+        num_workers: processes that decode videos, for each loader.
+        sampling: which frames of a clip are taken.
+        train_sampling: the same in training, where it differs.
+        augmentation: of the frames in training.
+        captions_per_epoch: "all": every caption is a sample of an epoch; "one": every video is, with one caption drawn.
+        on_corrupt: "error": a file that is missing or undecodable stops the run; "skip": it is left out and named.
+        holdout: training videos held out to validate on, where the dataset has no official validation split.
+        max_train_videos: train on that many videos, drawn by `seed`; all of them by default.
+        seed: decides order, drawn captions, random frames, augmentation and held-out videos.
+        features: a store written by `tvr extract`; videos and texts are then read from it and not decoded.
+        audio: which encoder the sound is read for; "none" leaves it unread. Stored features bring their own.
+        audio_align: how sound is aligned with the frames (`AudioOptions`).
+        audio_seconds: the most that is heard of a clip.
+        captions: a file of further descriptions (`data.recover_captions`), a path or a name below the dataset's folder;
+            training pairs then bring those of their video.
+
+    Raises:
+        ValueError: options that are out of range or contradict each other; the message names both and the fix.
+    """
+
+    title: ClassVar[str]
+    directory: ClassVar[str]
+    layout: ClassVar[str]
+
+    def __init__(
+        self,
+        root: str | None,
+        split: str,
+        frames: int,
+        words: int,
+        image_size: int,
+        batch_size: int,
+        eval_batch_size: int,
+        num_workers: int,
+        sampling: FrameSampling,
+        train_sampling: FrameSampling | None,
+        augmentation: Augmentation,
+        captions_per_epoch: Literal["all", "one"],
+        on_corrupt: Literal["error", "skip"],
+        holdout: int,
+        max_train_videos: int | None,
+        seed: int,
+        features: str | None = None,
+        audio: Literal["none", "whisper", "wav2vec2"] = "none",
+        audio_align: AudioAlignment = "duration",
+        audio_seconds: float = 60.0,
+        captions: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.root = root
+        self.split = split
+        self.frames = frames
+        self.words = words
+        self.image_size = image_size
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.sampling = sampling
+        self.train_sampling = train_sampling or sampling
+        self.augmentation = augmentation
+        self.captions_per_epoch = captions_per_epoch
+        self.on_corrupt = on_corrupt
+        self.holdout = holdout
+        self.max_train_videos = max_train_videos
+        self.seed = seed
+        self.features = features
+        self.captions = captions
+        self.audio = None if audio == "none" else AudioOptions(audio, audio_align, audio_seconds)
+        self.skipped: dict[SplitName, list[str]] = {}
+        self.training_sampler: TrainingSampler | None = None
+        self._training_loader: TrainingLoader | None = None
+        self._resume_at: dict[str, int] | None = None
+        self._read: dict[SplitName, Split] = {}
+        self._loaded: dict[SplitName, Split] = {}
+        self._store: FeatureStore | None = None
+        check_options(self)
+
+    # What a dataset says of itself
+
+    @property
+    @abstractmethod
+    def has_official_validation(self) -> bool:
+        """Whether the chosen split comes with a validation split of its own, apart from the test split."""
+
+    @property
+    def one_caption_evaluation(self) -> bool:
+        """Whether the dataset's protocol evaluates one text per video."""
+        return True
+
+    @abstractmethod
+    def required_files(self, name: SplitName) -> list[Path]:
+        """Annotation files that `parse_split(name)` reads."""
+
+    @property
+    def video_root(self) -> Path:
+        """Folder that holds the videos, in folders of their own or directly."""
+        return self.folder / "videos"
+
+    @abstractmethod
+    def parse_split(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split from the annotation files as they are, noting in `findings` whatever is wrong with them.
+
+        Called for "val" only where `has_official_validation`.
+
+        Raises:
+            AnnotationError: a file cannot be read any further.
+        """
+
+    # Where the data are
+
+    @property
+    def folder(self) -> Path:
+        """The dataset's folder.
+
+        Raises:
+            MissingData: neither `root` nor TVR_DATA says where datasets are.
+        """
+        root = self.root or os.environ.get("TVR_DATA")
+        if not root:
+            absent = ["the parent folder: neither data.init_args.root nor the environment variable TVR_DATA is set"]
+            raise MissingData(self.directory, absent, self.layout)
+        return Path(root).expanduser() / self.directory
+
+    def missing(self, stage: str | None = None) -> list[str]:
+        """Say which annotation files and folders of a Lightning stage (None: of all) are absent; fast.
+
+        Returns:
+            One sentence each, with the place looked at.
+        """
+        sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
+        files = dict.fromkeys(path for name in sources for path in self.required_files(name))
+        absent = [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
+        if self.features is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
+            absent.append(f"the videos: looked for files in {self.video_root}")
+        if self.captions is not None and "train" in STAGES[stage]:
+            try:
+                find_captions(self.captions, self.folder)
+            except MissingCaptions as error:
+                absent.append(str(error))
+        return absent
+
+    def check_present(self, stage: str | None = None) -> None:
+        """Check that annotation files and the videos' folder of a stage (None: of all) are there.
+
+        Raises:
+            MissingData: something is absent; it says what, where it was looked for, and the expected layout.
+        """
+        absent = self.missing(stage)
+        if absent:
+            raise MissingData(self.directory, absent, self.layout)
+
+    # Splits
+
+    @property
+    def validation(self) -> Literal["official", "holdout", "test"]:
+        """What `val` is: the official split, held-out training videos, or the test split as in the papers."""
+        if self.has_official_validation:
+            return "official"
+        return "holdout" if self.holdout else "test"
+
+    def _source(self, name: SplitName) -> SplitName:
+        """The split in the annotation files that `name` is made of."""
+        if name == "val" and self.validation != "official":
+            return "train" if self.validation == "holdout" else "test"
+        return name
+
+    def examine_split(self, name: SplitName) -> tuple[Split | None, Findings]:
+        """Read a split from the annotation files; return it, or None if it cannot be read, with all findings."""
+        findings = Findings()
+        try:
+            return self.parse_split(name, findings), findings
+        except AnnotationError as error:
+            findings.problems += error.problems
+            return None, findings
+
+    def read_split(self, name: SplitName) -> Split:
+        """Return a split as the annotation files and the options `holdout` and `max_train_videos` define it.
+
+        "val" is what `validation` says; where that is "test", the split is called test.
+
+        Raises:
+            AnnotationError: the files contradict themselves; the error lists every problem.
+        """
+        if name not in self._read:
+            if self._source(name) == "train":
+                self._read_training_videos()
+            else:
+                source = self._source(name)
+                self._read[name] = self._parse(name) if source == name else self.read_split(source)
+        return self._read[name]
+
+    def _parse(self, name: SplitName) -> Split:
+        split, findings = self.examine_split(name)
+        if findings.problems or split is None:
+            raise AnnotationError(findings.problems)
+        return split
+
+    def _read_training_videos(self) -> None:
+        train = self._parse("train")
+        if self.holdout:
+            train, self._read["val"] = hold_out(train, self.holdout, self.seed, self.one_caption_evaluation)
+        if self.max_train_videos is not None:
+            train = draw_videos(train, self.max_train_videos, self.seed)
+        self._read["train"] = train
+
+    def load_split(self, name: SplitName) -> Split:
+        """Return a split whose files were looked for: what the loaders serve.
+
+        With `on_corrupt: skip`, training goes without the videos whose files are missing (`skipped` names them);
+        evaluation keeps them in place, so that texts and videos are numbered as the annotation files say.
+
+        Raises:
+            MissingData: files are missing and `on_corrupt` is "error".
+            AnnotationError: as `read_split`.
+        """
+        if name not in self._loaded:
+            split = self.read_split(name)
+            absent = self._absent(split)
+            if absent and self.on_corrupt == "error":
+                self._raise_absent(split, absent)
+            self.skipped[name] = [f"{split.videos[i].path}: {reason}" for i, reason in absent.items()]
+            if absent and name == "train":
+                split = split.take_videos([i for i in range(len(split.videos)) if i not in absent])
+            self._loaded[name] = split
+        return self._loaded[name]
+
+    def _absent(self, split: Split) -> dict[int, str]:
+        """Positions of the videos that cannot be served, each with the reason."""
+        if self.features is None:
+            return {i: "no such file" for i, video in enumerate(split.videos) if not video.path.is_file()}
+        return self._feature_reader().absent(split)
+
+    def _raise_absent(self, split: Split, absent: dict[int, str]) -> None:
+        hint = "set data.init_args.on_corrupt to skip to go on without them"
+        rest = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
+        count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
+        first = list(absent)[:SHOWN]
+        if self.features is not None:
+            reasons = "; ".join(f"{split.videos[i].path}: {absent[i]}" for i in first)
+            raise StoreError(f"{count} are not in the feature store {self.features}: {reasons}{rest}; {hint}")
+        paths = ", ".join(str(split.videos[i].path) for i in first)
+        raise MissingData(self.directory, [f"{count}: looked for {paths}{rest}; {hint}"], self.layout)
+
+    @property
+    def store(self) -> FeatureStore | None:
+        """The feature store that `features` names, checked; None where videos are decoded.
+
+        Raises:
+            StoreError: it is absent or damaged, or made with another sampling, frame size or number of words.
+        """
+        if self.features is not None and self._store is None:
+            self._store = open_store(self.features, self.frames, self.image_size, self.sampling, self.words, self.audio)
+        return self._store
+
+    def _feature_reader(self) -> FeatureReader:
+        assert self.store is not None
+        module = self.trainer.lightning_module if self.trainer else None
+        return FeatureReader(self.store, self.directory, patches=bool(getattr(module, "needs_patches", False)))
+
+    def ground_truth(self, name: SplitName) -> GroundTruth:
+        """Return which video every text of a split describes, with the names that results carry."""
+        split = self.load_split(name)
+        return GroundTruth(
+            video_of_text=torch.tensor([text.video for text in split.texts], dtype=torch.int64),
+            videos=len(split.videos),
+            dataset=self.title,
+            split=split.name,
+            protocol=split.protocol,
+        )
+
+    # Loaders
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read what a stage needs; raises `MissingData` and `AnnotationError` before anything heavy starts."""
+        self.check_present(stage)
+        for name in STAGES[stage]:
+            self.load_split(name)
+
+    def train_dataloader(self) -> DataLoader[PairBatch]:
+        """Return the shuffled loader of PairBatch, each device's share of the global batch.
+
+        Raises:
+            ValueError: the devices cannot share `batch_size` evenly, or it exceeds the number of samples.
+        """
+        sharing = self._sharing()
+        check_divisible(self.batch_size, sharing["replicas"])
+        dataset = PairDataset(
+            self.load_split("train"),
+            self.video_reader(training=True),
+            one_caption=self.captions_per_epoch == "one",
+            seed=self.seed,
+            skip=self.on_corrupt == "skip",
+            captions=self.recover_captions(),
+        )
+        self.training_sampler = TrainingSampler(len(dataset), self.batch_size, seed=self.seed, **sharing)
+        self.training_sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
+        loader = self._loader(
+            dataset, self.training_sampler, self.batch_size // sharing["replicas"], self.num_workers, drop_last=True
+        )
+        assert isinstance(loader, TrainingLoader)
+        self._training_loader = loader
+        self._resume_training()
+        return loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far training has come in its epoch, for checkpoints."""
+        return {} if self._training_loader is None else {"training": self._training_loader.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Have training go on where the checkpoint's run was, be its loader built already or not.
+
+        Raises:
+            ValueError: the interrupted run had another batch size that does not fit.
+        """
+        if self.trainer is None or self.trainer.state.fn == "fit":
+            self._resume_at = state_dict.get("training")
+            self._resume_training()
+
+    def _resume_training(self) -> None:
+        if self._training_loader is not None and self._resume_at is not None:
+            self._training_loader.load_state_dict(self._resume_at)
+            self._resume_at = None
+
+    def recover_captions(self) -> RecoverCaptions | None:
+        """Return the further descriptions of the training videos; None where `captions` names no file.
+
+        Raises:
+            MissingCaptions, CaptionsFileError: the file is absent, damaged, or leaves training videos undescribed.
+        """
+        if self.captions is None:
+            return None
+        captions = read_captions(find_captions(self.captions, self.folder))
+        captions.require([video.video_id for video in self.load_split("train").videos])
+        return captions
+
+    def evaluation_dataloaders(self, name: SplitName) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
+        """Return the loaders [unique texts, unique videos] of a split; of "train", they are a normaliser's bank.
+
+        Every process gets equally many batches; repeated items carry the index of the first one.
+        """
+        split = self.load_split(name)
+        reader = self.video_reader(training=False)
+        texts = TextDataset(split, reader)
+        videos = VideoDataset(split, reader, skip=self.on_corrupt == "skip")
+        sharing = self._sharing()
+        return [
+            self._loader(texts, EvaluationSampler(len(texts), **sharing), self.eval_batch_size, workers=0),
+            self._loader(videos, EvaluationSampler(len(videos), **sharing), self.eval_batch_size, self.num_workers),
+        ]
+
+    def val_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
+        """Return the loaders [unique texts, unique videos] of the validation split."""
+        return self.evaluation_dataloaders("val")
+
+    def test_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
+        """Return the loaders [unique texts, unique videos] of the test split."""
+        return self.evaluation_dataloaders("test")
+
+    def predict_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
+        """Return the loaders [unique texts, unique videos] of the test split."""
+        return self.evaluation_dataloaders("test")
+
+    def video_reader(self, training: bool) -> VideoReader:
+        """Return what reads one video or text, in training with its own frame sampling and augmentation."""
+        if self.features is not None:
+            return self._feature_reader()
+        sampling = self.train_sampling if training else self.sampling
+        augmentation = self.augmentation if training else "none"
+        return ClipReader(self.frames, self.image_size, sampling, augmentation, self.audio, self.on_corrupt)
+
+    def _sharing(self) -> dict[str, int]:
+        # The strategy knows the data-parallel processes; with tensor parallelism they are fewer than the devices.
+        shares = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) if self.trainer else None
+        return {"replicas": shares["num_replicas"], "rank": shares["rank"]} if shares else {"replicas": 1, "rank": 0}
+
+    def _loader(
+        self, dataset: Any, sampler: Any, batch_size: int, workers: int, drop_last: bool = False
+    ) -> DataLoader[Any]:
+        kind = TrainingLoader if isinstance(sampler, TrainingSampler) else ReportingLoader
+        return kind(
+            ReportingDataset(dataset),
+            batch_size=batch_size,
+            sampler=sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            multiprocessing_context=worker_context() if workers else None,
+            pin_memory=torch.cuda.is_available(),
+            collate_fn=collate_or_fail,
+            drop_last=drop_last,
+            # A generator of its own: starting an epoch must not draw from the one that drives dropout.
+            generator=torch.Generator().manual_seed(self.seed),
+        )

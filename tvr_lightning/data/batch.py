@@ -1,0 +1,88 @@
+"""What a DataLoader hands to a method: captions and media, each with its place in the dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from tvr_lightning.features import WHOLE, Record, TextFeatures, VideoFeatures
+
+
+@dataclass
+class AudioInput(Record):
+    """What an audio encoder takes for M clips, counted in steps of 20 ms (one vector of Whisper or wav2vec2).
+
+    Attributes:
+        values: (M, C, 80, 3000) log-mel windows of 30 s for Whisper, or (M, T) waveforms at 16 kHz for wav2vec2;
+            float32, zero where there is no sound.
+        samples: (M,) int64, how much of `values` belongs to the clip, in samples at 16 kHz; 0 without sound.
+        steps: (M,) int64, number of vectors that `windows` counts on; the encoder stretches its output to it.
+        windows: (M, F, 2) int64, first and one-past-last step that belong to each frame; equal where there is no sound.
+    """
+
+    values: Tensor
+    samples: Tensor
+    steps: Tensor
+    windows: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """(M, F) bool, True where a frame has sound."""
+        return self.windows[..., 1] > self.windows[..., 0]
+
+
+@dataclass
+class Media(Record):
+    """Decoded media of M videos, as the encoders take them.
+
+    Attributes:
+        pixels: (M, F, 3, S, S) uint8 RGB; padded frames are zero. The encoder normalises on its device.
+        frame_mask: (M, F) bool, True where there is a frame.
+        audio: input of the audio encoder (log-mel or waveform) with the steps of each frame, where it is asked for.
+        audio_mask: (M, F) bool, True where a frame has sound.
+        duration: (M,) float32, seconds.
+        problems: "path: reason" of sound tracks that are broken in places; they sound as far as they go.
+    """
+
+    pixels: Tensor
+    frame_mask: Tensor
+    audio: AudioInput | None = None
+    audio_mask: Tensor | None = None
+    duration: Tensor | None = None
+    problems: list[str] = field(default_factory=list, metadata=WHOLE)
+
+
+@dataclass
+class TextBatch(Record):
+    """N texts. `text` holds caption strings, or features from a store; `index` (N,) int64 is each text's place."""
+
+    text: list[str] | TextFeatures
+    index: Tensor
+
+
+@dataclass
+class VideoBatch(Record):
+    """M videos. `video` holds decoded media, or features from a store; `index` (M,) int64 is each video's place.
+
+    `video_id` names the videos in errors and results; `skipped` names files that could not be read on the way to this
+    batch, each with its reason.
+    """
+
+    video: Media | VideoFeatures
+    index: Tensor
+    video_id: list[str]
+    skipped: list[str] = field(default_factory=list, metadata=WHOLE)
+
+
+@dataclass
+class PairBatch(Record):
+    """B matching pairs for training: row i of `text` describes row i of `video`.
+
+    `extras` (first dimension B, keyed by name) goes into `PairedFeatures.extras` after encoding.
+    """
+
+    text: TextBatch
+    video: VideoBatch
+    extras: dict[str, Any] = field(default_factory=dict)

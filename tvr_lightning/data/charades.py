@@ -1,0 +1,179 @@
+"""Charades: half-minute videos of people acting out scripts at home."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from tvr_lightning.data.audio_alignment import AudioAlignment
+from tvr_lightning.data.augment import Augmentation
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.folder import VideoFolder
+from tvr_lightning.data.records import (
+    Findings,
+    Split,
+    SplitBuilder,
+    SplitName,
+    VideoRecord,
+    malformed,
+    read_lines,
+    read_table,
+)
+from tvr_lightning.data.sampling import FrameSampling
+
+MOMENT = re.compile(r"(?P<video>\S+) (?P<start>\d+(?:\.\d+)?) (?P<end>\d+(?:\.\d+)?)\s*##(?P<text>.*)")
+Span = tuple[float, float]
+
+
+class Charades(TextVideoDataModule):
+    """Charades (Sigurdsson et al., "Hollywood in homes", ECCV 2016): scripts, or the sentences of Charades-STA.
+
+    "scripts" is the retrieval protocol of EclipSE (Lin et al., ECCV 2022; `dataloader_charades_retrieval.py`): 7,985
+    videos train and 1,863 test, each with the script that was acted. "sta" (Gao et al., "TALL: temporal activity
+    localization via language query", ICCV 2017) has 12,408 and 3,720 sentences on spans of these videos; a span is the
+    item that is retrieved, and several sentences can describe it. Neither has a validation split: papers validate on
+    the test set; `holdout` takes training videos out instead.
+
+    Four sentences of Charades-STA have a span whose end lies before its start; it is turned round. A span that begins
+    after its video has ended stands for the whole video.
+
+    Args:
+        split: "scripts" or "sta", as above.
+        **The other arguments**: see `TextVideoDataModule`.
+    """
+
+    title = "Charades"
+    directory = "charades"
+    layout = """\
+$TVR_DATA/charades/
+  Charades_v1_train.csv, Charades_v1_test.csv    columns id, script, length
+  charades_sta_train.txt, charades_sta_test.txt  for split sta: <id> <start> <end>##<sentence>
+  videos/<id>.mp4 ..."""
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Literal["scripts", "sta"] = "scripts",
+        frames: int = 12,
+        words: int = 32,
+        image_size: int = 224,
+        batch_size: int = 128,
+        eval_batch_size: int = 32,
+        num_workers: int = 2,
+        sampling: FrameSampling = "one-fps-uniform",
+        train_sampling: FrameSampling | None = None,
+        augmentation: Augmentation = "none",
+        captions_per_epoch: Literal["all", "one"] = "all",
+        on_corrupt: Literal["error", "skip"] = "error",
+        holdout: int = 0,
+        max_train_videos: int | None = None,
+        seed: int = 0,
+        features: str | None = None,
+        audio: Literal["none", "whisper", "wav2vec2"] = "none",
+        audio_align: AudioAlignment = "duration",
+        audio_seconds: float = 60.0,
+        captions: str | None = None,
+    ) -> None:
+        super().__init__(
+            root=root,
+            split=split,
+            frames=frames,
+            words=words,
+            image_size=image_size,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            sampling=sampling,
+            train_sampling=train_sampling,
+            augmentation=augmentation,
+            captions_per_epoch=captions_per_epoch,
+            on_corrupt=on_corrupt,
+            holdout=holdout,
+            max_train_videos=max_train_videos,
+            seed=seed,
+            features=features,
+            audio=audio,
+            audio_align=audio_align,
+            audio_seconds=audio_seconds,
+            captions=captions,
+        )
+
+    @property
+    def has_official_validation(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def one_caption_evaluation(self) -> bool:
+        """True for scripts; a span of Charades-STA can have several sentences."""
+        return self.split == "scripts"
+
+    def required_files(self, name: SplitName) -> list[Path]:
+        """The table of videos, and the sentences on spans."""
+        table = self.folder / f"Charades_v1_{name}.csv"
+        return [table] if self.split == "scripts" else [self.folder / f"charades_sta_{name}.txt", table]
+
+    def parse_split(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split: a video per row of the table, or an item per span in the order of their first sentences."""
+        if self.split == "scripts":
+            return self._parse_scripts(name, findings)
+        return self._parse_spans(name, findings)
+
+    def _parse_scripts(self, name: SplitName, findings: Findings) -> Split:
+        source = self.folder / f"Charades_v1_{name}.csv"
+        rows = read_table(source, ["id", "script"])
+        ids = [row["id"].strip() for row in rows]
+        findings.duplicates(source, ids)
+        builder = SplitBuilder(source, findings)
+        videos = VideoFolder(self.video_root, ".mp4")
+        for video, row in zip(ids, rows, strict=True):
+            script = "" if row["script"].strip() == "{}" else row["script"]  # the table's mark for an empty text
+            builder.add(VideoRecord(video, videos.find(video)), [script], source)
+        return builder.build(name, "scripts, one per video")
+
+    def _parse_spans(self, name: SplitName, findings: Findings) -> Split:
+        source = self.folder / f"charades_sta_{name}.txt"
+        lengths = self._read_lengths(name)
+        sentences: dict[tuple[str, Span], list[str]] = {}
+        for number, line in enumerate(read_lines(source), start=1):
+            entry = f"line {number}"
+            moment = MOMENT.fullmatch(line)
+            if moment is None:
+                fix = "write <id> <start> <end>##<sentence>"
+                findings.add(source, entry, "malformed", f"cannot be read: {line[:60]!r}", fix)
+            elif moment["video"] not in lengths:
+                message, fix = f"sentence for {moment['video']}, which Charades_v1_{name}.csv lacks", "remove the line"
+                findings.add(source, entry, "caption-without-video", message, fix)
+            else:
+                given = float(moment["start"]), float(moment["end"])
+                span = _mend(given, lengths[moment["video"]])
+                if span != given:
+                    message = f"the span {given[0]} to {given[1]} s of {moment['video']} is reversed or outside"
+                    findings.note(source, entry, "reversed-span", message, f"read as {span[0]} to {span[1]} s")
+                sentences.setdefault((moment["video"], span), []).append(moment["text"])
+        builder = SplitBuilder(source, findings)
+        videos = VideoFolder(self.video_root, ".mp4")
+        for (video, span), said in sentences.items():
+            name_of_span = f"{video}_{span[0]:g}_{span[1]:g}"
+            builder.add(VideoRecord(name_of_span, videos.find(video), span), said, source)
+        return builder.build(name, "Charades-STA, sentences to spans")
+
+    def _read_lengths(self, name: SplitName) -> dict[str, float]:
+        """Seconds of every video of the table."""
+        source = self.folder / f"Charades_v1_{name}.csv"
+        lengths = {}
+        for row in read_table(source, ["id", "length"]):
+            try:
+                lengths[row["id"].strip()] = float(row["length"])
+            except ValueError as error:
+                raise malformed(source, row["id"], f"length {row['length']!r} is no number", "write seconds") from error
+        return lengths
+
+
+def _mend(span: Span, length: float) -> Span:
+    """Return a span with its ends in order, or the whole video's where it lies outside."""
+    start, end = min(span), max(span)
+    if start >= length or start == end:
+        return 0.0, length
+    return start, end

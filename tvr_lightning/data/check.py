@@ -1,0 +1,175 @@
+"""The doctor: everything that is wrong with a dataset's annotations and files, in one report."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.records import Problem, ProblemKind, Split, SplitName, VideoRecord
+from tvr_lightning.data.sampling import FrameSampling
+from tvr_lightning.data.survey import survey
+from tvr_lightning.data.video import VideoError, probe, read_clip
+
+TOO_SHORT_SECONDS = 1.0  # one frame per second is what most methods look at
+ROWS_PER_KIND = 20
+DECODED_SIZE = 32  # pixels; whether a frame decodes does not depend on what it is resized to
+
+
+@dataclass
+class Report:
+    """What the doctor found.
+
+    Attributes:
+        dataset: its title.
+        protocol: what its test split stands for.
+        videos: videos looked at, by split. texts: texts, by split.
+        problems: what is wrong.
+        notes: known quirks of the released files and how they are read; nothing to mend.
+    """
+
+    dataset: str
+    protocol: str
+    videos: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """How clips are decoded on trial: as many frames, taken in the same way, as evaluation does."""
+
+    frames: int
+    sampling: FrameSampling
+
+
+def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, progress: bool = True) -> Report:
+    """Look at all annotations and all video files of a dataset.
+
+    It finds missing annotation files and what contradicts itself in them, videos in more than one split, and video
+    files that are missing, empty, undecodable, without a sound track, or shorter than a second.
+
+    Args:
+        data: the dataset, as configured.
+        decode: also decode the frames that evaluation takes from every clip.
+        workers: processes that look at files.
+        progress: whether a bar is shown.
+
+    Returns:
+        The report; nothing is wrong if its `problems` are empty.
+
+    Raises:
+        MissingData: neither the dataset's `root` nor TVR_DATA is set.
+    """
+    report = Report(data.title, "")
+    splits: list[Split] = []
+    names: list[SplitName] = ["train", "val", "test"] if data.validation == "official" else ["train", "test"]
+    for name in names:
+        absent = [path for path in data.required_files(name) if not path.is_file()]
+        report.problems += [_absent_annotation(path, data) for path in absent]
+        if not absent:
+            split, findings = data.examine_split(name)
+            report.problems += findings.problems
+            report.notes += findings.notes
+            if split is not None:
+                splits.append(split)
+                report.videos[name], report.texts[name] = len(split.videos), len(split.texts)
+                report.protocol = split.protocol
+    report.problems += _overlaps(splits)
+    if data.features is None:  # stored features stand for the files
+        videos = list({(video.path, video.span): video for split in splits for video in split.videos}.values())
+        look = partial(look_at, decoding=_Decoding(data.frames, data.sampling) if decode else None)
+        for found in survey(look, videos, workers=workers, title=f"checking {data.title}", progress=progress):
+            report.problems += found
+    report.problems = list(dict.fromkeys(report.problems))  # splits and spans share files
+    report.notes = list(dict.fromkeys(report.notes))
+    return report
+
+
+def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Problem]:
+    """Return what is wrong with one video file; empty if nothing is."""
+    path = video.path
+    if not path.is_file():
+        return [_problem(video, "missing-file", "no such file", "fetch it, or set on_corrupt to skip")]
+    if not path.stat().st_size:
+        return [_problem(video, "empty-file", "it has no bytes", "fetch it again")]
+    try:
+        info = probe(path)
+        if info.broken:
+            return [_problem(video, "undecodable", f"it breaks off: {info.broken}", "fetch it again")]
+        if decoding is not None:
+            read_clip(
+                path, frames=decoding.frames, image_size=DECODED_SIZE, sampling=decoding.sampling, span=video.span
+            )
+    except VideoError as error:
+        return [_problem(video, "undecodable", error.reason, "fetch it again, or set on_corrupt to skip")]
+    problems = []
+    if not info.has_audio:
+        fix = "nothing to mend if it has none by nature; methods that hear get silence"
+        problems.append(_problem(video, "silent", "it has no sound track", fix))
+    if info.duration < TOO_SHORT_SECONDS:
+        message = f"it lasts {info.duration:.2f} s, less than {TOO_SHORT_SECONDS:g} s"
+        problems.append(_problem(video, "too-short", message, "fetch it again"))
+    return problems
+
+
+def _problem(video: VideoRecord, kind: ProblemKind, message: str, fix: str) -> Problem:
+    # The file, not the record, is what is wrong: spans of one file share the finding.
+    return Problem(str(video.path), video.path.name, kind, message, fix)
+
+
+def _absent_annotation(path: Path, data: TextVideoDataModule) -> Problem:
+    return Problem(str(path), path.name, "missing-file", "no such file", f"expected layout:\n{data.layout}")
+
+
+def _overlaps(splits: list[Split]) -> list[Problem]:
+    problems = []
+    for one, other in combinations(splits, 2):
+        files = {video.path: video.video_id for video in other.videos}
+        for path in dict.fromkeys(video.path for video in one.videos if video.path in files):
+            message = f"the video is in {one.name} and in {other.name}"
+            problems.append(Problem(str(path), path.name, "split-overlap", message, "remove it from one of the lists"))
+    return problems
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write the whole report as JSON: dataset, protocol, videos, texts, problems and notes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _end(file: str) -> str:
+    return "/".join(Path(file).parts[-2:])  # the folders above are the same for all, and the JSON report has them
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Print what was looked at, how many problems of each kind there are, and the first of each kind."""
+    console = console or Console()
+    seen = ", ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
+    console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}", highlight=False)
+    kinds = Counter(problem.kind for problem in report.problems)
+    for kind, count in kinds.most_common():
+        rows = [problem for problem in report.problems if problem.kind == kind]
+        table = Table(title=f"{kind}: {count}", title_justify="left", expand=True)
+        for title in ("file", "entry", "what is wrong", "what mends it"):
+            table.add_column(title, overflow="fold")
+        for problem in rows[:ROWS_PER_KIND]:
+            table.add_row(*map(escape, (_end(problem.file), problem.entry, problem.message, problem.fix)))
+        if count > ROWS_PER_KIND:
+            table.add_row(f"and {count - ROWS_PER_KIND} more", "", "", "the JSON report lists them all")
+        console.print(table)
+    for note in report.notes[:ROWS_PER_KIND]:
+        console.print(f"note: {note}", highlight=False, markup=False)
+    if len(report.notes) > ROWS_PER_KIND:
+        console.print(f"note: and {len(report.notes) - ROWS_PER_KIND} more", highlight=False)
+    total = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    console.print(f"{len(report.problems)} problems: {total}" if kinds else "Nothing is wrong.", highlight=False)

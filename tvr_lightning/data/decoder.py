@@ -1,0 +1,150 @@
+"""Opening video files, decoding them (the chosen packets, or all), and making pictures of frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import av
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+from av.video.stream import VideoStream
+from PIL import Image
+
+from tvr_lightning.data.packets import PacketIndex
+from tvr_lightning.errors import UserError
+
+
+class VideoError(UserError, ValueError):
+    """A file that holds no usable video, or breaks off before the frames that were asked for.
+
+    Attributes:
+        path: the file.
+        reason: why, without the file's name.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@contextmanager
+def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a file and its video stream, with decoding errors raised instead of painted over.
+
+    Args:
+        path: the file.
+        threads: decoding threads.
+
+    Returns:
+        A context with the container and its first video stream that is no cover picture.
+
+    Raises:
+        VideoError: the file is missing or empty, cannot be opened, or has no video stream of a known codec.
+    """
+    if not path.is_file():
+        raise VideoError(path, "there is no such file")
+    if path.stat().st_size == 0:
+        raise VideoError(path, "the file is empty (0 bytes)")
+    try:
+        container = av.open(str(path), metadata_errors="replace")
+    except av.FFmpegError as error:
+        raise VideoError(path, f"cannot be opened as video ({_words(error)})") from error
+    with container:
+        streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+        if not streams:
+            raise VideoError(path, "has no video stream" + (", only sound" if container.streams.audio else ""))
+        stream = streams[0]
+        if stream.codec_context is None:
+            raise VideoError(path, "its video codec is unknown, or its header damaged")
+        stream.codec_context.thread_count = threads
+        stream.codec_context.thread_type = "AUTO" if threads > 1 else "NONE"
+        stream.codec_context.options = {"err_detect": "explode"}
+        yield container, stream
+
+
+class Pictures:
+    """Turns decoded frames into pictures; one for a whole clip, since its conversion tables are dear to make."""
+
+    def __init__(self) -> None:
+        self._reformatter = VideoReformatter()
+
+    def __call__(self, frame: VideoFrame) -> Image.Image:
+        """Return a frame's RGB as a picture of mode RGBX, whose fourth byte means nothing.
+
+        That is how Pillow keeps RGB anyway, so that the pixels need not be copied. They equal those of PyAV's
+        `to_image`, which is several times slower. The file's own colour matrix and range are applied; conversion runs
+        in this thread, since many workers each with a pool of threads hinder each other.
+        """
+        converted = self._reformatter.reformat(frame, format="rgb0", threads=1)
+        plane = converted.planes[0]
+        size = (converted.width, converted.height)
+        return Image.frombuffer("RGBX", size, plane, "raw", "RGBX", plane.line_size, 1)  # type: ignore[arg-type]
+
+
+def _words(error: Exception) -> str:
+    """Return FFmpeg's words for an error, without the number and the file."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def frames_of_runs(
+    path: Path, stream: VideoStream, index: PacketIndex, runs: list[list[int]]
+) -> Iterator[tuple[int, VideoFrame]]:
+    """Decode runs of packets one after another, beginning anew with each.
+
+    Args:
+        path: the file, read again where the index does not keep its packets.
+        stream: the opened stream.
+        index: its packets.
+        runs: packet numbers as `plan_runs` gives them.
+
+    Yields:
+        The number of the run and a frame, for every frame that comes out.
+
+    Raises:
+        av.FFmpegError: a packet cannot be decoded.
+    """
+    decoder = stream.codec_context
+    packets = _chosen_packets(path, index, runs)
+    for number, run in enumerate(runs):
+        for _ in run:
+            yield from ((number, frame) for frame in decoder.decode(next(packets)))
+        yield from ((number, frame) for frame in decoder.decode(None))
+        decoder.flush_buffers()
+
+
+def _chosen_packets(path: Path, index: PacketIndex, runs: list[list[int]]) -> Iterator[av.Packet]:
+    """Yield the packets of the runs in order, from memory or by reading the file again."""
+    if index.packets is not None:
+        yield from (index.packets[number] for run in runs for number in run)
+        return
+    chosen = {number for run in runs for number in run}
+    with open_video(path, threads=1) as (container, stream):
+        listed = (packet for packet in container.demux(stream) if packet.size)
+        yield from (packet for number, packet in enumerate(listed) if number in chosen)
+
+
+def decoded_frames(path: Path, threads: int) -> Iterator[VideoFrame]:
+    """Yield every frame of a file, in the order shown.
+
+    Raises:
+        VideoError: a frame cannot be decoded.
+    """
+    with open_video(path, threads) as (container, stream):
+        time = None
+        try:
+            for frame in container.decode(stream):
+                if frame.is_corrupt:
+                    raise VideoError(path, f"the frame at {frame.time} s is damaged")
+                time = frame.time
+                yield frame
+        except av.FFmpegError as error:
+            where = "" if time is None else f" past {time:.2f} s"
+            raise VideoError(path, f"cannot be decoded{where} ({_words(error)})") from error

@@ -1,0 +1,152 @@
+"""DiDeMo: Flickr videos with several one-sentence descriptions each, read as one paragraph."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from tvr_lightning.data.audio_alignment import AudioAlignment
+from tvr_lightning.data.augment import Augmentation
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.folder import VideoFolder
+from tvr_lightning.data.records import (
+    Findings,
+    Split,
+    SplitBuilder,
+    SplitName,
+    VideoRecord,
+    expect,
+    field_of,
+    read_json,
+    read_lines,
+    read_table,
+)
+from tvr_lightning.data.sampling import FrameSampling
+
+PROTOCOL = "paragraph to video, all descriptions of a video as one query"
+ANNOTATED = (0.0, 31.0)  # CLIP4Clip reads seconds 0 to 31: longer videos were cut to 30 s before they were described
+
+
+class DiDeMo(TextVideoDataModule):
+    """DiDeMo (Hendricks et al., "Localizing moments in video with natural language", ICCV 2017), paragraph to video.
+
+    A video's descriptions are joined with a space in file order into one query (Zhang et al., ECCV 2018; CLIP4Clip's
+    `dataloader_didemo_retrieval.py`), and its first 31 seconds are watched. The lists have 8,392 / 1,065 / 1,004
+    videos and an official validation split. Names carry their suffix, which for some is a bare "."; the json also
+    describes videos outside the lists, which are left out.
+
+    Args:
+        split: "lists": the lists and json files; "tmass": the csv files of T-MASS (8,362 / 1,062 / 1,004 videos whose
+            paragraphs are joined already; of their absolute paths only the file's name counts).
+        **The other arguments**: see `TextVideoDataModule`.
+    """
+
+    title = "DiDeMo"
+    directory = "didemo"
+    layout = """\
+$TVR_DATA/didemo/
+  {train,val,test}_list.txt             for split lists: one video name per line
+  {train,val,test}_data.json            for split lists: [{"video": ..., "description": ...}, ...]
+  tmass/didemo_{train,val,test}_label.csv  for split tmass: columns video_path, text
+  videos/<name as listed, any container> ..."""
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Literal["lists", "tmass"] = "lists",
+        frames: int = 64,
+        words: int = 64,
+        image_size: int = 224,
+        batch_size: int = 128,
+        eval_batch_size: int = 32,
+        num_workers: int = 2,
+        sampling: FrameSampling = "one-fps-uniform",
+        train_sampling: FrameSampling | None = None,
+        augmentation: Augmentation = "none",
+        captions_per_epoch: Literal["all", "one"] = "all",
+        on_corrupt: Literal["error", "skip"] = "error",
+        holdout: int = 0,
+        max_train_videos: int | None = None,
+        seed: int = 0,
+        features: str | None = None,
+        audio: Literal["none", "whisper", "wav2vec2"] = "none",
+        audio_align: AudioAlignment = "duration",
+        audio_seconds: float = 60.0,
+        captions: str | None = None,
+    ) -> None:
+        super().__init__(
+            root=root,
+            split=split,
+            frames=frames,
+            words=words,
+            image_size=image_size,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            sampling=sampling,
+            train_sampling=train_sampling,
+            augmentation=augmentation,
+            captions_per_epoch=captions_per_epoch,
+            on_corrupt=on_corrupt,
+            holdout=holdout,
+            max_train_videos=max_train_videos,
+            seed=seed,
+            features=features,
+            audio=audio,
+            audio_align=audio_align,
+            audio_seconds=audio_seconds,
+            captions=captions,
+        )
+
+    @property
+    def has_official_validation(self) -> bool:
+        """True."""
+        return True
+
+    def required_files(self, name: SplitName) -> list[Path]:
+        """The list and the json, or the csv."""
+        if self.split == "tmass":
+            return [self.folder / "tmass" / f"didemo_{name}_label.csv"]
+        return [self.folder / f"{name}_list.txt", self.folder / f"{name}_data.json"]
+
+    def parse_split(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split: the listed videos in the list's order, or the rows of the csv in theirs."""
+        source = self.required_files(name)[0]
+        if self.split == "tmass":
+            paragraphs, file = self._read_rows(source, findings), source
+        else:
+            paragraphs, file = self._read_descriptions(name, findings), self.folder / f"{name}_data.json"
+        builder = SplitBuilder(source, findings)
+        videos = VideoFolder(self.video_root)
+        for video, paragraph in paragraphs.items():
+            captions = [" ".join(paragraph)] if paragraph else []
+            builder.add(VideoRecord(video, videos.find(video), ANNOTATED), captions, file)
+        return builder.build(name, PROTOCOL)
+
+    def _read_descriptions(self, name: SplitName, findings: Findings) -> dict[str, list[str]]:
+        """Descriptions of every listed video, in file order."""
+        listed = read_lines(self.folder / f"{name}_list.txt")
+        findings.duplicates(self.folder / f"{name}_list.txt", listed)
+        paragraphs: dict[str, list[str]] = {video: [] for video in listed}
+        source = self.folder / f"{name}_data.json"
+        for number, moment in enumerate(
+            expect(source, "top level", read_json(source), list, "write a list of moments")
+        ):
+            entry = f"[{number}]"
+            video = field_of(source, entry, moment, "video", str)
+            description = field_of(source, entry, moment, "description", str)
+            if video not in paragraphs:
+                continue
+            if description.strip():
+                paragraphs[video].append(description.strip())
+            else:
+                fix = "write a description or remove the entry"
+                findings.add(source, f"{entry}, {video}", "empty-caption", "the description is empty", fix)
+        return paragraphs
+
+    def _read_rows(self, source: Path, findings: Findings) -> dict[str, list[str]]:
+        """The paragraph of every video of a T-MASS csv."""
+        rows = read_table(source, ["video_path", "text"])
+        videos = [PurePosixPath(row["video_path"].strip()).name for row in rows]
+        findings.duplicates(source, videos)
+        return {video: [row["text"]] for video, row in zip(videos, rows, strict=True)}

@@ -1,0 +1,54 @@
+"""Which video each text of an evaluation split describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class GroundTruth:
+    """The pairing of an evaluation split, which only the evaluator sees.
+
+    Attributes:
+        video_of_text: (N,) int64, place of the video that each text of the split describes.
+        videos: number of videos M of the split; some may have no text and only compete.
+        dataset: name of the dataset, such as `MSR-VTT`.
+        split: name of the split, such as `test`.
+        protocol: how the split is queried, such as `1k-A, one caption per video`.
+
+    Raises:
+        ValueError: a text describes a video outside the split, or there is no text or no video.
+    """
+
+    video_of_text: Tensor
+    videos: int
+    dataset: str
+    split: str
+    protocol: str
+
+    def __post_init__(self) -> None:
+        where = f"{self.dataset} {self.split}"
+        if self.video_of_text.ndim != 1 or self.video_of_text.dtype != torch.int64:
+            raise ValueError(
+                f"{where}: video_of_text must be one int64 per text, "
+                f"got {tuple(self.video_of_text.shape)} {self.video_of_text.dtype}"
+            )
+        if not len(self.video_of_text):
+            raise ValueError(f"{where}: there is no text to rank")
+        low, high = int(self.video_of_text.min()), int(self.video_of_text.max())
+        if low < 0 or high >= self.videos:
+            wrong = low if low < 0 else high
+            text = int((self.video_of_text == wrong).nonzero()[0])
+            raise ValueError(f"{where}: text {text} describes video {wrong}, but the split has {self.videos} videos")
+
+    @property
+    def texts(self) -> int:
+        """Number of texts N."""
+        return len(self.video_of_text)
+
+    def captions_per_video(self) -> Tensor:
+        """Return the (M,) int64 number of texts of each video."""
+        return torch.bincount(self.video_of_text, minlength=self.videos)

@@ -1,0 +1,115 @@
+"""A DataLoader whose workers' errors arrive as they were raised, and one that resumes in the middle of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from tvr_lightning.data.collate import collate
+from tvr_lightning.data.samplers import TrainingSampler
+from tvr_lightning.errors import UserError
+
+
+@dataclass
+class Failure:
+    """An error on its way from a worker, in the place of an item or a batch."""
+
+    error: UserError
+
+
+class WorkerDiedError(UserError, RuntimeError):
+    """A worker process of a DataLoader was killed from outside; says which, and what usually kills them."""
+
+
+class ReportingDataset(Dataset[Any]):
+    """Returns a `Failure` where the dataset it wraps raises an error that a user can mend.
+
+    A DataLoader would raise another error in its place, with the worker's traceback as its message.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        """Items of the wrapped dataset."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the item, or the failure to read it."""
+        try:
+            return self.dataset[index]
+        except UserError as error:
+            return Failure(error)
+
+
+def collate_or_fail(items: Sequence[Any]) -> Any:
+    """Return the items as one batch, or the first failure among them."""
+    failed = next((item for item in items if isinstance(item, Failure)), None)
+    return collate(items) if failed is None else failed
+
+
+class ReportingLoader(DataLoader[Any]):
+    """A DataLoader over a `ReportingDataset` that raises the failures it meets in the process that iterates."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # Lightning and torch only iterate it
+        """Yield batches.
+
+        Raises:
+            UserError: the error that reading an item raised, wherever it was read.
+            WorkerDiedError: a worker process died.
+        """
+        batches = super().__iter__()
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                if not str(error).startswith("DataLoader worker"):
+                    raise
+                raise WorkerDiedError(
+                    f"{error}. If nobody killed it, memory ran out: lower data.init_args.num_workers or batch_size, or "
+                    "enlarge shared memory (docker: --shm-size)"
+                ) from error
+            if isinstance(batch, Failure):
+                raise batch.error
+            yield batch
+
+
+class TrainingLoader(ReportingLoader):
+    """A `ReportingLoader` over a `TrainingSampler` that knows how far training has come.
+
+    Batches that workers have read ahead do not count: only those that were handed out do. Lightning saves and restores
+    its state with the run, so that a resumed epoch goes on with the batch that the interrupted run would have read.
+    """
+
+    sampler: TrainingSampler
+    _epoch = 0
+    _batches = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Yield the batches of an epoch, after a resume only those that were not handed out yet.
+
+        Raises:
+            UserError: the error that reading an item raised, wherever it was read.
+        """
+        self._epoch, self._batches = self.sampler.epoch, self.sampler.consumed // self.sampler.batch_size
+        for batch in super().__iter__():
+            self._batches += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and how many of its samples, over all processes, were handed out."""
+        return {"epoch": self._epoch, "consumed": self._batches * self.sampler.batch_size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            ValueError: the interrupted run had another batch size that does not fit.
+        """
+        self.sampler.load_state_dict(state)
+        self._epoch, self._batches = state["epoch"], state["consumed"] // self.sampler.batch_size

@@ -1,0 +1,183 @@
+"""MSR-VTT: 10,000 web videos, twenty captions each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from tvr_lightning.data.audio_alignment import AudioAlignment
+from tvr_lightning.data.augment import Augmentation
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.folder import VideoFolder
+from tvr_lightning.data.records import (
+    Findings,
+    Split,
+    SplitBuilder,
+    SplitName,
+    VideoRecord,
+    expect,
+    field_of,
+    read_json,
+    read_table,
+)
+from tvr_lightning.data.sampling import FrameSampling
+
+FULL = {"train": "MSRVTT_train.full.csv", "val": "MSRVTT_val.full.csv", "test": "MSRVTT_test.full.csv"}
+
+
+class MSRVTT(TextVideoDataModule):
+    """MSR-VTT (Xu et al., CVPR 2016) in the three splits that retrieval papers use.
+
+    "9k" and "7k" train on 9,000 or 7,010 videos, every one of their twenty captions a sample, and test on the 1k-A
+    set: 1,000 videos, one caption each (Yu et al., "A joint sequence fusion model for video question answering and
+    retrieval", ECCV 2018; the 9k list is Gabeur et al., ECCV 2020). They have no validation split: papers validate on
+    the test set; `holdout` takes training videos out instead. "full" is the official 6,513 / 497 / 2,990 split,
+    evaluated with all twenty captions. File names are those of CLIP4Clip's data package. The sentences of the 1k-A
+    file are used as they stand there: 35 of them differ from the json in spacing or punctuation.
+
+    Args:
+        split: "9k", "7k" or "full", as above.
+        **The other arguments**: see `TextVideoDataModule`.
+    """
+
+    title = "MSR-VTT"
+    directory = "msrvtt"
+    layout = """\
+$TVR_DATA/msrvtt/
+  MSRVTT_data.json                          all captions: {"videos": [...], "sentences": [...]}
+  MSRVTT_train.9k.csv, MSRVTT_train.7k.csv  for split 9k or 7k: column video_id
+  MSRVTT_JSFUSION_test.csv                  for split 9k or 7k: columns video_id, sentence
+  MSRVTT_{train,val,test}.full.csv          for split full: column video_id
+  videos/video0.mp4 ..."""
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Literal["9k", "7k", "full"] = "9k",
+        frames: int = 12,
+        words: int = 32,
+        image_size: int = 224,
+        batch_size: int = 128,
+        eval_batch_size: int = 32,
+        num_workers: int = 2,
+        sampling: FrameSampling = "one-fps-uniform",
+        train_sampling: FrameSampling | None = None,
+        augmentation: Augmentation = "none",
+        captions_per_epoch: Literal["all", "one"] = "all",
+        on_corrupt: Literal["error", "skip"] = "error",
+        holdout: int = 0,
+        max_train_videos: int | None = None,
+        seed: int = 0,
+        features: str | None = None,
+        audio: Literal["none", "whisper", "wav2vec2"] = "none",
+        audio_align: AudioAlignment = "duration",
+        audio_seconds: float = 60.0,
+        captions: str | None = None,
+    ) -> None:
+        super().__init__(
+            root=root,
+            split=split,
+            frames=frames,
+            words=words,
+            image_size=image_size,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            sampling=sampling,
+            train_sampling=train_sampling,
+            augmentation=augmentation,
+            captions_per_epoch=captions_per_epoch,
+            on_corrupt=on_corrupt,
+            holdout=holdout,
+            max_train_videos=max_train_videos,
+            seed=seed,
+            features=features,
+            audio=audio,
+            audio_align=audio_align,
+            audio_seconds=audio_seconds,
+            captions=captions,
+        )
+        self._captions: dict[str, list[str]] | None = None
+
+    @property
+    def has_official_validation(self) -> bool:
+        """True for the full split."""
+        return self.split == "full"
+
+    @property
+    def one_caption_evaluation(self) -> bool:
+        """True for 9k and 7k, which test on the 1k-A pairs."""
+        return self.split != "full"
+
+    def required_files(self, name: SplitName) -> list[Path]:
+        """The json and a list; the pairs alone for the 1k-A test."""
+        if self.split != "full" and name == "test":
+            return [self.folder / "MSRVTT_JSFUSION_test.csv"]
+        return [
+            self.folder / "MSRVTT_data.json",
+            self.folder / (FULL[name] if self.split == "full" else self._train_list),
+        ]
+
+    @property
+    def _train_list(self) -> str:
+        return f"MSRVTT_train.{self.split}.csv"
+
+    def parse_split(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split; the 1k-A test pairs come from their own file, everything else from the json."""
+        if self.split == "full":
+            return self._parse_list(name, FULL[name], "full split, twenty captions per video", findings)
+        protocol = f"1k-A, one caption per video, trained on {self.split}"
+        if name == "train":
+            return self._parse_list(name, self._train_list, protocol, findings)
+        return self._parse_pairs(name, protocol, findings)
+
+    def _parse_list(self, name: SplitName, file: str, protocol: str, findings: Findings) -> Split:
+        source = self.folder / file
+        captions = self._read_captions(findings)
+        ids = [row["video_id"].strip() for row in read_table(source, ["video_id"])]
+        findings.duplicates(source, ids)
+        builder = SplitBuilder(source, findings)
+        videos = VideoFolder(self.video_root, ".mp4")
+        for video_id in dict.fromkeys(ids):
+            record = VideoRecord(video_id, videos.find(video_id))
+            builder.add(record, captions.get(video_id, []), self.folder / "MSRVTT_data.json")
+        return builder.build(name, protocol)
+
+    def _parse_pairs(self, name: SplitName, protocol: str, findings: Findings) -> Split:
+        source = self.folder / "MSRVTT_JSFUSION_test.csv"
+        rows = read_table(source, ["video_id", "sentence"])
+        ids = [row["video_id"].strip() for row in rows]
+        findings.duplicates(source, ids)
+        builder = SplitBuilder(source, findings)
+        videos = VideoFolder(self.video_root, ".mp4")
+        for video_id, row in dict(zip(ids, rows, strict=True)).items():
+            builder.add(VideoRecord(video_id, videos.find(video_id)), [row["sentence"]], source)
+        return builder.build(name, protocol)
+
+    def _read_captions(self, findings: Findings) -> dict[str, list[str]]:
+        """Captions of every video in the json, in file order."""
+        if self._captions is None:
+            source = self.folder / "MSRVTT_data.json"
+            data = read_json(source)
+            listed = [
+                field_of(source, f"videos[{i}]", video, "video_id", str)
+                for i, video in enumerate(field_of(source, "top level", data, "videos", list))
+            ]
+            findings.duplicates(source, listed)
+            captions: dict[str, list[str]] = {video_id: [] for video_id in listed}
+            sentences: list[Any] = field_of(source, "top level", data, "sentences", list)
+            for i, sentence in enumerate(sentences):
+                entry = f"sentences[{i}]"
+                expect(source, entry, sentence, dict, 'write {"video_id": ..., "caption": ...}')
+                video_id = field_of(source, entry, sentence, "video_id", str)
+                caption = field_of(source, entry, sentence, "caption", str)
+                if video_id in captions:
+                    captions[video_id].append(caption)
+                else:
+                    message = f"caption for {video_id}, which 'videos' does not list"
+                    fix = "add the video there or remove the sentence"
+                    findings.add(source, entry, "caption-without-video", message, fix)
+            if findings.problems:
+                return captions  # read again next time, so that nobody misses the problems
+            self._captions = captions
+        return self._captions

@@ -1,0 +1,156 @@
+"""MSVD: short YouTube clips with some forty captions each."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any, Literal
+
+from tvr_lightning.data.audio_alignment import AudioAlignment
+from tvr_lightning.data.augment import Augmentation
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.folder import VideoFolder
+from tvr_lightning.data.records import (
+    Findings,
+    Split,
+    SplitBuilder,
+    SplitName,
+    VideoRecord,
+    expect,
+    malformed,
+    read_lines,
+)
+from tvr_lightning.data.sampling import FrameSampling
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads pickles of dicts, lists and strings; anything that names a class or function is refused, never called."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Refuse whatever the pickle names.
+
+        Raises:
+            UnpicklingError: always.
+        """
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}; only dicts, lists and strings are read")
+
+
+class MSVD(TextVideoDataModule):
+    """MSVD (Chen and Dolan, "Collecting highly parallel data for paraphrase evaluation", ACL 2011), multi-caption.
+
+    1,200 / 100 / 670 clips with 48,774 / 4,290 / 27,763 captions in the split and files of CLIP4Clip
+    (`dataloader_msvd_retrieval.py`). Every caption trains, and every caption of a test clip is a query; video-to-text
+    counts the best caption of a clip. Captions are lists of tokens in a pickle, which is read without executing
+    anything.
+
+    Args:
+        split: "official" is the only one.
+        **The other arguments**: see `TextVideoDataModule`.
+    """
+
+    title = "MSVD"
+    directory = "msvd"
+    layout = """\
+$TVR_DATA/msvd/
+  train_list.txt, val_list.txt, test_list.txt    one id per line
+  raw-captions.pkl                               {"<id>": [["a", "man", ...], ...], ...}
+  videos/<id>.avi ..."""
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Literal["official"] = "official",
+        frames: int = 12,
+        words: int = 32,
+        image_size: int = 224,
+        batch_size: int = 128,
+        eval_batch_size: int = 32,
+        num_workers: int = 2,
+        sampling: FrameSampling = "one-fps-uniform",
+        train_sampling: FrameSampling | None = None,
+        augmentation: Augmentation = "none",
+        captions_per_epoch: Literal["all", "one"] = "all",
+        on_corrupt: Literal["error", "skip"] = "error",
+        holdout: int = 0,
+        max_train_videos: int | None = None,
+        seed: int = 0,
+        features: str | None = None,
+        audio: Literal["none", "whisper", "wav2vec2"] = "none",
+        audio_align: AudioAlignment = "duration",
+        audio_seconds: float = 60.0,
+        captions: str | None = None,
+    ) -> None:
+        super().__init__(
+            root=root,
+            split=split,
+            frames=frames,
+            words=words,
+            image_size=image_size,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            sampling=sampling,
+            train_sampling=train_sampling,
+            augmentation=augmentation,
+            captions_per_epoch=captions_per_epoch,
+            on_corrupt=on_corrupt,
+            holdout=holdout,
+            max_train_videos=max_train_videos,
+            seed=seed,
+            features=features,
+            audio=audio,
+            audio_align=audio_align,
+            audio_seconds=audio_seconds,
+            captions=captions,
+        )
+        self._captions: dict[str, Any] | None = None
+
+    @property
+    def has_official_validation(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def one_caption_evaluation(self) -> bool:
+        """False: all captions are queries."""
+        return False
+
+    def required_files(self, name: SplitName) -> list[Path]:
+        """The list and the captions."""
+        return [self.folder / f"{name}_list.txt", self.folder / "raw-captions.pkl"]
+
+    def parse_split(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split: the listed clips in the list's order."""
+        source, file = self.required_files(name)
+        listed = read_lines(source)
+        findings.duplicates(source, listed)
+        if self._captions is None:
+            self._captions = read_captions(file)
+        builder = SplitBuilder(source, findings)
+        videos = VideoFolder(self.video_root, ".avi")
+        for clip in dict.fromkeys(listed):
+            said = [" ".join(tokens) for tokens in self._captions.get(clip, [])]
+            builder.add(VideoRecord(clip, videos.find(clip)), said, file)
+        return builder.build(name, "all captions of a clip as queries")
+
+
+def read_captions(file: Path) -> dict[str, list[list[str]]]:
+    """Return the captions of a pickle `{id: [[token, ...], ...]}`.
+
+    Raises:
+        AnnotationError: it is no pickle, holds another structure, or names anything to be executed.
+    """
+    fix = "use the raw-captions.pkl of CLIP4Clip's data package"
+    try:
+        captions = PlainUnpickler(io.BytesIO(file.read_bytes())).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise malformed(file, "whole file", f"not a pickle of plain captions ({error})", fix) from error
+    expect(file, "top level", captions, dict, fix)
+    for clip, said in captions.items():
+        expect(file, f"key {clip!r}", clip, str, fix)
+        for number, tokens in enumerate(expect(file, clip, said, list, fix)):
+            for token in expect(file, f"{clip}, caption {number}", tokens, list, fix):
+                expect(file, f"{clip}, caption {number}", token, str, fix)
+    plain: dict[str, list[list[str]]] = captions
+    return plain

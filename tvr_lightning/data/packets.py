@@ -1,0 +1,210 @@
+"""The packets of a video stream: when each is shown, and which must be decoded to see some of its frames.
+
+Compressed frames lean on earlier ones, back to a keyframe. Seeking to every wanted frame decodes the same stretch again
+and again, since keyframes are often eight seconds apart while frames are wanted every second; decoding straight through
+wastes whole stretches where they are closer. Reading all packets first is cheap (no picture is decoded) and gives both
+exactly: each stretch from a keyframe to the last wanted frame behind it is decoded once, without the pictures in it
+that no other picture refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+# Above this the packets' bytes are not kept between listing and decoding, but read again.
+KEPT_BYTES = 64 * 2**20
+
+
+@dataclass
+class PacketIndex:
+    """The n packets of a video stream in decoding order.
+
+    Attributes:
+        pts: (n,) int64 presentation time stamps in units of `time_base`; empty where the container gives none.
+        keyframe: (n,) bool, True where decoding can begin.
+        disposable: (n,) bool, True where no other picture refers to this one.
+        ordered: whether the time stamps tell the order shown; AVI's only count packets in decoding order.
+        shown: (n,) bool, False for pictures that are decoded but not shown (edit lists, alternate references).
+        time_base: seconds per unit.
+        last_length: length of the last picture in units of `time_base`, 0 where unknown.
+        broken: why the stream stopped before its end, or None.
+        packets: the packets themselves, or None where they are too many to keep.
+    """
+
+    pts: NDArray[np.int64]
+    keyframe: NDArray[np.bool_]
+    disposable: NDArray[np.bool_]
+    shown: NDArray[np.bool_]
+    ordered: bool
+    time_base: Fraction
+    last_length: int
+    broken: str | None
+    packets: list[av.Packet] | None
+
+    @property
+    def timed(self) -> bool:
+        """Whether every shown picture has a time stamp of its own."""
+        return len(self.pts) > 0 and len(np.unique(self.pts[self.shown])) == int(self.shown.sum()) > 0
+
+    def presented(self) -> NDArray[np.int64]:
+        """Return the time stamps of the shown pictures, rising."""
+        return np.sort(self.pts[self.shown])
+
+
+@dataclass
+class _Columns:
+    pts: list[int | None] = field(default_factory=list)
+    dts: list[int | None] = field(default_factory=list)
+    keyframe: list[bool] = field(default_factory=list)
+    disposable: list[bool] = field(default_factory=list)
+    shown: list[bool] = field(default_factory=list)
+    length: list[int] = field(default_factory=list)
+
+
+def index_packets(container: InputContainer, stream: VideoStream) -> PacketIndex:
+    """List the packets of a stream without decoding any.
+
+    A container that breaks off is listed up to there, with the reason in `broken`.
+    """
+    columns, packets, kept, broken = _Columns(), [], 0, None
+    disposable = _disposable_test(stream)
+    try:
+        for packet in container.demux(stream):
+            if packet.size == 0:  # the demuxer's mark for its end
+                continue
+            if packet.is_corrupt:
+                broken = "a packet is cut off"
+                break
+            columns.pts.append(packet.pts)
+            columns.dts.append(packet.dts)
+            columns.keyframe.append(packet.is_keyframe)
+            columns.disposable.append(packet.is_disposable or disposable(packet))
+            columns.shown.append(not packet.is_discard and not _hidden(stream, packet))
+            columns.length.append(int(packet.duration or 0))
+            kept += packet.size
+            if kept <= KEPT_BYTES:
+                packets.append(packet)
+    except av.FFmpegError as error:
+        broken = str(error)
+    return _close(columns, packets if kept <= KEPT_BYTES else None, broken, stream)
+
+
+def _close(columns: _Columns, packets: list[av.Packet] | None, broken: str | None, stream: VideoStream) -> PacketIndex:
+    stamps = [pts for pts in columns.pts if pts is not None]
+    complete = len(stamps) == len(columns.pts)
+    shown = np.array(columns.shown, dtype=bool)
+    pts = np.array(stamps if complete else [], dtype=np.int64)
+    last = int(np.argmax(np.where(shown, pts, pts.min()))) if complete and shown.any() else -1
+    assert stream.time_base is not None, "FFmpeg gives every demuxed stream a time base"
+    return PacketIndex(
+        pts=pts,
+        keyframe=np.array(columns.keyframe, dtype=bool),
+        disposable=np.array(columns.disposable, dtype=bool),
+        shown=shown,
+        ordered=_reordered(columns) or not stream.codec_context.has_b_frames,
+        time_base=stream.time_base,
+        last_length=columns.length[last] if columns.length else 0,
+        broken=broken,
+        packets=packets,
+    )
+
+
+def _reordered(columns: _Columns) -> bool:
+    """Return whether any picture is shown at another place than it is decoded, by the time stamps."""
+    delays = {
+        None if pts is None or dts is None else pts - dts for pts, dts in zip(columns.pts, columns.dts, strict=True)
+    }
+    return len(delays) > 1
+
+
+def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[list[int]]:
+    """Choose the packets to decode so that the pictures with the wanted time stamps come out.
+
+    Args:
+        index: an index that is timed and ordered.
+        wanted: presentation time stamps, each one of the index's.
+
+    Returns:
+        Runs of packet numbers, each in decoding order and beginning at a keyframe; the decoder is flushed between runs.
+    """
+    numbers = np.flatnonzero(np.isin(index.pts, np.fromiter(wanted, dtype=np.int64)) & index.shown)
+    keyframes = np.flatnonzero(index.keyframe)
+    stretches: list[list[int]] = []
+    for number in numbers.tolist():
+        start = _start_of(index, keyframes, number)
+        while stretches and start <= stretches[-1][1]:
+            start = min(start, stretches.pop()[0])
+        stretches.append([start, number])
+    chosen = set(numbers.tolist())
+    return [_needed(index, start, end, chosen) for start, end in stretches]
+
+
+def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> int:
+    """Return the keyframe that a picture can be decoded from.
+
+    Pictures shown before the keyframe that precedes them in decoding order lean on the stretch before it (open group).
+    """
+    usable = keyframes[(keyframes <= number) & (index.pts[keyframes] <= index.pts[number])]
+    return int(usable[-1]) if len(usable) else 0
+
+
+def _needed(index: PacketIndex, start: int, end: int, chosen: set[int]) -> list[int]:
+    """Return the packets from `start` to `end` without those that nothing leans on.
+
+    Pictures shown before the run's own keyframe cannot be decoded here, and nothing after it refers to them.
+    """
+    leading = index.pts < index.pts[start] if index.keyframe[start] else np.zeros(len(index.pts), dtype=bool)
+    dropped = index.disposable | leading
+    return [n for n in range(start, end + 1) if n in chosen or not dropped[n]]
+
+
+def _disposable_test(stream: VideoStream) -> Callable[[av.Packet], bool]:
+    """Return a test of whether a packet holds only pictures that no other picture refers to.
+
+    It knows H.264, where each slice says so in two bits (`nal_ref_idc`, ITU-T H.264 section 7.4.1); few containers
+    repeat it. Other codecs are decoded whole.
+    """
+    extradata = stream.codec_context.extradata
+    if stream.codec_context.name != "h264" or not extradata:
+        return lambda packet: False
+    if extradata[0] == 1:  # avcC (ISO/IEC 14496-15): units behind their length, whose size the fifth byte gives
+        size_of_length = (extradata[4] & 3) + 1
+        return lambda packet: _unreferenced(_units_by_length(bytes(packet), size_of_length))
+    return lambda packet: _unreferenced(_units_by_start_code(bytes(packet)))
+
+
+def _units_by_length(data: bytes, size_of_length: int) -> list[int]:
+    """Return the first byte of every unit of a packet whose units stand behind their lengths."""
+    headers, position = [], 0
+    while position + size_of_length < len(data):
+        headers.append(data[position + size_of_length])
+        position += size_of_length + int.from_bytes(data[position : position + size_of_length], "big")
+    return headers
+
+
+def _units_by_start_code(data: bytes) -> list[int]:
+    """Return the first byte of every unit of a packet whose units stand behind start codes (00 00 01)."""
+    headers, position = [], data.find(b"\0\0\1")
+    while 0 <= position < len(data) - 3:
+        headers.append(data[position + 3])
+        position = data.find(b"\0\0\1", position + 3)
+    return headers
+
+
+def _unreferenced(headers: list[int]) -> bool:
+    """Return whether there are slices (unit types 1 to 5) and none of them is referred to."""
+    references = [(header >> 5) & 3 for header in headers if 1 <= header & 31 <= 5]
+    return bool(references) and not any(references)
+
+
+def _hidden(stream: VideoStream, packet: av.Packet) -> bool:
+    """Return whether a VP8 packet is an alternate reference, which is never shown (`show_frame`, RFC 6386, 9.1)."""
+    return stream.codec_context.name == "vp8" and not bytes(packet)[0] & 0x10

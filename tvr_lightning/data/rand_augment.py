@@ -1,0 +1,138 @@
+"""RandAugment as GARE's code uses it on the frames of a clip: `rand-m7-n4-mstd0.5-inc1`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+Operation = Literal[
+    "auto-contrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize-add", "colour", "contrast",
+    "brightness", "sharpness", "shear-x", "shear-y", "translate-x", "translate-y",
+]  # fmt: skip
+
+_MAGNITUDE = 7.0
+_MAGNITUDE_STD = 0.5
+_MAGNITUDE_MAX = 10.0
+_OPERATIONS = 4
+_PROBABILITY = 0.5
+# What moves into the picture from outside.
+_FILL = (128, 128, 128)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One drawn operation.
+
+    Attributes:
+        operation: which.
+        strength: 0 (none) to 1 (the strongest that the operation is defined for).
+        sign: 1 or -1, the direction of operations that have one.
+    """
+
+    operation: Operation
+    strength: float
+    sign: int
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """Drawn operations, one after another, the same for every frame.
+
+    Attributes:
+        steps: up to 4 operations.
+    """
+
+    steps: tuple[Step, ...]
+
+    def __call__(self, frame: Image.Image) -> Image.Image:
+        """Return an RGB frame of the same size after every operation."""
+        for step in self.steps:
+            frame = apply_step(frame, step)
+        return frame
+
+
+def draw_rand_augment(generator: np.random.Generator) -> RandAugment:
+    """Draw the operations of one clip.
+
+    Four operations are drawn with replacement from fifteen and each is applied with probability 1/2, at a magnitude of
+    normal distribution N(7, 0.5) cut to 0 to 10; every operation grows stronger with the magnitude (`inc1`). This is
+    what the configuration string means in timm's RandAugment (after Cubuk et al., arXiv:1909.13719), whose video form
+    the released code carries, with bicubic resampling and a grey border.
+
+    Args:
+        generator: where it is drawn from.
+
+    Returns:
+        The transform of every frame of the clip.
+    """
+    steps = []
+    for operation in generator.choice(np.array(get_args(Operation)), _OPERATIONS):
+        applied = bool(generator.random() < _PROBABILITY)
+        magnitude = float(np.clip(generator.normal(_MAGNITUDE, _MAGNITUDE_STD), 0, _MAGNITUDE_MAX))
+        sign = 1 if generator.random() < 0.5 else -1
+        if applied:
+            steps.append(Step(str(operation), magnitude / _MAGNITUDE_MAX, sign))  # type: ignore[arg-type]
+    return RandAugment(tuple(steps))
+
+
+def apply_step(frame: Image.Image, step: Step) -> Image.Image:
+    """Apply one operation to an RGB frame.
+
+    Ranges: rotation to 30 degrees, shear to 0.3, translation to 0.45 of the side, enhancement by up to 0.9 to either
+    side of 1, posterising to 4 down to 0 bits, solarising from 256 down to 0, adding up to 110.
+
+    Args:
+        frame: RGB of any size.
+        step: the operation.
+
+    Returns:
+        RGB of the same size.
+    """
+    signed = step.strength * step.sign
+    if step.operation in _ENHANCERS:
+        return _ENHANCERS[step.operation](frame).enhance(1 + 0.9 * signed)
+    if step.operation in ("rotate", "shear-x", "shear-y", "translate-x", "translate-y"):
+        return _move(frame, step, signed)
+    return _recolour(frame, step)
+
+
+_ENHANCERS: dict[Operation, Callable[[Image.Image], ImageEnhance._Enhance]] = {
+    "colour": ImageEnhance.Color,
+    "contrast": ImageEnhance.Contrast,
+    "brightness": ImageEnhance.Brightness,
+    "sharpness": ImageEnhance.Sharpness,
+}
+
+
+def _move(frame: Image.Image, step: Step, signed: float) -> Image.Image:
+    resample = Image.Resampling.BICUBIC
+    if step.operation == "rotate":
+        return frame.rotate(30 * signed, resample=resample, fillcolor=_FILL)
+    shear, shift = 0.3 * signed, 0.45 * signed
+    matrix = {
+        "shear-x": (1, shear, 0, 0, 1, 0),
+        "shear-y": (1, 0, 0, shear, 1, 0),
+        "translate-x": (1, 0, shift * frame.width, 0, 1, 0),
+        "translate-y": (1, 0, 0, 0, 1, shift * frame.height),
+    }[step.operation]
+    return frame.transform(frame.size, Image.Transform.AFFINE, matrix, resample=resample, fillcolor=_FILL)
+
+
+def _recolour(frame: Image.Image, step: Step) -> Image.Image:
+    if step.operation == "auto-contrast":
+        return ImageOps.autocontrast(frame)
+    if step.operation == "equalize":
+        return ImageOps.equalize(frame)
+    if step.operation == "invert":
+        return ImageOps.invert(frame)
+    if step.operation == "posterize":
+        kept = 4 - int(4 * step.strength)
+        return frame.point([value & (0xFF << (8 - kept)) & 0xFF for value in range(256)] * 3)
+    if step.operation == "solarize":
+        return ImageOps.solarize(frame, 256 - int(256 * step.strength))
+    added = int(110 * step.strength)
+    return frame.point([min(255, value + added) if value < 128 else value for value in range(256)] * 3)

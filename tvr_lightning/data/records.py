@@ -1,0 +1,291 @@
+"""What an annotation file says, once read: splits of videos and texts, and the problems found on the way."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tvr_lightning.errors import MissingAssetError, UserError
+
+SplitName = Literal["train", "val", "test"]
+ProblemKind = Literal[
+    "malformed",
+    "empty-caption",
+    "caption-without-video",
+    "video-without-caption",
+    "duplicate-id",
+    "reversed-span",
+    "split-overlap",
+    "missing-file",
+    "empty-file",
+    "undecodable",
+    "silent",
+    "too-short",
+]
+SHOWN = 5  # problems quoted in a message before "and N more"
+
+
+@dataclass(frozen=True, slots=True)
+class VideoRecord:
+    """One video of a split.
+
+    Attributes:
+        video_id: the dataset's own id.
+        path: where the file is, or where it is expected when it is missing.
+        span: seconds (start, end) of the clip inside the file; None for the whole file.
+    """
+
+    video_id: str
+    path: Path
+    span: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRecord:
+    """One text of a split and the position in `Split.videos` of the video it describes."""
+
+    text: str
+    video: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One split of a dataset under one protocol.
+
+    Attributes:
+        name: train, val or test.
+        protocol: how the field reports this dataset, in words; it is written into every result file.
+        videos: M videos, each once.
+        texts: N texts, each naming its video by position.
+    """
+
+    name: SplitName
+    protocol: str
+    videos: list[VideoRecord]
+    texts: list[TextRecord]
+
+    def texts_of_videos(self) -> list[list[int]]:
+        """Positions of the texts of every video, in file order: M lists of integers."""
+        groups: list[list[int]] = [[] for _ in self.videos]
+        for position, text in enumerate(self.texts):
+            groups[text.video].append(position)
+        return groups
+
+    def take_videos(self, chosen: Sequence[int]) -> Split:
+        """Return the split of the videos at the positions `chosen`, in that order, with their texts in file order."""
+        place = {old: new for new, old in enumerate(chosen)}
+        texts = [replace(text, video=place[text.video]) for text in self.texts if text.video in place]
+        return Split(self.name, self.protocol, [self.videos[old] for old in chosen], texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a dataset: in which file, at which entry, of which kind, and what mends it."""
+
+    file: str
+    entry: str
+    kind: ProblemKind
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        """One sentence that names file, entry and fix."""
+        return f"{self.file}: {self.entry}: {self.message}; {self.fix}"
+
+
+class AnnotationError(UserError, ValueError):
+    """Annotation files contradict themselves or their format; `problems` holds every finding."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        lines = [str(problem) for problem in self.problems[:SHOWN]]
+        if len(self.problems) > SHOWN:
+            lines.append(f"and {len(self.problems) - SHOWN} more problems (`tvr data check` lists all of them)")
+        super().__init__("\n".join(lines))
+
+
+class MissingData(MissingAssetError):  # noqa: N818  reads as what happened, like FileNotFoundError's siblings in pathlib
+    """Files of a dataset are not where they are expected; says what, where, and the expected layout.
+
+    Attributes:
+        dataset: the dataset's folder name.
+        missing: one sentence per absent thing.
+    """
+
+    def __init__(self, dataset: str, missing: Sequence[str], layout: str) -> None:
+        self.dataset = dataset
+        self.missing = list(missing)
+        listed = "\n".join(f"  - {line}" for line in self.missing)
+        super().__init__(f"the data of {dataset} are not complete:\n{listed}\nexpected layout:\n{layout}")
+
+
+@dataclass
+class Findings:
+    """Collects problems while annotation files are read, so that one pass reports all of them.
+
+    Attributes:
+        problems: what is wrong and must be mended.
+        notes: known quirks of the released files, which the dataset's documentation says how it reads.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
+
+    def add(self, file: Path, entry: str, kind: ProblemKind, message: str, fix: str) -> None:
+        """Note one problem."""
+        self.problems.append(Problem(str(file), entry, kind, message, fix))
+
+    def note(self, file: Path, entry: str, kind: ProblemKind, message: str, reading: str) -> None:
+        """Note a known quirk and how it is read."""
+        self.notes.append(Problem(str(file), entry, kind, message, reading))
+
+    def duplicates(self, file: Path, ids: Iterable[str], what: str = "id") -> None:
+        """Note every id that occurs more than once in `ids`."""
+        for name, count in Counter(ids).items():
+            if count > 1:
+                self.add(
+                    file, name, "duplicate-id", f"the {what} occurs {count} times", "keep one entry and remove the rest"
+                )
+
+
+def malformed(file: Path, entry: str, message: str, fix: str) -> AnnotationError:
+    """Return the error for a file that cannot be read any further."""
+    return AnnotationError([Problem(str(file), entry, "malformed", message, fix)])
+
+
+def read_text(file: Path) -> str:
+    """Return a file's text, read as UTF-8 with or without a byte-order mark, its line endings unified to newlines.
+
+    Raises:
+        AnnotationError: the bytes are not UTF-8.
+    """
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise malformed(file, f"byte {error.start}", "not UTF-8 text", "save the file as UTF-8") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file without surrounding blanks, empty ones left out."""
+    return [line.strip() for line in read_text(file).split("\n") if line.strip()]
+
+
+def read_json(file: Path) -> Any:
+    """Return a parsed JSON file.
+
+    Raises:
+        AnnotationError: malformed JSON, or an object that names the same key twice.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(pairs)
+        if len(mapping) != len(pairs):
+            findings = Findings()
+            findings.duplicates(file, (key for key, _ in pairs), "key")
+            raise AnnotationError(findings.problems)
+        return mapping
+
+    try:
+        return json.loads(read_text(file), object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise malformed(file, where, f"not JSON ({error.msg})", "download the file again or mend it there") from error
+
+
+def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Return the rows of a comma-separated file with a header, each as a dict from column to text.
+
+    Raises:
+        AnnotationError: a column is missing, or a row has another number of fields than the header.
+    """
+    # newline="": a quoted field may hold line ends that belong to the text, and only the csv reader knows which
+    reader = csv.reader(io.StringIO(read_text(file), newline=""))
+    rows = [row for row in reader if any(cell.strip() for cell in row)]
+    header = [name.strip() for name in rows[0]] if rows else []
+    absent = [name for name in columns if name not in header]
+    if absent:
+        raise malformed(
+            file,
+            "header",
+            f"column {absent[0]!r} is missing, found {header}",
+            f"the first line must name the columns {', '.join(columns)}",
+        )
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) != len(header):
+            message = f"{len(row)} fields where the header has {len(header)}"
+            raise malformed(file, f"row {number}", message, "quote fields that contain commas")
+    return [dict(zip(header, row, strict=True)) for row in rows[1:]]
+
+
+def expect(file: Path, entry: str, value: Any, kind: type, fix: str) -> Any:
+    """Return `value` if it is of type `kind`.
+
+    Raises:
+        AnnotationError: it is not; the message names both types.
+    """
+    if not isinstance(value, kind):
+        raise malformed(file, entry, f"expected {kind.__name__}, found {type(value).__name__}", fix)
+    return value
+
+
+def field_of(file: Path, entry: str, record: Any, key: str, kind: type) -> Any:
+    """Return `record[key]`, of type `kind`, from a parsed JSON object.
+
+    Raises:
+        AnnotationError: the record is no object, lacks the key, or holds another type there.
+    """
+    expect(file, entry, record, dict, f"write an object with the key {key!r}")
+    if key not in record:
+        raise malformed(file, entry, f"the key {key!r} is missing, found {sorted(record)}", f"add the key {key!r}")
+    return expect(file, f"{entry}, {key}", record[key], kind, f"write a {kind.__name__} there")
+
+
+def tidy(text: str) -> str:
+    """Return the text with every run of white space (line ends included) as one space, as CLIP's tokeniser reads it."""
+    return " ".join(text.split())
+
+
+@dataclass
+class SplitBuilder:
+    """Puts a split together from ids and captions and notes what does not fit.
+
+    Attributes:
+        source: the file that lists the videos; problems of a listed video are reported there.
+        findings: where problems go.
+        videos: M videos so far. texts: N texts so far.
+    """
+
+    source: Path
+    findings: Findings
+    videos: list[VideoRecord] = field(default_factory=list)
+    texts: list[TextRecord] = field(default_factory=list)
+
+    def add(self, video: VideoRecord, captions: Sequence[str], file: Path, entry: str | None = None) -> None:
+        """Add a video with its captions, which `file` holds under `entry` (the video's id by default)."""
+        entry = entry or video.video_id
+        kept = []
+        for number, caption in enumerate(captions):
+            text = tidy(caption)
+            if text:
+                kept.append(TextRecord(text, len(self.videos)))
+            else:
+                fix = "write a caption or remove the entry"
+                self.findings.add(file, f"{entry}, caption {number}", "empty-caption", "the caption is empty", fix)
+        if not captions:
+            fix = f"add its captions there, or remove it from {self.source.name}"
+            self.findings.add(file, entry, "video-without-caption", "the video has no captions", fix)
+        self.videos.append(video)
+        self.texts.extend(kept)
+
+    def build(self, name: SplitName, protocol: str) -> Split:
+        """Return the split; a list of videos that is empty is noted as a problem."""
+        if not self.videos:
+            self.findings.add(self.source, "whole file", "malformed", "lists no videos", "download the file again")
+        return Split(name, protocol, self.videos, self.texts)

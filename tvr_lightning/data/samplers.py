@@ -1,0 +1,131 @@
+"""Which samples a process reads, in which order: reproducible, resumable, and equal in number on all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch.utils.data import Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+Position = tuple[int, int]
+
+
+class _Numbered(Dataset[int]):
+    """Stands in for a dataset of which DistributedSampler wants the length only."""
+
+    def __init__(self, items: int) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class TrainingSampler(DistributedSampler[Position]):
+    """Shuffles the training samples anew in every epoch and shares each global batch out over the processes.
+
+    Yields (epoch, sample) pairs, so that the epoch reaches workers that live longer than one. The order depends on
+    seed and epoch only: global batch k holds the same samples on one process and on many. The last incomplete batch
+    is dropped. It extends DistributedSampler so that Lightning leaves it in place.
+
+    Args:
+        samples: number of training samples.
+        batch_size: global batch size; process r of R takes samples r, r + R, ... of every global batch.
+        seed: with the epoch, decides the order.
+        replicas: R, number of data-parallel processes.
+        rank: r, this process.
+
+    Raises:
+        ValueError: fewer samples than one batch holds, or a batch that R does not divide.
+    """
+
+    def __init__(self, samples: int, batch_size: int, *, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
+        if samples < batch_size:
+            raise ValueError(
+                f"batch_size {batch_size} exceeds the {samples} training samples, so that no complete batch exists; "
+                f"set batch_size to {samples} or less"
+            )
+        check_divisible(batch_size, replicas)
+        super().__init__(_Numbered(samples), num_replicas=replicas, rank=rank, shuffle=True, seed=seed, drop_last=True)
+        self.samples = samples
+        self.batch_size = batch_size
+        self.consumed = 0
+
+    def __len__(self) -> int:
+        """Samples of a whole epoch on this process, also when a resumed epoch starts in its middle."""
+        return self.samples // self.batch_size * self.batch_size // self.num_replicas
+
+    def __iter__(self) -> Iterator[Position]:
+        """Yield the (epoch, sample) pairs of this process; after a resume, only those not consumed yet."""
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
+        complete = self.samples // self.batch_size * self.batch_size
+        start, self.consumed = self.consumed, 0  # only the first epoch after a resume is cut short
+        for sample in order[start + self.rank : complete : self.num_replicas]:
+            yield self.epoch, int(sample)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next; going to another epoch forgets a resume point."""
+        if epoch != self.epoch:
+            self.consumed = 0
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where iteration starts next: the epoch and the samples of it, over all processes, already consumed."""
+        return {"epoch": self.epoch, "consumed": self.consumed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Start the next iteration in epoch `state["epoch"]` after its first `state["consumed"]` samples.
+
+        Raises:
+            ValueError: the samples consumed are not a whole number of global batches.
+        """
+        consumed = state["consumed"]
+        if consumed % self.batch_size:
+            raise ValueError(
+                f"{consumed} samples consumed is no whole number of batches of {self.batch_size}; resume with the "
+                "batch_size of the interrupted run, or from the end of an epoch"
+            )
+        self.epoch, self.consumed = state["epoch"], consumed
+
+
+class EvaluationSampler(DistributedSampler[int]):
+    """Deals items 0 .. n-1 over the processes, repeating the first ones so that all processes get equally many.
+
+    A process that runs out of batches early would leave the others waiting in their collectives; repeated items are
+    told by their index and dropped.
+
+    Args:
+        items: n, number of items; at least one.
+        replicas: number of data-parallel processes.
+        rank: this process.
+    """
+
+    def __init__(self, items: int, *, replicas: int = 1, rank: int = 0) -> None:
+        super().__init__(_Numbered(items), num_replicas=replicas, rank=rank, shuffle=False)
+        self.items = items
+
+    def __len__(self) -> int:
+        """Items of this process, the same on every process."""
+        return -(-self.items // self.num_replicas)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield this process's items: rank, rank + R, ..., beginning again at 0 where they end."""
+        return iter([(self.rank + step * self.num_replicas) % self.items for step in range(len(self))])
+
+
+def check_divisible(batch_size: int, replicas: int) -> None:
+    """Check that a global batch can be shared out evenly.
+
+    Raises:
+        ValueError: it cannot; the message names the nearest sizes that can.
+    """
+    if batch_size % replicas:
+        below, above = batch_size // replicas * replicas, -(-batch_size // replicas) * replicas
+        nearest = f"{below} or {above}" if below else str(above)
+        raise ValueError(
+            f"batch_size {batch_size} is the global batch and {replicas} devices cannot share it evenly; "
+            f"the nearest valid sizes: {nearest}"
+        )

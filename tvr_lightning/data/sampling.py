@@ -1,0 +1,125 @@
+"""Which frames of a clip are looked at: from the times of its frames to the positions of F of them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+FrameSampling = Literal["one-fps-uniform", "segment-centres", "segment-random", "head", "tail"]
+"""How F frames are taken from a clip.
+
+- `one-fps-uniform`: CLIP4Clip's default (`slice_framepos 2`): the frame on screen at each whole second, and of these F
+  at equal steps, `np.linspace(0, n - 1, F, dtype=int)`, where there are more than F.
+- `head`, `tail`: CLIP4Clip's `slice_framepos 0` and `1`: the first or the last F of those one-per-second frames.
+- `segment-centres`: X-Pool, T-MASS and GAID (`sample='uniform'`): F equal segments, the middle frame of each.
+- `segment-random`: X-Pool's `sample='rand'`: F equal segments, a random frame of each.
+"""
+
+Times = NDArray[np.float64]
+Positions = NDArray[np.int64]
+
+# Far below any frame's length and far above the rounding of a time stamp held in float64.
+_EPSILON = 1e-6
+
+
+def pads_short_clips(sampling: FrameSampling) -> bool:
+    """Return whether a clip with too few frames is padded and masked (CLIP4Clip) or repeats its last one (X-Pool)."""
+    return sampling in ("one-fps-uniform", "head", "tail")
+
+
+def sample_frames(
+    times: Times,
+    duration: float,
+    frames: int,
+    sampling: FrameSampling,
+    span: tuple[float, float] | None = None,
+    generator: np.random.Generator | None = None,
+) -> Positions:
+    """Choose up to F frames of a clip by the time stamps of all its frames.
+
+    The one-per-second strategies follow CLIP4Clip (`dataloaders/rawvideo_util.py` and the slicing in its dataset
+    classes). That code steps by `int(fps)` frames, so a second of a 29.97 fps clip is 29 frames; here a second is a
+    second, which agrees wherever the rate is a whole number and holds for variable rates. Its spans take in the frame
+    at their end; here a span is half open, as the whole clip is.
+
+    The segment strategies follow X-Pool (`datasets/video_capture.py`, which T-MASS and GAID kept): n frames are cut at
+    `np.linspace(0, n, F + 1).astype(int)`, and the middle of each segment is `(first + last) // 2`; with fewer than F
+    frames each is taken once and the last repeated. The rule is applied to a constant-rate clip of as many frames, and
+    each position is then the frame on screen at that instant: the same frame where the rate is constant, equal times
+    where it is not. Random positions include the last frame of a segment, which X-Pool's `range` leaves out.
+
+    Args:
+        times: (n,) seconds of the frames, rising; the first need not be 0.
+        duration: seconds from the first frame to the end of the last.
+        frames: F, how many frames are wanted.
+        sampling: the strategy.
+        span: start and end in seconds from the first frame; an end past the clip's is cut to it.
+        generator: where `segment-random` draws from; the same state gives the same frames.
+
+    Returns:
+        (K,) rising positions in `times`: K = F for the segment strategies, at most F for the others.
+
+    Raises:
+        ValueError: an unknown strategy, no frames, a span that is empty or begins after the clip, or random positions
+            without a generator.
+    """
+    if sampling not in get_args(FrameSampling):
+        raise ValueError(f"frame sampling {sampling!r} is unknown; choose one of {', '.join(get_args(FrameSampling))}")
+    if frames < 1:
+        raise ValueError(f"{frames} frames were asked for; at least 1 is needed")
+    if len(times) == 0:
+        raise ValueError("the clip has no frames")
+    start, end = _check_span(span, duration)
+    elapsed = times - times[0]
+    if pads_short_clips(sampling):
+        per_second = _on_screen(elapsed, np.arange(start, end - _EPSILON, 1.0))
+        return _shorten(per_second, frames, sampling)
+    first = int(_on_screen(elapsed, np.array([start]))[0])
+    last = int(_on_screen(elapsed, np.array([end - 2 * _EPSILON]))[0])
+    if sampling == "segment-random" and generator is None:
+        raise ValueError("frame sampling 'segment-random' needs a generator to draw from")
+    count = last - first + 1
+    positions = _segments(count, frames, generator if sampling == "segment-random" else None)
+    finish = elapsed[last + 1] if last + 1 < len(elapsed) else max(duration, elapsed[last])
+    instants = elapsed[first] + (positions + 0.5) * (finish - elapsed[first]) / count
+    return np.clip(_on_screen(elapsed, instants), first, last)
+
+
+def _check_span(span: tuple[float, float] | None, duration: float) -> tuple[float, float]:
+    """Return the span cut to the clip, which is never shorter than an instant."""
+    duration = max(duration, 2 * _EPSILON)
+    if span is None:
+        return 0.0, duration
+    start, end = span
+    if not 0 <= start < end:
+        raise ValueError(f"the span {start} to {end} s is no span; expected 0 <= start < end")
+    if start >= duration:
+        raise ValueError(f"the span {start} to {end} s begins after the clip, which lasts {duration:.3f} s")
+    return float(start), float(min(end, duration))
+
+
+def _on_screen(elapsed: Times, instants: Times) -> Positions:
+    """Return the positions (K,) of the frames on screen at the instants (K,), both in seconds from the first frame."""
+    positions = np.searchsorted(elapsed, instants + _EPSILON, side="right") - 1
+    return np.clip(positions, 0, len(elapsed) - 1).astype(np.int64)
+
+
+def _shorten(per_second: Positions, frames: int, sampling: FrameSampling) -> Positions:
+    """Return at most F of the one-per-second frames, by CLIP4Clip's `slice_framepos`."""
+    if len(per_second) <= frames:
+        return per_second
+    if sampling == "head":
+        return per_second[:frames]
+    if sampling == "tail":
+        return per_second[-frames:]
+    return per_second[np.linspace(0, len(per_second) - 1, frames, dtype=int)]
+
+
+def _segments(count: int, frames: int, generator: np.random.Generator | None) -> Positions:
+    """Return F positions among `count` frames: one per equal segment, its middle or a random one; the last repeated."""
+    edges = np.linspace(0, count, min(frames, count) + 1).astype(np.int64)
+    positions = (edges[:-1] + edges[1:] - 1) // 2 if generator is None else generator.integers(edges[:-1], edges[1:])
+    missing = frames - len(positions)
+    return np.concatenate([positions, np.repeat(positions[-1:], missing)]).astype(np.int64)

@@ -1,0 +1,139 @@
+"""A page that shows what a model is given of one clip: its sampled frames beside its waveform and log-mel picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tvr_lightning.data.audio import SAMPLE_RATE, AudioTrack, read_audio
+from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM, frame_cells, log_mel
+from tvr_lightning.data.sampling import FrameSampling
+from tvr_lightning.data.video import DecodedClip, read_clip
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PER_ROW = 6
+COLOURS = ("#4477aa", "#ccbb44")
+
+
+@dataclass
+class Shown:
+    """What the page shows.
+
+    Attributes:
+        clip: the sampled frames.
+        track: the sound on the picture's clock.
+        cells: (F, 2) seconds of sound that belong to each frame under the alignment "duration".
+    """
+
+    clip: DecodedClip
+    track: AudioTrack
+    cells: np.ndarray
+
+
+def show(
+    video: str | Path,
+    out: str | Path,
+    *,
+    frames: int = 12,
+    image_size: int = 224,
+    sampling: FrameSampling = "one-fps-uniform",
+    span: tuple[float, float] | None = None,
+) -> Shown:
+    """Draw a clip's frames with their times, its waveform and its log-mel picture onto one page.
+
+    Bands of two colours mark the sound that belongs to each frame; hatching marks where nothing was decoded.
+
+    Args:
+        video: a media file.
+        out: image file to write; the suffix decides the format (.png, .pdf, .svg).
+        frames: F.
+        image_size: S, pixels of the square frames.
+        sampling: which frames.
+        span: seconds of the clip in the file; None is the whole file.
+
+    Returns:
+        What was drawn.
+
+    Raises:
+        VideoError: the picture cannot be read.
+    """
+    clip = read_clip(video, frames=frames, image_size=image_size, sampling=sampling, span=span)
+    start, end = span or (0.0, clip.duration)
+    duration = min(end, clip.duration) - start
+    track = read_audio(video, duration=duration, span=(start, start + duration))
+    cells = frame_cells(clip.timestamps - start, clip.frame_mask, duration).numpy()
+    shown = Shown(clip, track, cells)
+    figure = _page(Path(video).name, shown, sampling, start)
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=110)
+    return shown
+
+
+def _page(name: str, shown: Shown, sampling: FrameSampling, start: float) -> Figure:
+    # Figure without pyplot: nothing global, no display, safe in any thread.
+    from matplotlib.figure import Figure
+
+    clip, track = shown.clip, shown.track
+    rows = -(-len(clip.pixels) // PER_ROW)
+    figure = Figure(figsize=(12, 2.1 * rows + 5.2), layout="constrained")
+    halves = np.asarray(figure.subfigures(2, 1, height_ratios=[2.1 * rows, 5.2]))
+    upper, lower = halves[0], halves[1]
+    seconds, count = len(track.waveform) / SAMPLE_RATE, int(clip.frame_mask.sum())
+    figure.suptitle(f"{name}: {seconds:.2f} s, {count} frames, {sampling}")
+    pictures = np.atleast_1d(upper.subplots(rows, PER_ROW)).reshape(-1)
+    for place, axes in enumerate(pictures):
+        axes.axis("off")
+        if place < len(clip.pixels) and clip.frame_mask[place]:
+            axes.imshow(clip.pixels[place].permute(1, 2, 0).numpy())
+            axes.set_title(f"{float(clip.timestamps[place]) - start:.2f} s", color=COLOURS[place % 2], fontsize=10)
+    wave, mel = lower.subplots(2, 1, sharex=True)
+    _draw_waveform(wave, shown, start)
+    _draw_log_mel(mel, track)
+    return figure
+
+
+def _draw_waveform(axes: Axes, shown: Shown, start: float) -> None:
+    track = shown.track
+    seconds = len(track.waveform) / SAMPLE_RATE
+    # Extremes per pixel column: a line through every sample would hide short peaks.
+    columns = max(1, min(2000, len(track.waveform)))
+    parts = np.array_split(track.waveform, columns) if len(track.waveform) else [np.zeros(1, np.float32)]
+    moments = (np.arange(len(parts)) + 0.5) * seconds / len(parts)
+    axes.fill_between(moments, [p.min() for p in parts], [p.max() for p in parts], color="black", linewidth=0.5)
+    limit = max(0.01, 1.05 * float(np.abs(track.waveform).max(initial=0.0)))
+    axes.set_ylim(-limit, limit)
+    axes.set_ylabel("waveform")
+    for place, (first, last) in enumerate(shown.cells):
+        if last > first:
+            axes.axvspan(first, last, color=COLOURS[place % 2], alpha=0.25, linewidth=0)
+            moment = float(shown.clip.timestamps[place]) - start
+            axes.axvline(moment, color=COLOURS[place % 2], linewidth=1)
+    for first, last in _silences(track):
+        axes.axvspan(first, last, facecolor="white", edgecolor="grey", alpha=0.8, linewidth=0, hatch="//")
+    if not track.present:
+        axes.text(0.5, 0.5, track.problem or "no sound track", ha="center", va="center", transform=axes.transAxes)
+    elif track.problem:
+        axes.set_title(f"broken: {track.problem}", fontsize=9, color="firebrick")
+
+
+def _draw_log_mel(axes: Axes, track: AudioTrack) -> None:
+    waveform = torch.from_numpy(track.waveform)
+    seconds = len(waveform) / SAMPLE_RATE
+    picture = log_mel(torch.nn.functional.pad(waveform, (0, max(0, SHORTEST_WAVEFORM - len(waveform)))))
+    axes.imshow(picture.numpy(), origin="lower", aspect="auto", extent=(0, max(seconds, 0.01), 0, len(picture)))
+    axes.set_ylabel("log-mel band")
+    axes.set_xlabel("seconds")
+    axes.set_xlim(0, max(seconds, 0.01))
+
+
+def _silences(track: AudioTrack) -> list[tuple[float, float]]:
+    """Stretches of seconds in which nothing was decoded."""
+    edges = np.flatnonzero(np.diff(~track.heard, prepend=False, append=False))
+    return [(first / 50, last / 50) for first, last in edges.reshape(-1, 2).tolist()]

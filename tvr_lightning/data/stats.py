@@ -1,0 +1,146 @@
+"""What a dataset consists of: videos, captions and their lengths in tokens, durations, and sound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from open_clip.tokenizer import SimpleTokenizer
+from rich.console import Console
+from rich.table import Table
+
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.records import Split, SplitName
+from tvr_lightning.data.survey import survey
+from tvr_lightning.data.video import VideoError, probe
+
+START_AND_END = 2  # tokens that CLIP puts around every caption
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Least, mean and greatest of some numbers."""
+
+    least: float
+    mean: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: list[int] | list[float]) -> Spread | None:
+        """Return the spread of the values; None if there are none."""
+        return cls(float(min(values)), float(np.mean(values)), float(max(values))) if values else None
+
+
+@dataclass(frozen=True)
+class SplitStats:
+    """What one split consists of.
+
+    Attributes:
+        name, protocol: of the split.
+        videos: number of videos. texts: number of captions.
+        captions_per_video: spread of it.
+        tokens: spread of caption lengths in CLIP's tokens, start and end included.
+        truncated: share of captions longer than `words`, which the encoder cuts.
+        words: the limit, as configured.
+        readable: videos whose files are there and hold a video; the rest below is theirs.
+        seconds: spread of their durations; a span's where a video is a span.
+        with_audio: share of them with a sound track; None if none is readable.
+    """
+
+    name: str
+    protocol: str
+    videos: int
+    texts: int
+    captions_per_video: Spread | None
+    tokens: Spread | None
+    truncated: float
+    words: int
+    readable: int
+    seconds: Spread | None
+    with_audio: float | None
+
+
+def stats(data: TextVideoDataModule, *, workers: int = 1, progress: bool = True) -> list[SplitStats]:
+    """Count what the splits of a dataset consist of, as its options define them.
+
+    Args:
+        data: the dataset, as configured.
+        workers: processes that look at video files.
+        progress: whether a bar is shown.
+
+    Returns:
+        One entry per split: train, val where it is not the test split, test.
+
+    Raises:
+        MissingData: annotation files are absent.
+        AnnotationError: they contradict themselves.
+    """
+    data.check_present()
+    names: list[SplitName] = ["train", "test"] if data.validation == "test" else ["train", "val", "test"]
+    splits = [data.read_split(name) for name in names]
+    files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
+    probed = survey(_probe, files, workers=workers, title=f"looking at {data.title}", progress=progress)
+    found = dict(zip(files, probed, strict=True))
+    tokenizer = SimpleTokenizer()
+    return [_describe(split, data.words, found, tokenizer) for split in splits]
+
+
+def _probe(path: Path) -> tuple[float, bool] | None:
+    """Duration in seconds and whether there is a sound track; None if the file cannot be read."""
+    try:
+        info = probe(path)
+    except VideoError:
+        return None
+    return info.duration, info.has_audio
+
+
+def _describe(
+    split: Split, words: int, found: dict[Path, tuple[float, bool] | None], tokenizer: SimpleTokenizer
+) -> SplitStats:
+    lengths = [len(tokenizer.encode(text.text)) + START_AND_END for text in split.texts]
+    seconds, heard = [], []
+    for video in split.videos:
+        probed = found[video.path]
+        if probed is not None:
+            start, end = video.span or (0.0, probed[0])
+            seconds.append(max(0.0, min(end, probed[0]) - start))
+            heard.append(probed[1])
+    return SplitStats(
+        name=split.name,
+        protocol=split.protocol,
+        videos=len(split.videos),
+        texts=len(split.texts),
+        captions_per_video=Spread.of([len(texts) for texts in split.texts_of_videos()]),
+        tokens=Spread.of(lengths),
+        truncated=sum(length > words for length in lengths) / max(1, len(lengths)),
+        words=words,
+        readable=len(seconds),
+        seconds=Spread.of(seconds),
+        with_audio=sum(heard) / len(heard) if heard else None,
+    )
+
+
+def print_stats(splits: list[SplitStats], console: Console | None = None) -> None:
+    """Print one column per split."""
+    table = Table("", *(f"{split.name}" for split in splits))
+    rows: list[tuple[str, list[str]]] = [
+        ("videos", [str(split.videos) for split in splits]),
+        ("captions", [str(split.texts) for split in splits]),
+        ("captions per video", [_spread(split.captions_per_video, "") for split in splits]),
+        ("tokens per caption", [_spread(split.tokens, "") for split in splits]),
+        ("captions cut", [f"{split.truncated:.2%} (over {split.words} tokens)" for split in splits]),
+        ("readable files", [str(split.readable) for split in splits]),
+        ("duration", [_spread(split.seconds, " s") for split in splits]),
+        ("with sound track", ["-" if s.with_audio is None else f"{s.with_audio:.1%}" for s in splits]),
+        ("protocol", [split.protocol for split in splits]),
+    ]
+    for name, cells in rows:
+        table.add_row(name, *cells)
+    (console or Console()).print(table)
+
+
+def _spread(spread: Spread | None, unit: str) -> str:
+    if spread is None:
+        return "-"
+    return f"{round(spread.least, 1):g} to {round(spread.greatest, 1):g}{unit}, mean {spread.mean:.1f}{unit}"

@@ -1,0 +1,205 @@
+"""`synthesize`: write a synthetic dataset in one of the seven native layouts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tvr_lightning.data.recover_captions import Description, write_captions
+from tvr_lightning.data.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
+from tvr_lightning.data.synthetic.captions import describe, describe_event, describe_segment
+from tvr_lightning.data.synthetic.layouts import DatasetName, Item, Layout, Part, span_of, write_json
+from tvr_lightning.data.synthetic.questions import write_questions
+from tvr_lightning.data.synthetic.scene import Scene, draw_scenes
+from tvr_lightning.data.synthetic.write import write_video
+
+LAYOUTS: dict[DatasetName, Layout] = {
+    "msrvtt": msrvtt.LAYOUT,
+    "didemo": didemo.LAYOUT,
+    "lsmdc": lsmdc.LAYOUT,
+    "activitynet": activitynet.LAYOUT,
+    "vatex": vatex.LAYOUT,
+    "msvd": msvd.LAYOUT,
+    "charades": charades.LAYOUT,
+}
+FORMAT = 2  # of scenes.json and of all that the generator draws; grows when equal arguments give another dataset
+LEAST_VIDEOS = 8
+CAPTIONS_FILE = "captions.parquet"
+SEGMENTS = 6  # descriptions of a video, as in DPDV
+_SPAWN_FROM = 16  # fewer videos are written sooner than a second process starts
+
+
+def synthesize(
+    dataset: DatasetName,
+    root: Path,
+    videos: int,
+    seed: int,
+    *,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Path:
+    """Write a learnable retrieval dataset of synthetic videos in the files and folders of a real one.
+
+    A video shows one or two figures (shape, colour, size) in successive events (motions) before a backdrop (colour,
+    pattern), and sounds (pitch, rhythm, sweep, noise, silence). One fifth of the videos, at least four, are the test
+    videos; where the dataset has a validation split, one twentieth, at least two, are its own. Test videos begin with
+    pairs of figures that no other video shows in this order. One video in five has a twin, which looks the same and
+    differs in sound alone. Captions say all events, or one, or only the sound, with synonyms, in several orders.
+
+    Beside the native files lies `scenes.json`: `{"dataset", "format", "seed", "videos": {video id: {"part", "file",
+    "fps", "duration", "scene", "description", "events", "captions", "chinese"}}}`. `scene` holds the factors of
+    `scene.Scene` (twin as a video id), `description` states all facts in one sentence, `events` those of each event,
+    and `captions` holds each sentence's `text`, `kind` and `mentions` (see `captions.Caption`), whether retrieval tests
+    with it (`query`), and, where it describes one event, that event's `span` in seconds. `chinese` lists VATEX's
+    captions in its second language.
+
+    `captions.parquet` describes six equal segments of every video without synonyms, as a vision-language model would
+    (see `data.recover_captions`).
+
+    The dataset appears in one piece: an interrupted call leaves none. It depends on the arguments alone, never on
+    `workers`; where the very same dataset is already there, nothing is done.
+
+    Args:
+        dataset: whose layout; also the name of the folder below `root`.
+        root: parent folder, made where it is missing.
+        videos: number of videos, at least 8.
+        seed: equal seeds give equal datasets.
+        workers: processes that render and encode; None is one per core.
+        progress: show a progress bar.
+
+    Returns:
+        The dataset's folder, `root/<dataset>`.
+
+    Raises:
+        ValueError: unknown dataset, fewer than 8 videos, or fewer than 1 worker.
+        FileExistsError: the folder holds something else, which is never overwritten.
+    """
+    if dataset not in LAYOUTS:
+        raise ValueError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
+    if videos < LEAST_VIDEOS:
+        raise ValueError(f"videos={videos} leaves nothing to train on; at least {LEAST_VIDEOS} are needed")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers}; at least 1 is needed, or None for one per core")
+    folder = Path(root) / dataset
+    if folder.exists() and any(folder.iterdir()):
+        if _same(folder / "scenes.json", dataset, videos, seed):
+            if dataset == "msrvtt" and not (folder / "test_qa.json").is_file():
+                write_questions(folder)
+            return folder
+        raise FileExistsError(
+            f"{folder} is there already and is not this dataset ({videos} videos, seed {seed}); "
+            "remove it or choose another root"
+        )
+    layout = LAYOUTS[dataset]
+    items = _items(dataset, layout, videos, seed)
+    Path(root).mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{dataset}-unfinished-", dir=root))
+    try:
+        _write_videos(items, unfinished, layout.fps, workers or os.cpu_count() or 1, progress)
+        layout.annotate(items, unfinished)
+        write_captions(unfinished / CAPTIONS_FILE, _descriptions(items))
+        write_json(unfinished / "scenes.json", _ground_truth(dataset, layout, items, seed), indent=1)
+        if dataset == "msrvtt":
+            write_questions(unfinished)
+        unfinished.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:
+    if not scenes.is_file():
+        return False
+    there = json.loads(scenes.read_text(encoding="utf-8"))
+    wanted = {"dataset": dataset, "format": FORMAT, "seed": seed}
+    return {key: there.get(key) for key in wanted} == wanted and len(there["videos"]) == videos
+
+
+def _items(dataset: str, layout: Layout, videos: int, seed: int) -> list[Item]:
+    test = max(4, round(videos / 5))
+    val = max(2, round(videos / 20)) if layout.validation else 0
+    counts: dict[Part, int] = {"train": videos - test - val, "val": val, "test": test}
+    seen: set[tuple[object, ...]] = set()
+    parts: list[tuple[Part, Scene]] = []
+    for part, count in counts.items():
+        name = f"{dataset}/{seed}/{part}"
+        drawn = draw_scenes(name, count, layout.timing, held_out=part == "test", seen=seen, offset=len(parts))
+        parts += [(part, scene) for scene in drawn]
+    return [
+        layout.describe(scene, part, index, random.Random(f"{dataset}/{seed}/{index}"))
+        for index, (part, scene) in enumerate(parts)
+    ]
+
+
+def _write_videos(items: list[Item], folder: Path, fps: int, workers: int, progress: bool) -> None:
+    for parent in {(folder / item.file).parent for item in items}:
+        parent.mkdir(parents=True, exist_ok=True)
+    scenes, paths = [item.scene for item in items], [folder / item.file for item in items]
+    columns = (TextColumn("writing videos"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=not progress) as bar:
+        task = bar.add_task("videos", total=len(items))
+        if workers == 1 or len(items) < _SPAWN_FROM:
+            for scene, path in zip(scenes, paths, strict=True):
+                write_video(scene, path, fps)
+                bar.advance(task)
+            return
+        # spawned, not forked: the caller may hold threads of torch or of a decoder
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            for _ in pool.map(write_video, scenes, paths, [fps] * len(items), chunksize=4):
+                bar.advance(task)
+
+
+def _ground_truth(dataset: str, layout: Layout, items: list[Item], seed: int) -> dict[str, Any]:
+    return {
+        "dataset": dataset,
+        "format": FORMAT,
+        "seed": seed,
+        "videos": {item.video_id: _truth_of(item, items, layout.fps) for item in items},
+    }
+
+
+def _descriptions(items: list[Item]) -> list[Description]:
+    said = []
+    for item in items:
+        step = item.scene.duration / SEGMENTS
+        for segment in range(SEGMENTS):
+            start, end = round(segment * step, 3), round((segment + 1) * step, 3)
+            caption = describe_segment(item.scene, start, end)
+            said.append(Description(item.video_id, segment, start, end, caption, model="scene description"))
+    return said
+
+
+def _truth_of(item: Item, items: list[Item], fps: int) -> dict[str, Any]:
+    scene = dataclasses.asdict(item.scene)
+    if item.scene.twin is not None:
+        scene["twin"] = items[item.scene.twin].video_id
+    said: list[dict[str, Any]] = []
+    for index, caption in enumerate(item.captions):
+        entry: dict[str, Any] = dataclasses.asdict(caption) | {"query": index == item.query}
+        if caption.kind.startswith("event"):
+            entry["span"] = span_of(caption, item.scene)
+        said.append(entry)
+    return {
+        "part": item.part,
+        "file": item.file,
+        "fps": fps,
+        "duration": item.scene.duration,
+        "scene": scene,
+        "description": describe(item.scene),
+        "events": [describe_event(event) for event in item.scene.events],
+        "captions": said,
+        "chinese": [caption.text for caption in item.chinese],
+    }

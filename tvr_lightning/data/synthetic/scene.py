@@ -1,0 +1,179 @@
+"""What a synthetic video shows: figures moving in successive events, a backdrop, a sound; how scenes are drawn."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+Shape = Literal["circle", "square", "triangle", "star", "cross", "ring"]
+Colour = Literal["red", "green", "blue", "yellow", "purple", "orange"]
+Size = Literal["large", "small"]
+Motion = Literal["right", "left", "up", "down", "grow", "shrink", "spin", "blink", "bounce", "shake"]
+BackdropColour = Literal["white", "black", "grey", "brown", "pink", "teal"]
+Pattern = Literal["plain", "striped", "checkered", "dotted"]
+SoundName = Literal[
+    "low hum", "high hum", "slow low beeps", "slow high beeps", "fast low beeps", "fast high beeps",
+    "rising sweep", "falling sweep", "hiss", "silence",
+]  # fmt: skip
+
+SHAPES: tuple[Shape, ...] = get_args(Shape)
+COLOURS: tuple[Colour, ...] = get_args(Colour)
+SIZES: tuple[Size, ...] = get_args(Size)
+MOTIONS: tuple[Motion, ...] = get_args(Motion)
+BACKDROP_COLOURS: tuple[BackdropColour, ...] = get_args(BackdropColour)
+PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+SOUNDS: tuple[SoundName, ...] = get_args(SoundName)
+
+ROUND: tuple[Shape, ...] = ("circle", "ring")  # look the same while they spin
+RESERVED_SHARE = 5  # one in five pairs of figures is kept for held-out videos
+SAME_FIGURE = 0.2  # share of scenes in which one figure makes all events
+TWIN_SHARE = 0.2  # share of videos that differ from a second video in sound alone
+TRACKLESS = 0.4  # share of silent scenes written without an audio track
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One moving object."""
+
+    shape: Shape
+    colour: Colour
+    size: Size
+
+
+@dataclass(frozen=True)
+class Event:
+    """One figure making one motion from `start` to `end`, in seconds, around `place` (x, y as shares of the frame)."""
+
+    figure: Figure
+    motion: Motion
+    start: float
+    end: float
+    place: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Backdrop:
+    """What lies behind the figures, for the whole video."""
+
+    colour: BackdropColour
+    pattern: Pattern
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything that a synthetic video shows and lets hear.
+
+    Attributes:
+        events: successive events without gaps; the first begins at 0, the last ends at the video's end.
+        backdrop: colour and pattern behind the figures.
+        sound: what is heard throughout.
+        audio_track: False for the few silent videos that have no audio track at all.
+        shade: brightness of the whole video, 0.85 to 1; says nothing and is described by no caption.
+        held_out: True where the first two figures are a pair that no training video shows in this order.
+        twin: position of the video that differs in sound alone, counted in the dataset's list of scenes, or None.
+    """
+
+    events: tuple[Event, ...]
+    backdrop: Backdrop
+    sound: SoundName
+    audio_track: bool
+    shade: float
+    held_out: bool
+    twin: int | None = None
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return self.events[-1].end
+
+    def look(self) -> tuple[object, ...]:
+        """What can be seen, without times and places: equal for twins, different for all other pairs of videos."""
+        return (self.backdrop, *((event.figure, event.motion) for event in self.events))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How many events a dataset's videos have and how long each lasts: `least` to `most` steps of `step` seconds."""
+
+    events: tuple[int, int]
+    least: int
+    most: int
+    step: float
+
+
+def reserved(first: Figure, second: Figure) -> bool:
+    """Whether this ordered pair of figures is kept for held-out videos (each figure occurs in both kinds of pairs)."""
+    code = (SHAPES.index(f.shape) + 2 * COLOURS.index(f.colour) for f in (first, second))
+    return sum(weight * value for weight, value in zip((1, 3), code, strict=True)) % RESERVED_SHARE == 0
+
+
+def draw_scenes(
+    name: str, count: int, timing: Timing, *, held_out: bool, seen: set[tuple[object, ...]], offset: int
+) -> list[Scene]:
+    """Draw the scenes of one part of a dataset.
+
+    Args:
+        name: names the random stream; equal names give equal scenes.
+        count: number of scenes.
+        timing: number and length of the events.
+        held_out: draw reserved pairs of figures only, or none of them.
+        seen: looks already taken, extended in place, so that no two videos but twins look the same.
+        offset: position of the part's first scene in the dataset, for `Scene.twin`.
+
+    Returns:
+        `count` scenes; some neighbours are twins.
+    """
+    rng = random.Random(name)
+    scenes: list[Scene] = []
+    while len(scenes) < count:
+        scene = _draw(rng, timing, held_out)
+        if scene.look() in seen:
+            continue
+        seen.add(scene.look())
+        here = offset + len(scenes)
+        if count - len(scenes) >= 2 and rng.random() < TWIN_SHARE / (2 - TWIN_SHARE):  # such a draw makes two
+            other = rng.choice([sound for sound in SOUNDS if sound != scene.sound])
+            scenes.append(replace(scene, twin=here + 1))
+            scenes.append(replace(_with_sound(scene, other, rng), twin=here))
+        else:
+            scenes.append(scene)
+    return scenes
+
+
+def _draw(rng: random.Random, timing: Timing, held_out: bool) -> Scene:
+    number = rng.randint(*timing.events)
+    while True:
+        first = _figure(rng)
+        figures = (
+            [first] * number if rng.random() < SAME_FIGURE else [first, *(_figure(rng) for _ in range(number - 1))]
+        )
+        if reserved(figures[0], figures[1]) == held_out:
+            break
+    events: list[Event] = []
+    start = 0.0
+    for figure in figures:
+        before = events[-1] if events else None
+        taken = before.motion if before and before.figure == figure else None  # else two events look like one
+        motions = [m for m in MOTIONS if m != taken and not (m == "spin" and figure.shape in ROUND)]
+        end = round(start + timing.step * rng.randint(timing.least, timing.most), 3)
+        place = (round(rng.uniform(0.45, 0.55), 3), round(rng.uniform(0.45, 0.55), 3))
+        events.append(Event(figure, rng.choice(motions), start, end, place))
+        start = end
+    scene = Scene(
+        events=tuple(events),
+        backdrop=Backdrop(rng.choice(BACKDROP_COLOURS), rng.choice(PATTERNS)),
+        sound="silence",
+        audio_track=True,
+        shade=round(rng.uniform(0.85, 1.0), 3),
+        held_out=held_out,
+    )
+    return _with_sound(scene, rng.choice(SOUNDS), rng)
+
+
+def _figure(rng: random.Random) -> Figure:
+    return Figure(rng.choice(SHAPES), rng.choice(COLOURS), rng.choice(SIZES))
+
+
+def _with_sound(scene: Scene, sound: SoundName, rng: random.Random) -> Scene:
+    return replace(scene, sound=sound, audio_track=sound != "silence" or rng.random() >= TRACKLESS)

@@ -1,0 +1,68 @@
+"""A synthetic scene as a media file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+
+from tvr_lightning.data.synthetic.render import HEIGHT, WIDTH, render
+from tvr_lightning.data.synthetic.scene import Scene
+from tvr_lightning.data.synthetic.sound import RATE, waveform
+
+_H264 = ("libx264", {"preset": "veryfast", "crf": "24", "g": "20"})
+_AAC = ("aac", {"aac_coder": "fast"})  # the default coder takes longer than all the rest
+_MPEG4, _MP3 = ("mpeg4", {"qmin": "2", "qmax": "5", "g": "20"}), ("libmp3lame", {"compression_level": "7"})
+_CODECS = {".mp4": (_H264, _AAC), ".mov": (_H264, _AAC), ".avi": (_MPEG4, _MP3)}
+
+
+def write_video(scene: Scene, path: Path, fps: int) -> None:
+    """Write a scene as .mp4 or .mov (H.264, AAC) or .avi (MPEG-4, MP3); equal scenes give equal bytes.
+
+    Args:
+        scene: what to write.
+        path: target file; its folder exists.
+        fps: frames per second.
+
+    Raises:
+        ValueError: the suffix is none of these.
+    """
+    if path.suffix not in _CODECS:
+        raise ValueError(f"{path}: cannot write a {path.suffix or 'nameless'} video; use one of {', '.join(_CODECS)}")
+    (video_codec, video_options), (audio_codec, audio_options) = _CODECS[path.suffix]
+    with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
+        video = container.add_stream(video_codec, rate=fps, options=video_options)
+        video.width, video.height, video.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        video.codec_context.thread_count = 1  # the parallelism is over videos
+        audio = None
+        if scene.audio_track:
+            audio = container.add_stream(audio_codec, rate=RATE, layout="mono", options=audio_options)
+            audio.bit_rate = 32000
+        sound = _audio_frames(scene) if audio is not None else iter(())
+        for index, pixels in enumerate(render(scene, fps)):
+            # Converted here: left to the encoder, one frame in some thousand comes out otherwise.
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="yuv420p", threads=1)
+            frame.pts, frame.time_base = index, Fraction(1, fps)
+            container.mux(video.encode(frame))
+            if audio is not None and index % fps == 0:  # one second of each in turn keeps the muxer's buffer small
+                container.mux([packet for part in _next_second(sound) for packet in audio.encode(part)])
+        container.mux(video.encode(None))
+        if audio is not None:
+            container.mux([packet for part in sound for packet in audio.encode(part)])
+            container.mux(audio.encode(None))
+
+
+def _audio_frames(scene: Scene) -> Iterator[av.AudioFrame]:
+    samples = waveform(scene.sound, scene.duration)
+    block = RATE // 10
+    for start in range(0, len(samples), block):
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[None, start : start + block]), "fltp", "mono")
+        frame.sample_rate, frame.pts, frame.time_base = RATE, start, Fraction(1, RATE)
+        yield frame
+
+
+def _next_second(frames: Iterator[av.AudioFrame]) -> list[av.AudioFrame]:
+    return [frame for _, frame in zip(range(10), frames, strict=False)]

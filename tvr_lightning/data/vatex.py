@@ -1,0 +1,164 @@
+"""VATEX: ten-second clips of Kinetics, ten English and ten Chinese captions each."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from tvr_lightning.data.audio_alignment import AudioAlignment
+from tvr_lightning.data.augment import Augmentation
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.folder import VideoFolder
+from tvr_lightning.data.records import (
+    Findings,
+    Split,
+    SplitBuilder,
+    SplitName,
+    VideoRecord,
+    expect,
+    field_of,
+    read_json,
+    read_lines,
+)
+from tvr_lightning.data.sampling import FrameSampling
+
+CAPTIONS = {"en": "enCap", "zh": "chCap"}
+CLIP = re.compile(r"(?P<youtube>.+)_(?P<start>\d{6})_(?P<end>\d{6})")  # greedy: YouTube ids hold underscores themselves
+
+
+class VATEX(TextVideoDataModule):
+    """VATEX (Wang et al., ICCV 2019) in the split of HGR: 25,991 / 1,500 / 1,500 clips, ten captions each.
+
+    HGR (Chen et al., "Fine-grained video-text retrieval with hierarchical graph reasoning", CVPR 2020) divides the
+    official validation clips into its validation and test sets, because the official test captions are withheld. Ids
+    are `<youtube id>_<start>_<end>` in seconds. Evaluation uses all ten captions of a clip, video-to-text over the best
+    of them; or the first one alone, as GAID evaluates (`vatex_dataset.py`).
+
+    Args:
+        split: "hgr" is the only one.
+        annotations: where captions come from: HGR's `vatex_data.json`, or the two official files.
+        language: of the captions: English or Chinese.
+        protocol: which captions of a clip are queries in evaluation: all, or the first alone.
+        **The other arguments**: see `TextVideoDataModule`.
+    """
+
+    title = "VATEX"
+    directory = "vatex"
+    layout = """\
+$TVR_DATA/vatex/
+  {train,val,test}_list.txt                  HGR's lists: one id per line
+  vatex_data.json                            for annotations hgr: {"<id>": {"enCap": [...], "chCap": [...]}}
+  vatex_{training,validation}_v1.0.json      for annotations official: [{"videoID": ..., "enCap": [...]}, ...]
+  videos/<id>.mp4 ..."""
+
+    def __init__(
+        self,
+        root: str | None = None,
+        split: Literal["hgr"] = "hgr",
+        frames: int = 12,
+        words: int = 32,
+        image_size: int = 224,
+        batch_size: int = 128,
+        eval_batch_size: int = 32,
+        num_workers: int = 2,
+        sampling: FrameSampling = "one-fps-uniform",
+        train_sampling: FrameSampling | None = None,
+        augmentation: Augmentation = "none",
+        captions_per_epoch: Literal["all", "one"] = "all",
+        on_corrupt: Literal["error", "skip"] = "error",
+        holdout: int = 0,
+        max_train_videos: int | None = None,
+        seed: int = 0,
+        features: str | None = None,
+        audio: Literal["none", "whisper", "wav2vec2"] = "none",
+        audio_align: AudioAlignment = "duration",
+        audio_seconds: float = 60.0,
+        captions: str | None = None,
+        annotations: Literal["hgr", "official"] = "hgr",
+        language: Literal["en", "zh"] = "en",
+        protocol: Literal["multi-caption", "first-caption"] = "multi-caption",
+    ) -> None:
+        super().__init__(
+            root=root,
+            split=split,
+            frames=frames,
+            words=words,
+            image_size=image_size,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            sampling=sampling,
+            train_sampling=train_sampling,
+            augmentation=augmentation,
+            captions_per_epoch=captions_per_epoch,
+            on_corrupt=on_corrupt,
+            holdout=holdout,
+            max_train_videos=max_train_videos,
+            seed=seed,
+            features=features,
+            audio=audio,
+            audio_align=audio_align,
+            audio_seconds=audio_seconds,
+            captions=captions,
+        )
+        self.annotations = annotations
+        self.language = language
+        self.protocol = protocol
+        self._captions: dict[Path, dict[str, Any]] = {}
+
+    @property
+    def has_official_validation(self) -> bool:
+        """True: HGR's."""
+        return True
+
+    @property
+    def one_caption_evaluation(self) -> bool:
+        """Whether the protocol is the first caption alone."""
+        return self.protocol == "first-caption"
+
+    def required_files(self, name: SplitName) -> list[Path]:
+        """HGR's list and the captions."""
+        official = "vatex_training_v1.0.json" if name == "train" else "vatex_validation_v1.0.json"
+        captions = "vatex_data.json" if self.annotations == "hgr" else official
+        return [self.folder / f"{name}_list.txt", self.folder / captions]
+
+    def parse_split(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split: the listed clips in the list's order."""
+        source, file = self.required_files(name)
+        listed = read_lines(source)
+        findings.duplicates(source, listed)
+        captions = self._read_captions(file, findings)
+        builder = SplitBuilder(source, findings)
+        videos = VideoFolder(self.video_root, ".mp4")
+        for clip in dict.fromkeys(listed):
+            if CLIP.fullmatch(clip) is None:
+                findings.add(
+                    source, clip, "malformed", "no clip id", "write <youtube id>_<start>_<end>, six digits each"
+                )
+            said = self._said(file, clip, captions[clip]) if clip in captions else []
+            if name != "train" and self.protocol == "first-caption":
+                said = said[:1]
+            builder.add(VideoRecord(clip, videos.find(clip)), said, file)
+        count = "first caption of a clip" if self.protocol == "first-caption" else "ten captions per clip"
+        tongue = "English" if self.language == "en" else "Chinese"
+        return builder.build(name, f"HGR split, {count}, {tongue}")
+
+    def _said(self, file: Path, clip: str, record: Any) -> list[str]:
+        said = field_of(file, clip, record, CAPTIONS[self.language], list)
+        return [expect(file, f"{clip}, caption {i}", text, str, "write a caption") for i, text in enumerate(said)]
+
+    def _read_captions(self, file: Path, findings: Findings) -> dict[str, Any]:
+        """The records of a captions file by id."""
+        if file not in self._captions:
+            data = read_json(file)
+            if self.annotations == "hgr":
+                self._captions[file] = expect(file, "top level", data, dict, "write an object with an entry per clip")
+            else:
+                records = expect(file, "top level", data, list, "write a list of records")
+                ids = [field_of(file, f"[{i}]", record, "videoID", str) for i, record in enumerate(records)]
+                findings.duplicates(file, ids)
+                if len(set(ids)) < len(ids):
+                    return dict(zip(ids, records, strict=True))  # read again next time, so that nobody misses it
+                self._captions[file] = dict(zip(ids, records, strict=True))
+        return self._captions[file]

@@ -1,0 +1,116 @@
+"""Gathering features over devices, with the gradient that a contrastive loss needs.
+
+Every device evaluates the same loss on the batch of all devices, and the strategy (DDP, FSDP) averages the gradients of
+the devices. Which gradient comes back through the gather then decides what is trained:
+
+- `global`: the gradients of all devices are summed, so that after averaging every parameter receives exactly the
+  gradient of the whole batch on one device.
+- `local`: the same gradient, but each device scores its own texts against all videos and all texts against its own
+  videos, 2 B W B pairs instead of (W B)^2; only for losses that are InfoNCE over rows and columns.
+- `own-slice`: each device keeps the gradient of its own items only, as the `AllGather` of the released CLIP4Clip,
+  X-CLIP, GARE and TC-MGC code does (CLIP4Clip, modules/until_module.py). The encoders then receive 1 / W of the
+  gradient, the heads all of it; Adam hides the difference, gradient clipping does not.
+- `none`: nothing is gathered; the other items of a device's own batch are the only negatives (GAID's released code).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import _functional_collectives as collectives
+
+from tvr_lightning.features import Record
+
+Gather = Literal["global", "local", "own-slice", "none"]
+R = TypeVar("R", bound=Record)
+
+
+def world_size() -> int:
+    """Number of processes that train together; 1 without torch.distributed."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Place of this process among those that train together; 0 without torch.distributed."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+class _OwnSlice(torch.autograd.Function):
+    """All-gather whose backward keeps the local slice of the gradient, unreduced."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.items = len(tensor)
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        start = dist.get_rank() * ctx.items
+        return gradients[0][start : start + ctx.items]
+
+
+def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
+    """Concatenate the tensors of all devices along the first dimension, in rank order.
+
+    Args:
+        tensor: (B, ...), equally long on every device.
+        mode: which gradient comes back; see the module's docstring.
+
+    Returns:
+        (W * B, ...), the same on every device; the tensor itself with one device or mode `none`.
+    """
+    if mode == "none" or world_size() == 1:
+        return tensor
+    if tensor.requires_grad:
+        if mode == "own-slice":
+            return _OwnSlice.apply(tensor)
+        group = dist.group.WORLD
+        assert group is not None
+        # torch 2.13 renamed it.
+        gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+        # What no loss reads, such as the words for GARE, must be waited for too, or it is kept until the process ends.
+        return collectives.wait_tensor(gather(tensor.contiguous(), gather_dim=0, group=group))
+    parts = [torch.empty_like(tensor) for _ in range(world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
+
+
+def gather_record(record: R, mode: Gather = "global") -> R:
+    """Gather every tensor of a record that is equally long on every device; lists are gathered as Python objects.
+
+    Args:
+        record: a record whose tensors are (B, ...).
+        mode: which gradient comes back; see the module's docstring.
+    """
+    if mode == "none" or world_size() == 1:
+        return record
+    return dataclasses.replace(
+        record, **{f.name: _gather_value(getattr(record, f.name), mode) for f in dataclasses.fields(record)}
+    )
+
+
+def _gather_value(value: Any, mode: Gather) -> Any:
+    if isinstance(value, Tensor):
+        return gather_tensor(value, mode)
+    if isinstance(value, Record):
+        return gather_record(value, mode)
+    if isinstance(value, dict):
+        return {key: _gather_value(item, mode) for key, item in value.items()}
+    if isinstance(value, list):
+        return [item for part in gather_objects(value) for item in part]
+    return value
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Return the values of all devices in rank order (any picklable value; `[value]` with one device)."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values

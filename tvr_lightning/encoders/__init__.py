@@ -1,0 +1,24 @@
+"""Encoders: media to features, per text and per video."""
+
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder, TemporalInitialization
+from tvr_lightning.encoders.clip import ClipEncoder
+from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.encoders.sources import MissingWeightsError
+from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders.wav2vec2 import TinyWav2Vec2Encoder, Wav2Vec2Encoder
+from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
+
+__all__ = [
+    "AudioEncoder",
+    "ClipEncoder",
+    "Encoder",
+    "MissingWeightsError",
+    "OpenClipEncoder",
+    "TemporalInitialization",
+    "TinyClipEncoder",
+    "TinyWav2Vec2Encoder",
+    "TinyWhisperEncoder",
+    "Wav2Vec2Encoder",
+    "WhisperEncoder",
+]

@@ -1,0 +1,122 @@
+"""What every encoder of texts and videos promises to the methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders.fingerprint import fingerprint
+from tvr_lightning.features import TextFeatures, VideoFeatures
+
+FreezeRule = Literal["none", "clip4clip", "conv1", "all"]
+EncoderPrecision = Literal["fp32", "fp16-master"]
+
+
+@dataclass
+class TemporalInitialization:
+    """What a temporal transformer over frames takes over from the text transformer (CLIP4Clip, modules/modeling.py).
+
+    Attributes:
+        blocks: float32 state of each of the first blocks, under the names `ln_1.weight`, `attn.in_proj_weight`,
+            `attn.out_proj.weight`, `mlp.c_fc.weight`, `mlp.c_proj.weight`, `ln_2.weight` and their biases.
+        positional_embedding: (context length, width) float32.
+        heads: attention heads of the text transformer.
+    """
+
+    blocks: list[dict[str, Tensor]]
+    positional_embedding: Tensor
+    heads: int
+
+
+class Encoder(nn.Module, ABC):
+    """Texts and videos to features, each on its own: what a feature store may hold in its place.
+
+    Attributes:
+        dimension: D, size of every feature vector.
+        image_size: S, side of the square frames in pixels.
+        context_length: largest number of token positions W, SOT and EOT included.
+    """
+
+    dimension: int
+    image_size: int
+    context_length: int
+
+    def encode_text(self, text: list[str] | TextFeatures, words: int) -> TextFeatures:
+        """Encode N captions to `words` positions each; features from a store are returned unchanged.
+
+        Args:
+            text: N captions, or their features.
+            words: W, number of token positions, SOT and EOT included.
+
+        Returns:
+            Features with sentence (N, D), words (N, W, D) and word_mask (N, W).
+
+        Raises:
+            ValueError: `words` is below 3 or above `context_length`.
+        """
+        return text if isinstance(text, TextFeatures) else self.encode_captions(text, words)
+
+    def encode_video(self, video: Media | VideoFeatures, patches: bool = False) -> VideoFeatures:
+        """Encode the frames of M videos; features from a store are returned unchanged.
+
+        Args:
+            video: media with pixels (M, F, 3, S, S) uint8, or features.
+            patches: whether the (M, F, P, D) patch vectors are wanted besides the frame vectors.
+
+        Returns:
+            Features with frames (M, F, D), frame_mask (M, F) and, on demand, patches.
+
+        Raises:
+            ValueError: frames of another size than S, or patches wanted that the store or the architecture lacks.
+        """
+        if not isinstance(video, VideoFeatures):
+            return self.encode_media(video, patches)
+        if patches and video.patches is None:
+            raise ValueError("these stored features hold no patches; write the store again with patches switched on")
+        return video
+
+    @abstractmethod
+    def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
+        """Encode N caption strings: the part of `encode_text` that computes."""
+
+    @abstractmethod
+    def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
+        """Encode decoded media of M videos: the part of `encode_video` that computes."""
+
+    @abstractmethod
+    def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
+        """State for a temporal transformer of `layers` blocks; None where the architecture has nothing that fits."""
+
+    @abstractmethod
+    def initial_logit_scale(self) -> float:
+        """Logarithm of the temperature factor in the weights: ln 100 in OpenAI's, ln(1/0.07) in random ones."""
+
+    @abstractmethod
+    def freeze(self, rule: FreezeRule) -> None:
+        """Say which parameters train; each call starts anew."""
+
+    @abstractmethod
+    def configuration(self) -> dict[str, object]:
+        """Everything besides the weights that changes the features: architecture, preprocessing, switches."""
+
+    def check_precision(self, trainer_precision: str, strategy: str) -> None:
+        """Refuse a Trainer precision or strategy that the encoder cannot run under.
+
+        Args:
+            trainer_precision: Lightning's name, such as `32-true` or `bf16-mixed`.
+            strategy: Lightning's name, such as `ddp` or `fsdp`.
+
+        Raises:
+            ValueError: the combination cannot work.
+        """
+
+    def fingerprint(self) -> str:
+        """Hexadecimal SHA-256 of `configuration()` and all weights: another value whenever either changes.
+
+        Sharded weights are gathered, so every rank must call it.
+        """
+        return fingerprint(self.configuration(), self)

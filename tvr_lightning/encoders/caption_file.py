@@ -1,0 +1,160 @@
+"""The file that descriptions of videos are written to: complete or absent, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tvr_lightning.data.recover_captions import SCHEMA, Description
+from tvr_lightning.errors import UserError
+
+SETTINGS = b"tvr_captions"
+
+
+_OWN = ("video_id", "segment", "start", "end", "caption")  # the rest of a row is the same in the whole file
+
+
+class CaptionFileError(UserError, ValueError):
+    """A captions file that does not fit what is to be written to it; says which option differs and what to do."""
+
+
+@dataclass(frozen=True)
+class MadeWith:
+    """What descriptions depend on besides the videos.
+
+    Attributes:
+        model: hub name or folder. prompt: what the model was asked. weights_hash: of its weights.
+        segments: N_s, parts of a video. reading: how a part was shown to the model, in words.
+    """
+
+    model: str
+    prompt: str
+    weights_hash: str
+    segments: int
+    reading: str
+
+
+class CaptionJournal:
+    """Collects descriptions in groups beside the file and makes the file of them in the end.
+
+    A group is one line of the journal: a kill costs the group under way at most, and a line that was cut is ignored.
+
+    Attributes:
+        described: ids of the videos described so far.
+
+    Args:
+        out: parquet file; videos described in it are kept.
+        made_with: what the new descriptions depend on.
+
+    Raises:
+        CaptionFileError: the file or an unfinished journal was made otherwise, or the file is none of descriptions.
+    """
+
+    def __init__(self, out: Path, made_with: MadeWith) -> None:
+        self.out = out
+        self.made_with = made_with
+        self.path = out.with_name(out.name + ".unfinished")
+        self._descriptions: dict[str, list[Description]] = {}
+        self._file: IO[str] | None = None
+        if out.is_file():
+            self._take(_read(out, made_with))
+        self._length = self._resume() if self.path.is_file() else 0
+
+    @property
+    def described(self) -> set[str]:
+        """Ids of the videos described so far."""
+        return set(self._descriptions)
+
+    def __enter__(self) -> CaptionJournal:
+        """Open the journal for further groups, after its last whole line."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        if not self._length:
+            self.path.write_text(json.dumps(asdict(self.made_with)) + "\n", encoding="utf-8")
+        else:
+            os.truncate(self.path, self._length)
+        self._file = self.path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the journal; it stays where the file was not finished."""
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, descriptions: Sequence[Description]) -> None:
+        """Note the descriptions of a group of videos, safe from a kill once this returns."""
+        assert self._file is not None
+        self._take(descriptions)
+        self._file.write(json.dumps([_plain(description) for description in descriptions]) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def finish(self, order: Sequence[str]) -> None:
+        """Write the file and remove the journal.
+
+        Args:
+            order: ids of the videos in the order of the file; others that it held come first.
+        """
+        asked = set(order)
+        ids = [name for name in self._descriptions if name not in asked]
+        ids += [name for name in order if name in self._descriptions]
+        rows = [_plain(description) for name in ids for description in self._descriptions[name]]
+        made: dict[str, Any] = {name: getattr(self.made_with, name) for name in ("model", "prompt", "weights_hash")}
+        table = pa.Table.from_pylist([row | made for row in rows], schema=SCHEMA)
+        table = table.replace_schema_metadata({SETTINGS: json.dumps(asdict(self.made_with)).encode()})
+        unfinished = self.out.with_name(self.out.name + ".partial")
+        pq.write_table(table, unfinished)
+        unfinished.replace(self.out)
+        self.path.unlink(missing_ok=True)
+
+    def _take(self, descriptions: Sequence[Description]) -> None:
+        for description in descriptions:
+            self._descriptions.setdefault(description.video_id, []).append(description)
+
+    def _resume(self) -> int:
+        """Read the whole lines of an unfinished journal; returns how many bytes they take."""
+        content = self.path.read_bytes()
+        length = content.rfind(b"\n") + 1
+        lines = content[:length].decode("utf-8").splitlines()
+        if not lines:
+            return 0
+        _check(self.path, json.loads(lines[0]), self.made_with)
+        for line in lines[1:]:
+            self._take([Description(**entry) for entry in json.loads(line)])
+        return length
+
+
+def _read(path: Path, made_with: MadeWith) -> list[Description]:
+    table = pq.read_table(path)
+    settings = (table.schema.metadata or {}).get(SETTINGS)
+    if settings is None:
+        raise CaptionFileError(
+            f"{path} was not written by a captioner (people may have written it); it is left alone: name another file "
+            "with --out"
+        )
+    _check(path, json.loads(settings), made_with)
+    return [Description(*(row[name] for name in _OWN)) for row in table.to_pylist()]
+
+
+def _plain(description: Description) -> dict[str, Any]:
+    return {name: getattr(description, name) for name in _OWN}
+
+
+def _check(path: Path, found: dict[str, Any], made_with: MadeWith) -> None:
+    wanted = asdict(made_with)
+    different = [name for name in wanted if found.get(name) != wanted[name]]
+    if different:
+        name = different[0]
+        raise CaptionFileError(
+            f"{path} holds descriptions made with {name} {found.get(name)!r}, not {wanted[name]!r}; name another file "
+            "with --out, or go on with the same options"
+        )

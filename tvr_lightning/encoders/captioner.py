@@ -1,0 +1,357 @@
+"""Descriptions of a video's segments by a vision-language model, for DPDV's Recover-Path.
+
+The paper's captioner is VILA; the default here is Qwen2.5-VL, one of the others of its Table S7, since transformers
+ships it. Any image-text-to-text model of the Hugging Face hub whose processor has a chat template works.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from tvr_lightning.data.records import VideoRecord, tidy
+from tvr_lightning.data.recover_captions import Description
+from tvr_lightning.data.video import VideoError, probe, read_clip
+from tvr_lightning.data.workers import worker_context
+from tvr_lightning.encoders.caption_file import CaptionJournal, MadeWith
+from tvr_lightning.encoders.fingerprint import fingerprint
+from tvr_lightning.errors import MissingAssetError, UserError
+
+MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+PROMPT = "These frames are one part of a video. Describe in one sentence what happens in them."
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WITHOUT_A_MODEL = (
+    "Descriptions can also be given without a model: a parquet file with the columns video_id, segment (0, 1, ...), "
+    "caption and, as far as they are known, start and end (seconds), model (who wrote them), prompt and weights_hash"
+)
+
+
+class MissingCaptionerError(MissingAssetError):
+    """A captioner's weights are not there; says what was looked for, and how to give captions without a model."""
+
+
+class CaptionerError(UserError, ValueError):
+    """A model that cannot describe images."""
+
+
+@dataclass
+class CaptionOptions:
+    """How videos are described.
+
+    Attributes:
+        out: parquet file of the descriptions.
+        prompt: what the model is asked about the frames of a segment.
+        segments: N_s, equal parts of a video, each described by itself (paper: 6).
+        frames: frames of a segment that the model sees, the middle ones of equal stretches.
+        image_size: pixels of these square frames; they are cut as the encoders' are.
+        max_new_tokens: longest description in tokens.
+        batch_size: segments described at a time; videos are described in groups of as many as fit, at least one.
+        num_workers: processes that decode.
+        progress: whether a progress bar is shown.
+
+    Raises:
+        ValueError: a number below its least value, or an empty prompt.
+    """
+
+    out: Path
+    prompt: str = PROMPT
+    segments: int = 6
+    frames: int = 4
+    image_size: int = 448
+    max_new_tokens: int = 64
+    batch_size: int = 24
+    num_workers: int = 2
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        self.out = Path(self.out)
+        least = {"segments": 1, "frames": 1, "image_size": 28, "max_new_tokens": 1, "batch_size": 1, "num_workers": 0}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {value}")
+        if not self.prompt.strip():
+            raise ValueError("prompt is empty; say what the model is to describe")
+        if self.out.suffix != ".parquet":
+            raise ValueError(f"out is {self.out}; name a .parquet file")
+
+
+@dataclass
+class CaptionReport:
+    """What captioning did.
+
+    Attributes:
+        described: videos newly described. kept: videos whose descriptions were there already.
+        empty: descriptions that came out empty.
+        skipped: "path: reason" of the videos that could not be read.
+    """
+
+    described: int = 0
+    kept: int = 0
+    empty: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Return the report as sentences."""
+        lines = [f"{self.described} videos described, {self.kept} were there"]
+        if self.empty:
+            lines.append(f"{self.empty} descriptions are empty; methods leave them out")
+        return lines + [f"skipped {reason}" for reason in self.skipped]
+
+
+class Captioner:
+    """A vision-language model with its processor.
+
+    Attributes:
+        name: hub name or folder, as results name it.
+        weights_hash: 16 hexadecimal digits of the SHA-256 of all weights.
+
+    Args:
+        model: of transformers' image-text-to-text kind; run in eval mode where it is.
+        processor: its processor, with a chat template.
+        name: what the descriptions say they were made by.
+
+    Raises:
+        CaptionerError: the processor has no chat template.
+    """
+
+    def __init__(self, model: nn.Module, processor: Any, name: str) -> None:
+        if not getattr(processor, "chat_template", None):
+            raise CaptionerError(f"{name}: its processor has no chat template; choose a model made for instructions")
+        self.model: Any = model.eval()
+        self.processor = processor
+        self.name = name
+        self.processor.tokenizer.padding_side = "left"  # what is generated follows the prompt's last token
+        if self.processor.tokenizer.pad_token is None:
+            self.processor.tokenizer.pad_token = self.processor.tokenizer.eos_token
+        self.weights_hash = fingerprint({}, model)[:16]
+
+    @torch.no_grad()
+    def describe(self, segments: Tensor, prompt: str, max_new_tokens: int) -> list[str]:
+        """Describe B segments, each in the most probable words (greedy decoding).
+
+        Args:
+            segments: (B, F, 3, S, S) uint8 RGB.
+            prompt: what is asked about each.
+            max_new_tokens: longest description in tokens.
+
+        Returns:
+            B descriptions in one line each; one may be empty.
+        """
+        content: list[dict[str, str]] = [{"type": "image"} for _ in range(segments.shape[1])]
+        messages = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
+        text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        inputs = self.processor(
+            text=[text] * len(segments),
+            images=[list(frames) for frames in segments],
+            padding=True,
+            return_tensors="pt",
+        ).to(self.model.device)
+        inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
+        made = self.model.generate(
+            **inputs,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            pad_token_id=self.processor.tokenizer.pad_token_id,
+        )
+        said = made[:, inputs["input_ids"].shape[1] :]
+        return [tidy(line) for line in self.processor.batch_decode(said, skip_special_tokens=True)]
+
+
+def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
+    """Load a captioner from a folder or from the Hugging Face cache; nothing is downloaded.
+
+    Args:
+        model: hub name, or a folder as transformers saves models.
+        device: such as "cpu" or "cuda"; by default a GPU where there is one. Weights are bfloat16 on a GPU, float32 on
+            a CPU.
+
+    Raises:
+        ImportError: transformers is not installed.
+        MissingCaptionerError: no weights; says what was looked for, and how to go without a model.
+        CaptionerError: the model is none that describes images.
+    """
+    try:
+        from transformers import AutoModelForImageTextToText, AutoProcessor
+    except ImportError as error:
+        raise ImportError("captioners need transformers: pip install 'tvr-lightning[audio]'") from error
+    folder = _find(model)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    try:
+        processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+            folder, local_files_only=True, weights_only=True, dtype=dtype
+        )
+    except (ValueError, OSError) as error:
+        raise CaptionerError(f"{model} cannot be loaded as an image-text-to-text model: {error}") from error
+    return Captioner(loaded.to(device), processor, model)
+
+
+def _find(model: str) -> Path:
+    """Return the folder of a model with its config and weights."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        looked = [folder]
+    else:
+        import huggingface_hub
+
+        cached = huggingface_hub.try_to_load_from_cache(model, "config.json") if _is_hub_name(model) else None
+        looked = [Path(cached).parent] if isinstance(cached, str) else []
+    for found in looked:
+        if (found / "config.json").is_file() and any((found / name).exists() for name in WEIGHTS):
+            return found
+    if looked:
+        where = f"looked in {looked[0]} for config.json and one of {', '.join(WEIGHTS)}"
+    else:
+        import huggingface_hub
+
+        where = f"looked for a folder {folder.absolute()} and for {model} in {huggingface_hub.constants.HF_HUB_CACHE}"
+        if _is_hub_name(model):
+            where += f"; fill the cache where there is network with `hf download {model}`"
+    raise MissingCaptionerError(f"the captioner {model} has no weights: {where}. {WITHOUT_A_MODEL}.")
+
+
+def _is_hub_name(model: str) -> bool:
+    return model.count("/") == 1 and not model.startswith((".", "/", "~"))
+
+
+def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, float]]:
+    """Divide a stretch of time into equal parts.
+
+    Args:
+        start, end: seconds.
+        segments: number of parts.
+
+    Returns:
+        Seconds (start, end) of each part, in order.
+    """
+    edges = [start + (end - start) * i / segments for i in range(segments + 1)]
+    return list(itertools.pairwise(edges))
+
+
+@dataclass
+class _Read:
+    """One video as its workers read it: spans, frames (N_s, F, 3, S, S) uint8, or why it could not be read."""
+
+    video_id: str
+    spans: list[tuple[float, float]]
+    pixels: Tensor | None
+    problem: str | None = None
+
+
+class _Segments(Dataset[_Read]):
+    """Reads the segments of each video."""
+
+    def __init__(self, videos: Sequence[VideoRecord], options: CaptionOptions) -> None:
+        self.videos = list(videos)
+        self.options = options
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: int) -> _Read:
+        video, options = self.videos[index], self.options
+        try:
+            duration = probe(video.path).duration
+            start, end = video.span or (0.0, duration)
+            spans = segment_spans(start, min(end, duration), options.segments)
+            clips = [
+                read_clip(
+                    video.path,
+                    frames=options.frames,
+                    image_size=options.image_size,
+                    sampling="segment-centres",
+                    span=span,
+                )
+                for span in spans
+            ]
+        except VideoError as error:
+            return _Read(video.video_id, [], None, str(error))
+        return _Read(video.video_id, spans, torch.stack([clip.pixels for clip in clips]))
+
+
+def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: CaptionOptions) -> CaptionReport:
+    """Describe the segments of videos and write them into one parquet file.
+
+    Killed at any moment and run again, it gives the file that an uninterrupted run gives: groups of videos are formed
+    from the whole list, and a group is noted beside the file as soon as it is described. Videos that the file holds
+    already are left as they are.
+
+    Args:
+        videos: M videos; of several with one id, the first.
+        captioner: the model.
+        options: prompt, segments, batch size, file.
+
+    Raises:
+        CaptionFileError: the file was made with another model, prompt or number of segments.
+    """
+    made_with = MadeWith(
+        captioner.name,
+        options.prompt,
+        captioner.weights_hash,
+        options.segments,
+        f"{options.frames} frames of {options.image_size} pixels, {options.max_new_tokens} tokens",
+    )
+    distinct = list({video.video_id: video for video in reversed(videos)}.values())[::-1]
+    size = max(1, options.batch_size // options.segments)
+    groups = [distinct[i : i + size] for i in range(0, len(distinct), size)]
+    report = CaptionReport()
+    with CaptionJournal(options.out, made_with) as journal:
+        there = journal.described
+        report.kept = sum(video.video_id in there for video in distinct)
+        # A group is described as a whole, unless the file had some of its videos already.
+        waiting = [kept for group in groups if (kept := [v for v in group if v.video_id not in there])]
+        columns = (TextColumn("describing videos"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, disable=not options.progress) as bar:
+            task = bar.add_task("videos", total=len(distinct), completed=report.kept)
+            for read in _groups(waiting, options):
+                made = _describe_group(read, captioner, options, report)
+                journal.add(made)
+                bar.advance(task, len(read))
+        journal.finish([video.video_id for video in distinct])
+    return report
+
+
+def _groups(waiting: Sequence[Sequence[VideoRecord]], options: CaptionOptions) -> Iterator[list[_Read]]:
+    """Read the videos of each group, in order."""
+    loader = DataLoader(
+        _Segments([video for group in waiting for video in group], options),
+        batch_size=None,
+        num_workers=options.num_workers,
+        multiprocessing_context=worker_context() if options.num_workers else None,
+    )
+    items = iter(loader)
+    for group in waiting:
+        yield [next(items) for _ in group]
+
+
+def _describe_group(
+    read: Sequence[_Read], captioner: Captioner, options: CaptionOptions, report: CaptionReport
+) -> list[Description]:
+    """Describe the segments of the videos of one group that could be read."""
+    report.skipped += [video.problem for video in read if video.problem is not None]
+    there = [(video, video.pixels) for video in read if video.pixels is not None]
+    if not there:
+        return []
+    pixels = torch.cat([frames for _, frames in there])
+    texts: list[str] = []
+    for part in pixels.split(options.batch_size):
+        texts += captioner.describe(part, options.prompt, options.max_new_tokens)
+    report.described += len(there)
+    report.empty += sum(not text for text in texts)
+    spans = [(video.video_id, number, span) for video, _ in there for number, span in enumerate(video.spans)]
+    return [
+        Description(video_id, number, *span, text) for (video_id, number, span), text in zip(spans, texts, strict=True)
+    ]

@@ -1,0 +1,42 @@
+"""torch.compile for the blocks of transformers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from tvr_lightning.errors import UserError
+
+
+class CompilerError(UserError, RuntimeError):
+    """Compilation is wanted where there is no compiler."""
+
+
+def compile_blocks(towers: Iterable[nn.Module]) -> None:
+    """Compile every block of the towers' transformers in place; names of parameters stay as they are.
+
+    Block by block: they share one compiled graph, and gradient checkpointing and FSDP2 wrap blocks too.
+
+    Args:
+        towers: modules whose first list of modules are their blocks.
+
+    Raises:
+        CompilerError: there is neither a GPU with Triton nor a C++ compiler.
+        ValueError: a tower has none.
+    """
+    compiler = os.environ.get("CXX", "g++")  # as torch.compile looks for it
+    if not torch.cuda.is_available() and shutil.which(compiler) is None:
+        raise CompilerError(
+            f"compile_towers: torch.compile needs a C++ compiler, and {compiler} is not there; install one, name it in "
+            "CXX, or set compile_towers to false"
+        )
+    for tower in towers:
+        lists = [part for part in tower.modules() if isinstance(part, nn.ModuleList)]
+        if not lists:
+            raise ValueError(f"compile_towers: {type(tower).__name__} is no transformer; set it to false")
+        for block in lists[0]:
+            block.compile()

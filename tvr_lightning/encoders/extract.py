@@ -1,0 +1,230 @@
+"""Computes features once: runs frozen encoders over a dataset or a folder of videos and writes a feature store."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Literal
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from tvr_lightning.data.records import VideoRecord
+from tvr_lightning.data.store_format import Part
+from tvr_lightning.data.workers import worker_context
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.extract_batch import EncodedBatch, Videos, encode, join
+from tvr_lightning.encoders.extract_plan import ExtractOptions, ExtractReport, ExtractSource, fingerprints, parts_of
+from tvr_lightning.encoders.extract_ray import encoded_by_ray
+from tvr_lightning.encoders.store import StoreItem, StoreWriter
+
+
+@contextlib.contextmanager
+def frozen(device: str, *models: nn.Module | None) -> Iterator[None]:
+    """Run models on a device in eval mode and without gradients; each is put back into its mode afterwards."""
+    present = [model.to(device) for model in models if model is not None]
+    modes = [model.training for model in present]
+    try:
+        for model in present:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for model, mode in zip(present, modes, strict=True):
+            model.train(mode)
+
+
+def extract(
+    source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, options: ExtractOptions
+) -> ExtractReport:
+    """Write the features of a source into a store; what the store holds already is left as it is.
+
+    Killed at any moment and run again, it gives the store that an uninterrupted run gives: batches are formed within
+    shards, in the order of the source.
+
+    Args:
+        source: videos and texts.
+        encoder: of frames and texts; run in eval mode.
+        audio_encoder: of sound, where it is extracted.
+        options: parts, batch sizes, workers, folder.
+
+    Raises:
+        StoreError: the store was made otherwise, another process writes it, or the disk is full.
+    """
+    began = time.perf_counter()
+    report = ExtractReport()
+    parts = parts_of(options.what, source, audio_encoder)
+    made = fingerprints(source, encoder, audio_encoder, parts)
+    with (
+        frozen(options.device, encoder, audio_encoder),
+        StoreWriter(options.out, made, options.command, options.dtype) as writer,
+    ):
+        report.mended = writer.mended
+        run = _Extraction(source, encoder, audio_encoder, options, writer, report)
+        with _progress(options.progress) as progress:
+            if "text" in parts:
+                run.texts(progress)
+            run.videos([part for part in parts if part != "text"], progress)
+        writer.seal()
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+class _Extraction:
+    """One run: reads, encodes and appends shard by shard."""
+
+    def __init__(
+        self,
+        source: ExtractSource,
+        encoder: Encoder,
+        audio_encoder: AudioEncoder | None,
+        options: ExtractOptions,
+        writer: StoreWriter,
+        report: ExtractReport,
+    ) -> None:
+        self.source, self.encoder, self.audio_encoder = source, encoder, audio_encoder
+        self.options, self.writer, self.report = options, writer, report
+
+    def texts(self, progress: Progress) -> None:
+        """Encode and write the texts that the store lacks."""
+        unique = list({item.key: item for item in self.source.texts}.values())
+        done = self.writer.done("text")
+        missing = [item for item in unique if item.key not in done]
+        self.report.kept["text"] = len(unique) - len(missing)
+        task = progress.add_task("texts", total=len(unique), completed=len(unique) - len(missing), rate="")
+        for items in _chunks(missing, self.options.shard_size):
+            features = []
+            for batch in _chunks(items, self.options.batch_size):
+                with self._timing("encoding"):
+                    features.append(self._encode_text([str(item.text) for item in batch]))
+                _advance(progress, task, len(batch))
+            sentence, words, mask = (torch.cat(tensors) for tensors in zip(*features, strict=True))
+            self._append("text", items, {"sentence": sentence, "words": words}, mask, [])
+
+    def videos(self, parts: Sequence[Part], progress: Progress) -> None:
+        """Decode, encode and write the videos that the store lacks, each part that lacks them."""
+        videos = list({item.key: (record, item) for record, item in self.source.videos}.values())
+        done = {part: self.writer.done(part) for part in parts}
+        for part in parts:
+            self.report.kept[part] = sum(item.key in done[part] for _, item in videos)
+        wanted = [tuple(part for part in parts if item.key not in done[part]) for _, item in videos]
+        open_items = [i for i, lacking in enumerate(wanted) if lacking]
+        shards = [
+            (lacking, chunk)
+            for lacking, group in groupby(open_items, key=lambda i: wanted[i])
+            for chunk in _chunks(list(group), self.options.shard_size)
+        ]
+        if not shards:
+            return
+        task = progress.add_task("videos", total=len(videos), completed=len(videos) - len(open_items), rate="")
+        records = [record for record, _ in videos]
+        batches = [(lacking, batch) for lacking, chunk in shards for batch in _chunks(chunk, self.options.batch_size)]
+        models = (self.encoder, self.audio_encoder)
+        encoded = (
+            self._encoded(records, batches)
+            if self.options.engine == "local"
+            else self._waited_for(encoded_by_ray(records, batches, self.source, models, self.options))
+        )
+        for lacking, chunk in shards:
+            features: dict[Part, list[tuple[Tensor, Tensor]]] = {part: [] for part in lacking}
+            read: list[int] = []
+            failed: list[tuple[StoreItem, str]] = []
+            for batch in _chunks(chunk, self.options.batch_size):
+                found = next(encoded)
+                failed += [(videos[i][1], reason) for i, reason in found.failed]
+                self.report.problems += found.problems
+                read += found.read
+                for part in lacking:
+                    if part in found.features:
+                        features[part].append(found.features[part])
+                _advance(progress, task, len(batch))
+            self.report.skipped += [f"{item.path}: {reason}" for item, reason in failed]
+            for part in lacking:
+                values, mask = _joined(features[part])
+                self._append(part, [videos[i][1] for i in read], {part: values}, mask, failed)
+
+    def _append(
+        self,
+        part: Part,
+        items: Sequence[StoreItem],
+        tensors: dict[str, Tensor],
+        mask: Tensor,
+        failed: Sequence[tuple[StoreItem, str]],
+    ) -> None:
+        with self._timing("writing"):
+            self.writer.append(part, items, tensors, mask, failed)
+        self.report.written[part] = self.report.written.get(part, 0) + len(items)
+
+    def _encode_text(self, captions: list[str]) -> tuple[Tensor, Tensor, Tensor]:
+        features = self.encoder.encode_text(captions, self.source.words)
+        return features.sentence.cpu(), features.words.cpu(), features.word_mask.cpu()
+
+    def _encoded(
+        self, records: list[VideoRecord], batches: Sequence[tuple[Sequence[Part], list[int]]]
+    ) -> Iterator[EncodedBatch]:
+        """Yield the batches, read by worker processes and encoded here."""
+        loaded = iter(self._loader(records, [places for _, places in batches]))
+        for parts, _ in batches:
+            with self._timing("waiting"):
+                read = next(loaded)
+            with self._timing("encoding"):
+                encoded = encode(read, parts, self.encoder, self.audio_encoder, self.options.device)
+            yield encoded
+
+    def _waited_for(self, encoded: Iterator[EncodedBatch]) -> Iterator[EncodedBatch]:
+        while True:
+            with self._timing("waiting"):
+                batch = next(encoded, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _loader(self, records: list[VideoRecord], batches: list[list[int]]) -> DataLoader[Any]:
+        return DataLoader(
+            Videos(records, self.source.read),
+            batch_sampler=batches,
+            num_workers=self.options.num_workers,
+            multiprocessing_context=worker_context() if self.options.num_workers else None,
+            collate_fn=join,
+        )
+
+    @contextlib.contextmanager
+    def _timing(self, name: Literal["waiting", "encoding", "writing"]) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        setattr(self.report, name, getattr(self.report, name) + time.perf_counter() - began)
+
+
+def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if not pairs:  # every video of the shard was skipped
+        return torch.zeros(0, 0, 0), torch.zeros(0, 0, dtype=torch.bool)
+    return torch.cat([values for values, _ in pairs]), torch.cat([mask for _, mask in pairs])
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield list(items[start : start + size])
+
+
+def _progress(shown: bool) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, disable=not shown)
+
+
+def _advance(progress: Progress, task: Any, items: int) -> None:
+    progress.advance(task, items)
+    speed = progress.tasks[task].speed
+    if speed:
+        progress.update(task, rate=f"{speed:.1f}/s")

@@ -1,0 +1,176 @@
+"""What is extracted, with which encoders, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tvr_lightning.data.audio_alignment import AudioOptions
+from tvr_lightning.data.datasets import VideoReader
+from tvr_lightning.data.records import VideoRecord
+from tvr_lightning.data.sampling import FrameSampling
+from tvr_lightning.data.store_format import PARTS, Fingerprint, Part
+from tvr_lightning.data.stored import frame_fingerprint, text_fingerprint
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.store import StoreDtype, StoreItem
+
+Engine = Literal["local", "ray"]
+What = Literal["text", "frames", "patches", "audio", "all"]
+
+
+@dataclass
+class ExtractOptions:
+    """How features are extracted.
+
+    Attributes:
+        out: folder of the store.
+        what: parts; "all" is every part that the source and the encoders can give.
+        batch_size: items per pass through an encoder.
+        shard_size: items per shard: what a kill costs at most, a multiple of `batch_size` best.
+        num_workers: processes that decode.
+        dtype: of the features on disk.
+        device: where the encoders run, such as "cpu" or "cuda".
+        command: the command line that does this again, for the store's messages.
+        progress: whether a progress bar is shown.
+        engine: `local` decodes in worker processes and encodes in this one; `ray` does both on actors of a Ray cluster,
+            while this process writes the store.
+        actors: how many, each with its own copy of the encoders; of the engine `ray`.
+        address: of a running Ray cluster; None starts one on this machine.
+
+    Raises:
+        ValueError: a number below its least value, nothing to extract, or an option of the other engine.
+    """
+
+    out: str
+    what: Sequence[What] = ("all",)
+    batch_size: int = 32
+    shard_size: int = 256
+    num_workers: int = 2
+    dtype: StoreDtype = "float32"
+    device: str = "cpu"
+    command: str = "tvr extract"
+    progress: bool = True
+    engine: Engine = "local"
+    actors: int = 1
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("shard_size", 1), ("num_workers", 0), ("actors", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.engine == "local" and (self.actors != 1 or self.address is not None):
+            raise ValueError("actors and an address belong to engine: ray; drop them, or set the engine")
+        if not self.what:
+            raise ValueError(f"nothing to extract; give --what one or more of {', '.join(PARTS)}, all")
+
+
+@dataclass
+class ExtractSource:
+    """What is to be extracted, and how videos are read.
+
+    Attributes:
+        videos: records of the M videos, and their items in the store in the same order.
+        texts: items of the N texts; empty for a folder of videos.
+        read: reads one video, as in evaluation.
+        frames, image_size, sampling, words: what `read` and the texts were set to; they go into the fingerprints.
+        audio: what the reader gives the audio encoder; None without sound.
+    """
+
+    videos: list[tuple[VideoRecord, StoreItem]]
+    texts: list[StoreItem]
+    read: VideoReader
+    frames: int
+    image_size: int
+    sampling: FrameSampling
+    words: int = 32
+    audio: AudioOptions | None = None
+
+
+@dataclass
+class ExtractReport:
+    """What an extraction did, and what its time went into.
+
+    Attributes:
+        written: items newly written, by part. kept: items that were there already.
+        skipped: "path: reason" of the videos that could not be read.
+        problems: "path: reason" of sound tracks that were broken in places, read as far as they go.
+        mended: shards found damaged and written anew.
+        seconds: in all; waiting: for decoded videos, encoding: in the encoders, writing: to the disk.
+    """
+
+    written: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    mended: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    waiting: float = 0.0
+    encoding: float = 0.0
+    writing: float = 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """What most of the time went into."""
+        shares = {"decoding": self.waiting, "encoding": self.encoding, "writing": self.writing}
+        return max(shares, key=lambda name: shares[name])
+
+    def lines(self) -> list[str]:
+        """Return the report as sentences."""
+        lines = [f"{part}: {self.written.get(part, 0)} written, {n} were there" for part, n in self.kept.items()]
+        if any(self.written.values()):
+            rate = max(self.written.values()) / self.seconds
+            shares = [(n, getattr(self, n) / self.seconds) for n in ("waiting", "encoding", "writing")]
+            spent = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+            lines.append(f"{rate:.1f} items/s; {spent}; bottleneck: {self.bottleneck}")
+        lines += [f"mended {problem}" for problem in self.mended]
+        lines += [f"skipped {reason}" for reason in self.skipped]
+        return lines + [f"broken sound {problem}" for problem in self.problems]
+
+
+def encoder_fingerprint(encoder: Encoder | AudioEncoder) -> Fingerprint:
+    """Return which encoder it is, by its configuration, and its weights."""
+    configuration = sorted(encoder.configuration().items())
+    digest = hashlib.sha256(repr(configuration).encode()).hexdigest()[:12]
+    name = dict(configuration).get("name", type(encoder).__name__)
+    return {"encoder": f"{name} {digest}", "weights": encoder.fingerprint()[:16]}
+
+
+def fingerprints(
+    source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
+) -> dict[Part, Fingerprint]:
+    """Return what each part is made with: encoder, weights, sampling and preprocessing."""
+    frames = frame_fingerprint(source.frames, source.image_size, source.sampling)
+    made: dict[Part, Fingerprint] = {}
+    for part in parts:
+        if part == "text":
+            made[part] = {**encoder_fingerprint(encoder), **text_fingerprint(source.words)}
+        elif part == "audio":
+            assert audio_encoder is not None
+            assert source.audio is not None
+            preprocessing = source.audio.describe()
+            made[part] = {**encoder_fingerprint(audio_encoder), **frames, "preprocessing": preprocessing}
+        else:
+            made[part] = {**encoder_fingerprint(encoder), **frames}
+    return made
+
+
+def parts_of(what: Sequence[What], source: ExtractSource, audio_encoder: AudioEncoder | None) -> list[Part]:
+    """Return the parts to extract, in a fixed order.
+
+    Raises:
+        ValueError: a part was asked for by name that the source or the encoders cannot give.
+    """
+    lacking = {
+        "text": None if source.texts else "there are no texts; give a dataset's --config",
+        "audio": None
+        if audio_encoder is not None and source.audio is not None
+        else "there is no audio encoder, or the data read no sound; set model.init_args.audio_encoder and "
+        "data.init_args.audio",
+    }
+    for part in what:
+        if lacking.get(part):
+            raise ValueError(f"--what {part}: {lacking[part]}")
+    return [part for part in PARTS if part in what or ("all" in what and not lacking.get(part))]

@@ -1,0 +1,111 @@
+"""Extraction on a Ray cluster: actors hold the encoders, one process here writes the store."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tvr_lightning.data.records import VideoRecord
+from tvr_lightning.data.store_format import Part
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.extract_batch import EncodedBatch, Videos, encode, join
+from tvr_lightning.encoders.extract_plan import ExtractOptions, ExtractSource
+from tvr_lightning.errors import UserError
+
+
+class RayError(UserError, RuntimeError):
+    """Ray is wanted and not installed, or its cluster cannot be reached."""
+
+
+class EncodingActor:
+    """Reads and encodes batches on a machine of the cluster; media must lie under the same paths there.
+
+    Args:
+        records: of all videos.
+        source: how videos are read.
+        encoder: of frames.
+        audio_encoder: of sound, where it is extracted.
+        device: where the encoders run.
+    """
+
+    def __init__(
+        self,
+        records: list[VideoRecord],
+        source: ExtractSource,
+        encoder: Encoder,
+        audio_encoder: AudioEncoder | None,
+        device: str,
+    ) -> None:
+        self.videos = Videos(records, source.read)
+        self.encoder = encoder.to(device).eval()
+        self.audio_encoder = None if audio_encoder is None else audio_encoder.to(device).eval()
+        self.device = device
+
+    @torch.no_grad()
+    def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Encode one batch: a row of places and parts to a row of features."""
+        places, parts = rows["places"][0], [str(part) for part in rows["parts"][0]]
+        read = join([self.videos[int(place)] for place in places])
+        encoded = np.empty(1, dtype=object)
+        encoded[0] = encode(read, parts, self.encoder, self.audio_encoder, self.device)  # type: ignore[arg-type]
+        return {"encoded": encoded}
+
+
+def encoded_by_ray(
+    records: list[VideoRecord],
+    batches: Sequence[tuple[Sequence[Part], list[int]]],
+    source: ExtractSource,
+    models: tuple[Encoder, AudioEncoder | None],
+    options: ExtractOptions,
+) -> Iterator[EncodedBatch]:
+    """Encode batches on `options.actors` actors and yield them in order: the store is that of one machine.
+
+    Args:
+        records: of all videos.
+        batches: parts and places of every batch.
+        source: how videos are read.
+        models: encoders of frames and of sound.
+        options: device, number of actors, address of the cluster.
+
+    Raises:
+        RayError: Ray is not installed, or there is no cluster at the address.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise RayError("--engine ray needs Ray: pip install 'tvr-lightning[ray]', or use --engine local")
+    import ray
+
+    own = not ray.is_initialized()
+    try:
+        if own:
+            ray.init(
+                address=options.address or "local",
+                log_to_driver=False,
+                include_dashboard=None if options.address else False,
+            )
+    except ConnectionError as error:
+        raise RayError(
+            f"--address {options.address}: {error}; start a cluster there, or leave --address out"
+        ) from error
+    try:
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = options.progress
+        rows: list[dict[str, Any]] = [{"places": places, "parts": list(parts)} for parts, places in batches]
+        arguments = (records, source, *models, options.device)
+        encoded = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+            EncodingActor,
+            fn_constructor_args=arguments,
+            batch_size=1,
+            concurrency=options.actors,
+            num_gpus=1 if options.device.startswith("cuda") else 0,
+        )
+        for row in encoded.iter_rows():
+            yield row["encoded"]
+    finally:
+        if own:
+            ray.shutdown()

@@ -1,0 +1,96 @@
+"""What features can be extracted from: a dataset, or any files and folders of videos."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from tvr_lightning.data.audio_alignment import AudioOptions
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.datasets import ClipReader
+from tvr_lightning.data.records import SplitName, VideoRecord
+from tvr_lightning.data.sampling import FrameSampling
+from tvr_lightning.encoders.extract_plan import ExtractSource
+from tvr_lightning.encoders.store import StoreItem
+from tvr_lightning.errors import MissingAssetError
+
+FILES = "files"
+SUFFIXES = frozenset(
+    {".3g2", ".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts"}
+    | {".vob", ".webm", ".wmv"}
+)
+
+
+def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("train", "val", "test")) -> ExtractSource:
+    """Return the videos and texts of a dataset's splits, read as in evaluation.
+
+    Videos and texts that occur in several splits are extracted once, under the first of them.
+
+    Args:
+        data: the DataModule, whose options decide sampling, sizes and sound.
+        splits: which splits.
+
+    Raises:
+        ValueError: the data read features from a store already.
+        MissingData: annotation files are absent.
+    """
+    reader = data.video_reader(training=False)
+    if not isinstance(reader, ClipReader):
+        raise ValueError(
+            "data.init_args.features names a feature store; unset it to extract from the videos themselves"
+        )
+    data.check_present()
+    videos: list[tuple[VideoRecord, StoreItem]] = []
+    texts: list[StoreItem] = []
+    for name in splits:
+        split = data.read_split(name)
+        for video in split.videos:
+            item = StoreItem(data.directory, split.name, video.video_id, str(video.path), video.span)
+            videos.append((video, item))
+        texts += [StoreItem.of_text(text.text, data.directory, split.name) for text in split.texts]
+    return ExtractSource(
+        videos,
+        texts,
+        dataclasses.replace(reader, on_corrupt="skip"),
+        frames=reader.frames,
+        image_size=reader.image_size,
+        sampling=reader.sampling,
+        words=data.words,
+        audio=reader.audio,
+    )
+
+
+def source_of_files(
+    paths: Sequence[str | Path],
+    image_size: int,
+    frames: int = 12,
+    sampling: FrameSampling = "one-fps-uniform",
+    audio: AudioOptions | None = None,
+) -> ExtractSource:
+    """Return the videos among files and folders, folders searched to any depth, in the order of their names.
+
+    A video's id is its path as given.
+
+    Args:
+        paths: files and folders.
+        image_size: S, pixels; the encoder's.
+        frames: F.
+        sampling: which frames.
+        audio: what an audio encoder is given; None without sound.
+
+    Raises:
+        MissingAssetError: a path is not there, or no video is found.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise MissingAssetError(f"{path}: no such file or folder")
+        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        found += [path] if path.is_file() else inside
+    if not found:
+        listed = ", ".join(str(path) for path in paths) or "nothing"
+        raise MissingAssetError(f"no videos in {listed}; looked for files named {' '.join(sorted(SUFFIXES))}")
+    videos = [(VideoRecord(f.as_posix(), f), StoreItem(FILES, "", f.as_posix(), str(f))) for f in found]
+    reader = ClipReader(frames, image_size, sampling, audio=audio, on_corrupt="skip")
+    return ExtractSource(videos, [], reader, frames, image_size, sampling, audio=audio)

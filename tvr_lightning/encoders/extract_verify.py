@@ -1,0 +1,101 @@
+"""Checks a feature store against the encoders: checksums of all shards, features of a sample computed again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tvr_lightning.data.batch import Media
+from tvr_lightning.data.store import FeatureStore
+from tvr_lightning.data.store_format import Part, StoreError
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.extract import frozen
+from tvr_lightning.encoders.extract_plan import ExtractOptions, ExtractSource, fingerprints
+
+TOLERANCE = 2e-3  # of the largest value: float16 keeps 5e-4, other batch sizes and devices move the last digits
+
+
+def verify(
+    source: ExtractSource,
+    encoder: Encoder,
+    audio_encoder: AudioEncoder | None,
+    options: ExtractOptions,
+    sample: int = 8,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Check the store at `options.out`: checksums, fingerprints, and a sample of its items computed again.
+
+    Args:
+        source: the videos and texts it was made of.
+        encoder: of frames and texts.
+        audio_encoder: of sound, where the store has some.
+        options: where the store is and on which device to compute.
+        sample: how many videos and how many texts are computed again.
+        seed: decides which.
+
+    Returns:
+        The largest deviation of every tensor, relative to the largest value of the item.
+
+    Raises:
+        StoreError: a shard is damaged, the store was made with something else, or an item deviates by more than
+            `TOLERANCE`; it names the item.
+    """
+    store = FeatureStore(options.out)
+    store.verify()
+    parts = [part for part in store.parts if part != "audio" or audio_encoder is not None]
+    for part, made in fingerprints(source, encoder, audio_encoder, parts).items():
+        store.require(part, made)
+    draw = random.Random(seed)
+    deviations: dict[str, float] = {}
+    with frozen(options.device, encoder, audio_encoder):
+        if "text" in parts:
+            for item in draw.sample(source.texts, min(sample, len(source.texts))):
+                stored = store.text([str(item.text)])
+                computed = encoder.encode_text([str(item.text)], source.words)
+                _compare(deviations, str(item.text), "sentence", stored.sentence, computed.sentence)
+                _compare(deviations, str(item.text), "words", stored.words, computed.words)
+        videos = [pair for pair in source.videos if "frames" in parts and pair[1].key not in store.skipped("frames")]
+        for record, item in draw.sample(videos, min(sample, len(videos))):
+            media = source.read(record, None)
+            assert isinstance(media, Media)
+            _compare_video(
+                deviations, store, parts, item.key, item.path, media.to(options.device), encoder, audio_encoder
+            )
+    return deviations
+
+
+def _compare_video(
+    deviations: dict[str, float],
+    store: FeatureStore,
+    parts: Sequence[Part],
+    key: Any,
+    path: str,
+    media: Media,
+    encoder: Encoder,
+    audio_encoder: AudioEncoder | None,
+) -> None:
+    patches = "patches" in parts
+    stored, computed = store.video([key], patches), encoder.encode_video(media, patches)
+    _compare(deviations, path, "frames", stored.frames, computed.frames)
+    if stored.patches is not None and computed.patches is not None:
+        _compare(deviations, path, "patches", stored.patches, computed.patches)
+    if "audio" in parts and audio_encoder is not None and stored.audio is not None:
+        _compare(deviations, path, "audio", stored.audio, audio_encoder.encode_audio(media)[0])
+
+
+def _compare(deviations: dict[str, float], name: str, tensor: str, stored: Tensor, computed: Tensor) -> None:
+    computed = computed.float().cpu()
+    if stored.shape != computed.shape:
+        raise StoreError(f"{name}: stored {tensor} are {tuple(stored.shape)}, computed {tuple(computed.shape)}")
+    scale = float(computed.abs().max()) or 1.0
+    deviation = float((stored - computed).abs().max()) / scale
+    if deviation > TOLERANCE:
+        raise StoreError(
+            f"{name}: the stored {tensor} deviate from what the encoder gives by {deviation:.1e} of the largest value; "
+            "the file has changed since, or the store was tampered with; extract to another folder"
+        )
+    deviations[tensor] = max(deviations.get(tensor, 0.0), deviation)

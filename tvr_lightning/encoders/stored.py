@@ -1,0 +1,41 @@
+"""Checks that features from a store are those that the run's own encoders would give."""
+
+from __future__ import annotations
+
+from tvr_lightning.data.store import FeatureStore
+from tvr_lightning.data.store_format import StoreError
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.extract_plan import encoder_fingerprint
+
+
+def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncoder | None = None) -> str:
+    """Check a store against the encoders of a run, and say which parts come from it.
+
+    Args:
+        store: what the DataModule reads.
+        encoder: of frames and texts; its parameters must be frozen, since stored features cannot follow their training.
+        audio_encoder: of sound, where the method hears.
+
+    Returns:
+        One line for the user.
+
+    Raises:
+        StoreError: the encoder trains, or a part was made with another encoder or other weights; both fingerprints are
+            shown.
+    """
+    trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
+    if trained:
+        raise StoreError(
+            f"the feature store {store.path} holds what a frozen encoder gave, but {len(trained)} tensors of this "
+            "run's encoder train; set model.init_args.encoder.init_args.freeze to all (recipes/features.yaml does), "
+            "or unset data.init_args.features"
+        )
+    for part in store.parts:
+        if part != "audio":
+            store.require(part, encoder_fingerprint(encoder))
+        elif audio_encoder is not None:
+            store.require(part, encoder_fingerprint(audio_encoder))
+    if audio_encoder is not None and "audio" not in store.parts:
+        store.require("audio", {})
+    return f"from the feature store {store.path}: {', '.join(store.parts)}; nothing is decoded, the heads train"

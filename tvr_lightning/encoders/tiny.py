@@ -1,0 +1,102 @@
+"""A CLIP small enough to learn from nothing on two processor cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+
+from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
+from tvr_lightning.encoders.clip import build_model
+from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.encoders.sources import MissingWeightsError
+
+PREFIX = "encoder."  # where a run's checkpoint keeps its encoder
+
+
+class TinyClipEncoder(OpenClipEncoder):
+    """The parts of CLIP with CLIP's own tokeniser, small and randomly initialised, for the synthetic dataset and tests.
+
+    Text width, vision width and D are all `width`, so that temporal transformers start from the text transformer as
+    with ViT-B/32.
+
+    Args:
+        width: of both transformers and of the features, a multiple of 64 (heads are width // 64 as in CLIP).
+        image_size: side of the frames in pixels, a multiple of `patch_size`.
+        text_layers: blocks of the text transformer.
+        vision_layers: blocks of the vision transformer.
+        patch_size: side of a patch in pixels.
+        context_length: most token positions.
+        text_mask: as for `ClipEncoder`.
+        encoder_precision: as for `ClipEncoder`.
+        gradient_checkpointing: as for `ClipEncoder`.
+        freeze: as for `ClipEncoder`.
+        compile_towers: as for `ClipEncoder`.
+        trained_in: checkpoint of a run of any method with an encoder of this size, whose weights this one starts with;
+            None for random ones.
+
+    Raises:
+        MissingWeightsError: there is no such checkpoint.
+        ValueError: `width` or `image_size` is no such multiple, or the checkpoint's encoder is of another size.
+    """
+
+    def __init__(
+        self,
+        width: int = 128,
+        image_size: int = 64,
+        text_layers: int = 4,
+        vision_layers: int = 4,
+        patch_size: int = 16,
+        context_length: int = 77,
+        text_mask: bool = False,
+        encoder_precision: EncoderPrecision = "fp32",
+        gradient_checkpointing: bool = False,
+        freeze: FreezeRule = "none",
+        trained_in: str | None = None,
+        compile_towers: bool = False,
+    ):
+        if width <= 0 or width % 64:
+            raise ValueError(f"TinyClipEncoder.width is {width}; expected a multiple of 64")
+        if image_size <= 0 or patch_size <= 0 or image_size % patch_size:
+            raise ValueError(f"TinyClipEncoder.image_size {image_size} is no multiple of patch_size {patch_size}")
+        configuration = {
+            "embed_dim": width,
+            "vision_cfg": {
+                "width": width,
+                "layers": vision_layers,
+                "patch_size": patch_size,
+                "image_size": image_size,
+            },
+            "text_cfg": {
+                "width": width,
+                "heads": width // 64,
+                "layers": text_layers,
+                "context_length": context_length,
+            },
+        }
+        super().__init__(
+            build_model(configuration, encoder_precision),
+            "tiny",
+            OPENAI_DATASET_MEAN,
+            OPENAI_DATASET_STD,
+            text_mask=text_mask,
+            encoder_precision=encoder_precision,
+            gradient_checkpointing=gradient_checkpointing,
+            freeze=freeze,
+            compile_towers=compile_towers,
+        )
+        if trained_in is not None:
+            self._start_from(Path(trained_in))
+
+    def _start_from(self, path: Path) -> None:
+        if not path.is_file():
+            raise MissingWeightsError(
+                f"TinyClipEncoder.trained_in: looked for the checkpoint {path.absolute()}; name that of a run, or null"
+            )
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+        own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
+        try:
+            self.load_state_dict(own)
+        except RuntimeError as error:
+            raise ValueError(f"TinyClipEncoder.trained_in: the encoder in {path} does not fit: {error}") from error

@@ -1,0 +1,219 @@
+"""wav2vec 2.0 (Baevski et al. 2020), run by transformers' own `Wav2Vec2Model`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM
+from tvr_lightning.data.batch import AudioInput
+from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
+from tvr_lightning.encoders.sources import MissingWeightsError
+
+if TYPE_CHECKING:
+    from transformers import Wav2Vec2Config
+
+Wav2Vec2Size = Literal["base", "large"]
+
+# (width, heads, layers) of the transformers (Baevski et al. 2020, Section 4.2)
+SIZES: dict[str, tuple[int, int, int]] = {"base": (768, 12, 12), "large": (1024, 16, 24)}
+SILENT: dict[str, Any] = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "feat_proj_dropout": 0.0,
+    "layerdrop": 0.0,
+    "mask_time_prob": 0.0,
+    "mask_feature_prob": 0.0,
+}
+
+logger = logging.getLogger(__name__)
+
+
+class _Wav2Vec2Encoder(AudioEncoder):
+    """Any size of wav2vec 2.0; `Wav2Vec2Encoder` and `TinyWav2Vec2Encoder` fill it."""
+
+    kind = "wav2vec2"
+
+    def __init__(self, model: Any, normalize: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.normalize = normalize
+        self.dimension = int(model.config.hidden_size)
+        self.requires_grad_(False)
+        self.model.freeze_feature_encoder()  # in train mode it would ask for gradients of the waveform all the same
+
+    def encode_input(self, audio: AudioInput) -> Tensor:
+        """Encode each clip at its own length and pool its vectors per frame.
+
+        Clips are not padded into one batch: the base model's group normalisation runs over time, so padding would
+        change what a clip is heard as.
+
+        Args:
+            audio: values (M, T).
+
+        Returns:
+            (M, F, D_a).
+        """
+        self._check(audio)
+        weight = self.model.feature_projection.projection.weight
+        frames = audio.windows.shape[1]
+        features = weight.new_zeros(len(audio), frames, self.dimension)
+        for clip in audio.mask.any(dim=1).nonzero().flatten().tolist():
+            samples, steps = int(audio.samples[clip]), int(audio.steps[clip])
+            waveform = audio.values[clip : clip + 1, : max(samples, SHORTEST_WAVEFORM)]
+            vectors = self.model(self._normalized(waveform).to(weight.dtype)).last_hidden_state
+            if vectors.shape[1] != steps:  # "clip30" (GAID, datasets/audio_feature_extraction_wav2vec2.py)
+                vectors = F.interpolate(vectors.mT, size=steps, mode="linear", align_corners=True).mT
+            features[clip] = pool_steps(vectors, audio.windows[clip : clip + 1])[0]
+        return features
+
+    def _normalized(self, waveform: Tensor) -> Tensor:
+        """Zero mean and unit variance, as transformers' `Wav2Vec2FeatureExtractor` prepares a waveform."""
+        if not self.normalize:
+            return waveform
+        centred = waveform - waveform.mean()
+        return centred / torch.sqrt(centred.square().mean() + 1e-7)
+
+    def configuration(self) -> dict[str, object]:
+        """The model's own configuration and whether the waveform is normalised."""
+        config = self.model.config
+        shape = (config.num_attention_heads, config.num_hidden_layers, config.feat_extract_norm, config.hidden_act)
+        return {"name": "wav2vec2", "shape": shape, "normalize": self.normalize}
+
+
+class Wav2Vec2Encoder(_Wav2Vec2Encoder):
+    """wav2vec 2.0 base (D_a = 768) or large (1024), as GAID uses them (Table 7).
+
+    Args:
+        size: which wav2vec 2.0.
+        weights: a folder with `config.json` and the weights as transformers saves them, "facebook" for the Hugging
+            Face cache of `facebook/wav2vec2-<size>`, or null or "none" for random weights.
+
+    Raises:
+        ImportError: transformers is not installed.
+        MissingWeightsError: no such folder; says where it was looked for.
+        ValueError: weights of another size, or incomplete ones.
+    """
+
+    def __init__(self, size: Wav2Vec2Size = "base", weights: str | None = "facebook") -> None:
+        if weights in (None, "none"):
+            super().__init__(_build(_random_config(size)), normalize=True)
+            logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none): it knows nothing yet", size)
+            return
+        folder = find_wav2vec2_weights(size, str(weights))
+        super().__init__(_load(folder, size), _normalizes(folder))
+        logger.info("wav2vec2 %s: weights from %s", size, folder)
+
+
+class TinyWav2Vec2Encoder(_Wav2Vec2Encoder):
+    """A small, randomly initialised wav2vec 2.0 with the original's time steps, for the synthetic dataset and tests.
+
+    Args:
+        width: D_a, a multiple of `heads` and of 16.
+        heads: attention heads.
+        layers: transformer blocks.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: `width` is no such multiple.
+    """
+
+    def __init__(self, width: int = 64, heads: int = 2, layers: int = 2) -> None:
+        if width <= 0 or width % 16 or width % heads:
+            raise ValueError(f"TinyWav2Vec2Encoder.width is {width}; expected a multiple of 16 and of heads ({heads})")
+        config = _config(
+            hidden_size=width,
+            num_attention_heads=heads,
+            num_hidden_layers=layers,
+            intermediate_size=2 * width,
+            conv_dim=(width // 2,) * 7,
+            num_conv_pos_embeddings=16,
+            num_conv_pos_embedding_groups=4,
+        )
+        super().__init__(_build(config), normalize=True)
+
+
+def _config(**settings: Any) -> Wav2Vec2Config:
+    try:
+        from transformers import Wav2Vec2Config
+    except ImportError as error:
+        raise ImportError("wav2vec2 needs transformers: pip install 'tvr-lightning[audio]'") from error
+    return Wav2Vec2Config(**settings, **SILENT)
+
+
+def _build(config: Wav2Vec2Config) -> Any:
+    from transformers import Wav2Vec2Model
+
+    return Wav2Vec2Model(config)
+
+
+def _random_config(size: str) -> Wav2Vec2Config:
+    width, heads, layers = SIZES[size]
+    return _config(hidden_size=width, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=4 * width)
+
+
+def find_wav2vec2_weights(size: str, weights: str) -> Path:
+    """Return the folder of a wav2vec2 model: `facebook` stands for the one in the Hugging Face cache.
+
+    Raises:
+        MissingWeightsError: no such folder; says where it was looked for and how to get it.
+    """
+    if weights != "facebook":
+        folder = Path(weights).expanduser()
+        looked = str(folder.absolute() / "config.json")
+        if (folder / "config.json").is_file():
+            return folder
+    else:
+        import huggingface_hub
+
+        repository = f"facebook/wav2vec2-{size}"
+        cached = huggingface_hub.try_to_load_from_cache(repository, "config.json")
+        if isinstance(cached, str):
+            return Path(cached).parent
+        looked = f"{huggingface_hub.constants.HF_HUB_CACHE} ({repository})"
+    width, _, layers = SIZES[size]
+    raise MissingWeightsError(
+        f"wav2vec2 {size} (width {width}, {layers} layers) has no weights: looked for {looked}. Expected a folder with "
+        "config.json and model.safetensors or pytorch_model.bin as transformers saves them. Fill the cache where there "
+        f"is network with `hf download facebook/wav2vec2-{size}`, or name a folder: "
+        "audio_encoder.weights=/path/to/folder; null gives random ones"
+    )
+
+
+def _load(folder: Path, size: str) -> Any:
+    _config()  # says what to install before anything else is tried
+    from transformers import Wav2Vec2Model
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    width, _, layers = SIZES[size]
+    found = (config.get("hidden_size"), config.get("num_hidden_layers"))
+    if found != (width, layers):
+        fitting = [name for name, (w, _, n) in SIZES.items() if (w, n) == found]
+        hint = f"; set audio_encoder.size to {fitting[0]}" if fitting else ""
+        raise ValueError(
+            f"{folder / 'config.json'} is not wav2vec2 {size}: expected width {width} and {layers} layers, found width "
+            f"{found[0]} and {found[1]} layers{hint}"
+        )
+    if not any((folder / name).exists() for name in ("model.safetensors", "pytorch_model.bin")):
+        raise MissingWeightsError(f"{folder} has no model.safetensors and no pytorch_model.bin beside its config.json")
+    loaded: Any = Wav2Vec2Model.from_pretrained(
+        folder, local_files_only=True, weights_only=True, output_loading_info=True, **SILENT
+    )
+    model, report = loaded
+    absent = sorted(set(report["missing_keys"]) - {"masked_spec_embed"})  # only pre-training masks with it
+    if absent:
+        raise ValueError(f"{folder} lacks {len(absent)} tensors of wav2vec2 {size}: {', '.join(absent[:8])}")
+    return model
+
+
+def _normalizes(folder: Path) -> bool:
+    """Whether the checkpoint's own preprocessing normalises the waveform; transformers' default is that it does."""
+    path = folder / "preprocessor_config.json"
+    return bool(json.loads(path.read_text(encoding="utf-8")).get("do_normalize", True)) if path.is_file() else True

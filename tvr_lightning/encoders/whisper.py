@@ -1,0 +1,164 @@
+"""Whisper's encoder (Radford et al. 2023), run by openai-whisper's own `AudioEncoder`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.data.audio_alignment import MEL_BANDS, WINDOW_STEPS
+from tvr_lightning.data.batch import AudioInput
+from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
+from tvr_lightning.encoders.sources import MissingWeightsError
+
+WhisperSize = Literal["base", "small"]
+
+# (width, heads, layers) of the encoders (Radford et al. 2023, Table 1)
+SIZES: dict[str, tuple[int, int, int]] = {"base": (512, 8, 6), "small": (768, 12, 12)}
+WINDOWS_AT_ONCE = 16
+
+logger = logging.getLogger(__name__)
+
+
+class _WhisperEncoder(AudioEncoder):
+    """Any size of Whisper's encoder; `WhisperEncoder` and `TinyWhisperEncoder` fill it."""
+
+    kind = "whisper"
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        from whisper.model import AudioEncoder as OpenAIAudioEncoder  # brings numba along, which text-only runs save
+
+        self.dimension = width
+        self.encoder = OpenAIAudioEncoder(MEL_BANDS, WINDOW_STEPS, width, heads, layers)
+        self.requires_grad_(False)
+
+    def encode_input(self, audio: AudioInput) -> Tensor:
+        """Encode the 30 s windows that hold sound and pool their vectors per frame.
+
+        Args:
+            audio: values (M, C, 80, 3000).
+
+        Returns:
+            (M, F, D_a).
+        """
+        self._check(audio)
+        clips, windows = audio.values.shape[:2]
+        weight = self.encoder.conv1.weight
+        vectors = weight.new_zeros(clips * windows, WINDOW_STEPS, self.dimension)
+        last = audio.windows[..., 1].amax(dim=1, keepdim=True)
+        starts = WINDOW_STEPS * torch.arange(windows, device=last.device)
+        heard = (starts < last).flatten().nonzero().flatten()
+        mel = audio.values.flatten(0, 1)
+        for part in heard.split(WINDOWS_AT_ONCE) if len(heard) else ():
+            vectors[part] = self.encoder(mel[part].to(weight.dtype))
+        return pool_steps(vectors.view(clips, windows * WINDOW_STEPS, self.dimension), audio.windows)
+
+    def configuration(self) -> dict[str, object]:
+        """Shape of the encoder; its weights tell the rest."""
+        first = self.encoder.blocks[0]
+        return {"name": "whisper", "heads": first.attn.n_head, "layers": len(self.encoder.blocks)}
+
+
+class WhisperEncoder(_WhisperEncoder):
+    """Whisper base (D_a = 512) or small (768), as GAID uses them (Table 7).
+
+    Args:
+        size: which Whisper.
+        weights: an openai-whisper checkpoint (.pt with `dims` and `model_state_dict`), "openai" for the file that
+            openai-whisper itself keeps in its cache, or null or "none" for random weights.
+
+    Raises:
+        MissingWeightsError: no such file; says where it was looked for.
+        ValueError: the file is no Whisper checkpoint, or one of another size.
+    """
+
+    def __init__(self, size: WhisperSize = "base", weights: str | None = "openai") -> None:
+        width, heads, layers = SIZES[size]
+        path = None if weights in (None, "none") else find_whisper_weights(size, str(weights))
+        state = None if path is None else _read(path, size)
+        super().__init__(width, heads, layers)
+        if state is None:
+            logger.warning("Whisper %s starts from RANDOM weights (weights: none): it knows nothing yet", size)
+            return
+        try:
+            self.encoder.load_state_dict(state)
+        except RuntimeError as error:
+            raise ValueError(f"{path} does not fit Whisper {size}: {error}") from error
+        logger.info("Whisper %s: weights from %s", size, path)
+
+
+class TinyWhisperEncoder(_WhisperEncoder):
+    """A small, randomly initialised encoder of Whisper's make, for the synthetic dataset and tests.
+
+    Args:
+        width: D_a, a multiple of `heads` and of 4.
+        heads: attention heads.
+        layers: blocks.
+        seed: of the weights, which are then the same in every run as a pretrained encoder's are; None draws them from
+            the program's own random numbers.
+
+    Raises:
+        ValueError: `width` is no such multiple.
+    """
+
+    def __init__(self, width: int = 64, heads: int = 2, layers: int = 2, seed: int | None = None) -> None:
+        if width <= 0 or width % 4 or width % heads:
+            raise ValueError(f"TinyWhisperEncoder.width is {width}; expected a multiple of 4 and of heads ({heads})")
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            super().__init__(width, heads, layers)
+
+
+def find_whisper_weights(size: str, weights: str) -> Path:
+    """Return the file of an openai-whisper checkpoint: `openai` stands for the one in openai-whisper's own cache.
+
+    Raises:
+        MissingWeightsError: no such file; says where it was looked for and how to get it.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "whisper" / f"{size}.pt"
+    path = cache if weights == "openai" else Path(weights).expanduser()
+    if path.is_file():
+        return path
+    width, _, layers = SIZES[size]
+    raise MissingWeightsError(
+        f"Whisper {size} (width {width}, {layers} layers) has no weights: looked for {path.absolute()}. Fill "
+        "openai-whisper's cache where there is network with "
+        f"`python -c \"import whisper; whisper.load_model('{size}')\"` (it writes {cache}), or name a checkpoint: "
+        f"audio_encoder.weights=/path/to/{size}.pt; null gives random ones"
+    )
+
+
+def _read(path: Path, size: str) -> dict[str, Tensor]:
+    """State of the encoder alone, without its prefix, checked against the size."""
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        raise ValueError(f"{path} cannot be read as Whisper weights: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("dims"), dict):
+        raise ValueError(f"{path} is no openai-whisper checkpoint: expected the keys 'dims' and 'model_state_dict'")
+    width, heads, layers = SIZES[size]
+    expected = {
+        "n_mels": MEL_BANDS,
+        "n_audio_ctx": WINDOW_STEPS,
+        "n_audio_state": width,
+        "n_audio_head": heads,
+        "n_audio_layer": layers,
+    }
+    found = {name: content["dims"].get(name) for name in expected}
+    if found != expected:
+        differing = ", ".join(f"{n} expected {e}, found {found[n]}" for n, e in expected.items() if found[n] != e)
+        shape = tuple(found[name] for name in ("n_audio_state", "n_audio_head", "n_audio_layer"))
+        fitting = [name for name, sizes in SIZES.items() if sizes == shape]
+        hint = f"; set audio_encoder.size to {fitting[0]}" if fitting else ""
+        raise ValueError(f"{path} is not Whisper {size}: {differing}{hint}")
+    state = content.get("model_state_dict")
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} is no openai-whisper checkpoint: the key 'model_state_dict' is missing")
+    return {name.removeprefix("encoder."): t for name, t in state.items() if name.startswith("encoder.")}

@@ -1,0 +1,186 @@
+"""How evenly a gallery is retrieved: summed retrieval probabilities, the normalisation error, and what it costs.
+
+NCL (Park et al., section 3.2): an item whose probabilities add up to less than its share is missed by its own queries,
+one with more is returned to queries of others. All functions read scores as streams of blocks, one direction at a time,
+queries as rows and gallery items as columns; an item is relevant to a query where both belong to the same group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from tvr_lightning.evaluation.sources import ScoreSource, best_of_gallery, gallery_logsumexp, query_logsumexp
+
+EDGES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
+"""Borders of the bins of relative mass in `error_rates`; the last bin is open."""
+
+
+@dataclass
+class ErrorRates:
+    """False negatives and false positives against the sum of retrieval probabilities (NCL, Fig. 3).
+
+    Attributes:
+        edges: (K,) lower border of each bin of mass divided by its share; the last bin has no upper one.
+        items: (K,) int64, gallery items in each bin.
+        false_negative: (K,) mean over a bin's items of the share of their relevant queries that do not retrieve them;
+            NaN for an empty bin.
+        false_positive: (K,) mean over a bin's items of the share of irrelevant queries that do retrieve them.
+    """
+
+    edges: Tensor
+    items: Tensor
+    false_negative: Tensor
+    false_positive: Tensor
+
+
+@dataclass
+class Balance:
+    """How evenly one direction retrieves its gallery.
+
+    Attributes:
+        error: normalisation error, the mean deviation of the mass from its share (NCL, Eq. 5).
+        mass: (G,) float64, sum over all queries of the probability to retrieve each item.
+        share: (G,) float64, what the mass would be if every query's probability went to its matches alone; 1 where
+            queries and items match one to one.
+        rates: false negatives and positives in bins of mass over share.
+    """
+
+    error: float
+    mass: Tensor
+    share: Tensor
+    rates: ErrorRates
+
+    def plain(self) -> dict[str, float | list[float]]:
+        """Return error and rates as numbers and lists for a JSON file, with -1 for bins without items."""
+        rates = self.rates
+        return {
+            "normalization_error": self.error,
+            "edges": rates.edges.tolist(),
+            "items": rates.items.tolist(),
+            "false_negative": rates.false_negative.nan_to_num(-1.0).tolist(),
+            "false_positive": rates.false_positive.nan_to_num(-1.0).tolist(),
+        }
+
+
+def retrieval_mass(scores: ScoreSource, temperature: float) -> Tensor:
+    """Sum of the retrieval probabilities of every gallery item, sum_i P(j | i) (NCL, section 3.2).
+
+    Args:
+        scores: Q queries against G gallery items.
+        temperature: gamma, what scores are divided by.
+
+    Returns:
+        (G,) float64, adding up to Q.
+    """
+    scale = 1.0 / temperature
+    return gallery_logsumexp(scores, scale, -query_logsumexp(scores, scale)).exp()
+
+
+def matching_share(query_group: Tensor, gallery_group: Tensor) -> Tensor:
+    """Mass of every gallery item if each query spread its probability evenly over its matches.
+
+    Args:
+        query_group: (Q,) int64, group of each query.
+        gallery_group: (G,) int64, group of each gallery item.
+
+    Returns:
+        (G,) float64; for one-to-one matches all ones, for videos as items the number of their captions.
+    """
+    groups = 1 + int(torch.cat([query_group, gallery_group]).max())
+    queries = torch.bincount(query_group, minlength=groups).double()
+    items = torch.bincount(gallery_group, minlength=groups).double()
+    return queries[gallery_group] / items[gallery_group]
+
+
+def balance(scores: ScoreSource, temperature: float, query_group: Tensor, gallery_group: Tensor, k: int = 1) -> Balance:
+    """Measure how evenly one direction retrieves its gallery.
+
+    Args:
+        scores: Q queries against G gallery items.
+        temperature: gamma, what scores are divided by.
+        query_group: (Q,) int64; a query's matches are the items of the same group.
+        gallery_group: (G,) int64.
+        k: an item is retrieved where it is among the first k.
+    """
+    query_group, gallery_group = query_group.to(scores.device), gallery_group.to(scores.device)
+    mass, share = retrieval_mass(scores, temperature), matching_share(query_group, gallery_group)
+    error = float((share - mass).abs().mean())
+    return Balance(error, mass, share, error_rates(mass, best_of_gallery(scores, k), query_group, gallery_group))
+
+
+def error_rates(
+    mass: Tensor, retrieved: Tensor, query_group: Tensor, gallery_group: Tensor, edges: Sequence[float] = EDGES
+) -> ErrorRates:
+    """Curves of false negatives and false positives over the retrieval mass (NCL, Fig. 3).
+
+    The paper plots both without a formula; these are the usual rates, per gallery item, averaged within bins.
+
+    Args:
+        mass: (G,) sums of retrieval probabilities.
+        retrieved: (Q, k) int64, the gallery items that each query retrieves.
+        query_group: (Q,) int64; a query's matches are the items of the same group.
+        gallery_group: (G,) int64.
+        edges: lower borders of the bins of mass divided by share, ascending from 0; the last bin is open.
+
+    Raises:
+        ValueError: the edges do not ascend from 0.
+    """
+    borders = torch.tensor(edges, dtype=torch.float64, device=mass.device)
+    if not len(borders) or borders[0] != 0 or not (borders[1:] > borders[:-1]).all():
+        raise ValueError(f"edges must ascend from 0, got {list(edges)}")
+    share = matching_share(query_group, gallery_group)
+    relevant = torch.bincount(query_group, minlength=int(gallery_group.max()) + 1)[gallery_group].double()
+    right = gallery_group[retrieved] == query_group[:, None]
+    hits = torch.bincount(retrieved[right], minlength=len(mass)).double()
+    wrong = torch.bincount(retrieved[~right], minlength=len(mass)).double()
+    known = relevant > 0
+    place = torch.bucketize((mass.double() / share)[known], borders, right=True) - 1
+    items = torch.bincount(place, minlength=len(borders))
+
+    def mean_in_bins(values: Tensor) -> Tensor:
+        return torch.bincount(place, values[known], minlength=len(borders)) / items
+
+    others = (len(query_group) - relevant).clamp(min=1.0)
+    return ErrorRates(borders, items, mean_in_bins(1 - hits / relevant.clamp(min=1.0)), mean_in_bins(wrong / others))
+
+
+class NormalizationError(Metric):
+    """Normalisation error of one direction, from rows of scores as they come (NCL, Eq. 5).
+
+    Updated with (q, G) scores of some queries against the whole gallery; gathers over processes.
+
+    Args:
+        gallery: G, number of gallery items.
+        temperature: gamma, what scores are divided by.
+        share: (G,) what each item's probabilities should add up to; 1 each where it is not given.
+
+    Raises:
+        ValueError: `temperature` is not positive, or `share` is not (G,).
+    """
+
+    full_state_update = False
+    higher_is_better = False
+    mass: Tensor
+
+    def __init__(self, gallery: int, temperature: float, share: Tensor | None = None) -> None:
+        super().__init__()
+        if temperature <= 0:
+            raise ValueError(f"the normalisation error needs a positive temperature, got {temperature}")
+        if share is not None and share.shape != (gallery,):
+            raise ValueError(f"share must be ({gallery},), one per gallery item, got {tuple(share.shape)}")
+        self.temperature = temperature
+        self.share = torch.ones(gallery, dtype=torch.float64) if share is None else share.double()
+        self.add_state("mass", default=torch.zeros(gallery, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, similarity: Tensor) -> None:
+        """Take the (q, G) scores of some queries; each query must come once."""
+        self.mass += (similarity.double() / self.temperature).softmax(1).sum(0)
+
+    def compute(self) -> Tensor:
+        """Return the scalar mean deviation; 0 where every item is retrieved as often as it should be."""
+        return (self.share.to(self.mass) - self.mass).abs().mean()

@@ -1,0 +1,359 @@
+"""From features to a results table, with the pairing of texts and videos known to the evaluator alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.evaluation.balance import Balance, balance
+from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
+from tvr_lightning.evaluation.normalization import Bank, Context, Direction, Normalizer
+from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
+from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, Shard, TransposedSource
+from tvr_lightning.evaluation.streaming import streamed_ranks
+from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.features import TextFeatures, VideoFeatures
+
+LEAKS = "leaks ground truth"
+Adjustments = tuple[Adjustment | None, Adjustment | None]
+
+
+@dataclass
+class Evaluation:
+    """A results table and what it rests on.
+
+    Attributes:
+        text_to_video, video_to_text: `R@K` in percent, `MdR`, `MnR`, `RSum` of each direction; NaN where nothing was
+            ranked.
+        sum_of_recalls: SumR, the recalls of both directions added up.
+        text_to_video_ranks, video_to_text_ranks: ranks per query, in the order of the split.
+        dataset, split, protocol: what was evaluated, and by which protocol.
+        texts, videos: how many took part.
+        texts_without_video: texts left out because their video was not seen.
+        partial: some texts or videos of the split were not seen.
+        post_processing: name of the score normalisation, or None.
+        transductive: the post-processing uses the test set as a whole.
+        marks: what a reader must know before comparing.
+        measured: what the post-processing has to say of itself, in percent by name: the recall of candidates.
+        balance: per direction, how evenly its gallery is retrieved; empty where it was not asked for.
+    """
+
+    text_to_video: dict[str, float]
+    video_to_text: dict[str, float]
+    sum_of_recalls: float
+    text_to_video_ranks: Ranks
+    video_to_text_ranks: Ranks
+    dataset: str
+    split: str
+    protocol: str
+    texts: int
+    videos: int
+    texts_without_video: int
+    partial: bool
+    post_processing: str | None = None
+    transductive: bool = False
+    marks: list[str] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
+    balance: dict[Direction, Balance] = field(default_factory=dict)
+
+
+@dataclass
+class _Seen:
+    """The texts and videos that take part, in scoring order.
+
+    Attributes:
+        text_rows, video_rows: (N,), (M,) rows of the features as they came.
+        text_index, video_index: (N,), (M,) places in the split.
+        video_of_text: (N,) column of each text's video.
+        slot_sizes: number of texts per caption slot where videos are scored under their own captions, else empty.
+        dropped: texts whose video was not seen.
+    """
+
+    text_rows: Tensor
+    video_rows: Tensor
+    text_index: Tensor
+    video_index: Tensor
+    video_of_text: Tensor
+    dropped: int
+    slot_sizes: list[int] = field(default_factory=list)
+
+
+class Evaluator:
+    """Scores all texts against all videos and ranks the matches.
+
+    Texts are scored in a seeded random order, so that a text's position says nothing about its video. Scores come in
+    blocks under a memory budget, and no (N, M) matrix is held where it does not fit; the ranks are the same either way.
+
+    Args:
+        score: the method's `score`.
+        recall: the K of the recalls.
+        seed: of the order in which texts are scored.
+        memory_budget_bytes: what a pass over all pairs may hold besides the features.
+        pair_bytes: what the method's score holds for each pair of a block.
+        block_texts, block_videos: size of the blocks; chosen from the budget where not given.
+        device: where scores are computed; the features' own where not given.
+        shard: this process's share of the work; all processes return the same evaluation.
+        score_as_released: for the released protocols that condition each video on its own caption: takes texts, videos
+            and the videos' own captions, in place of `score`. The result is marked as leaking ground truth.
+        temperature: gamma, what the method divides its scores by, for normalisers without one of their own.
+        measure_balance: also measure how evenly both directions retrieve their galleries, which needs `temperature`.
+
+    Raises:
+        ValueError: not exactly one of `score` and `score_as_released` is given, or the balance is wanted without a
+            temperature.
+    """
+
+    def __init__(
+        self,
+        score: Score | None = None,
+        *,
+        recall: tuple[int, ...] = (1, 5, 10),
+        seed: int = 0,
+        memory_budget_bytes: int = 2 * 2**30,
+        pair_bytes: int = 256,
+        block_texts: int | None = None,
+        block_videos: int | None = None,
+        device: torch.device | None = None,
+        shard: Shard | None = None,
+        score_as_released: LeakingScore | None = None,
+        temperature: float | None = None,
+        measure_balance: bool = False,
+    ) -> None:
+        if (score is None) == (score_as_released is None):
+            raise ValueError("give the evaluator either `score` or `score_as_released`")
+        if measure_balance and temperature is None:
+            raise ValueError("retrieval probabilities, and so the balance, need the method's temperature")
+        self.score = score
+        self.score_as_released = score_as_released
+        self.recall = recall
+        self.seed = seed
+        self.memory_budget_bytes = memory_budget_bytes
+        self.pair_bytes = pair_bytes
+        self.block_texts = block_texts
+        self.block_videos = block_videos
+        self.device = device
+        self.shard = shard or Shard()
+        self.temperature = temperature
+        self.measure_balance = measure_balance
+
+    def evaluate(
+        self,
+        texts: TextFeatures,
+        text_index: Tensor,
+        videos: VideoFeatures,
+        video_index: Tensor,
+        truth: GroundTruth,
+        normalizer: Normalizer | None = None,
+        bank: Bank | None = None,
+    ) -> Evaluation:
+        """Rank every text among the videos and every video among the texts.
+
+        Args:
+            texts: features of the texts, repetitions allowed.
+            text_index: int64, place of each text in the split; a place that comes twice counts once.
+            videos: features of the videos, repetitions allowed.
+            video_index: int64, place of each video in the split.
+            truth: the pairing of the split.
+            normalizer: score normalisation, applied to each direction by itself.
+            bank: training texts and videos, for normalisers that need them.
+
+        Returns:
+            The table, marked partial if texts or videos of the split were not seen.
+
+        Raises:
+            ValueError: a place is outside the split, a score is NaN, the normaliser needs a bank that is not given, or
+                a released protocol meets videos with different numbers of captions.
+        """
+        seen = self._seen(texts, text_index, videos, video_index, truth)
+        if not len(seen.text_rows):
+            return self._nothing_ranked(seen, truth, normalizer)
+        source = self._source(texts, videos, seen)
+        # Two stages need not score what is no candidate.
+        by_candidates = isinstance(normalizer, TwoStage) and self.score is not None and not self.measure_balance
+        if isinstance(normalizer, TwoStage) and by_candidates:
+            adjustments: Adjustments = (None, None)
+            ranks = normalizer.ranks(source, seen.video_of_text)
+        else:
+            adjustments = self._fit(normalizer, bank, source, seen)
+            ranks = streamed_ranks(source, seen.video_of_text, *adjustments)
+        text_ranks = _in_split(ranks[0], seen.text_index)
+        video_ranks = _in_split(ranks[1], seen.video_index)
+        rows = summarize(text_ranks, self.recall), summarize(video_ranks, self.recall)
+        evaluation = self._evaluation(rows, (text_ranks, video_ranks), seen, truth, normalizer)
+        if normalizer is not None:
+            evaluation.measured = normalizer.measured(seen.video_of_text)
+        if self.measure_balance:
+            evaluation.balance = self._balance(source, adjustments, seen)
+        return evaluation
+
+    def _seen(
+        self, texts: TextFeatures, text_index: Tensor, videos: VideoFeatures, video_index: Tensor, truth: GroundTruth
+    ) -> _Seen:
+        text_rows = _first_of_each(text_index, len(texts), truth.texts, "text", truth)
+        video_rows = _first_of_each(video_index, len(videos), truth.videos, "video", truth)
+        column = torch.full((truth.videos,), -1, dtype=torch.int64)
+        column[video_index.cpu()[video_rows]] = torch.arange(len(video_rows))
+        video_of_text = column[truth.video_of_text.cpu()[text_index.cpu()[text_rows]]]
+        known = video_of_text >= 0
+        dropped = int((~known).sum())
+        text_rows, video_of_text = text_rows[known], video_of_text[known]
+        order = torch.randperm(len(text_rows), generator=torch.Generator().manual_seed(self.seed))
+        slot_sizes: list[int] = []
+        if self.score_as_released is not None:
+            slot = _caption_slots(video_of_text, len(video_rows))
+            order = order[torch.argsort(slot[order], stable=True)]
+            slot_sizes = torch.bincount(slot).tolist()
+        text_rows = text_rows[order]
+        return _Seen(
+            text_rows=text_rows,
+            video_rows=video_rows,
+            text_index=text_index.cpu()[text_rows],
+            video_index=video_index.cpu()[video_rows],
+            video_of_text=video_of_text[order],
+            dropped=dropped,
+            slot_sizes=slot_sizes,
+        )
+
+    def _source(self, texts: TextFeatures, videos: VideoFeatures, seen: _Seen) -> PairScores:
+        ordered = texts[seen.text_rows]
+        own_texts, start = [], 0
+        for size in seen.slot_sizes:
+            own_texts.append(ordered[start + torch.argsort(seen.video_of_text[start : start + size])])
+            start += size
+        score = self.score or self.score_as_released
+        assert score is not None
+        return PairScores(
+            score,
+            ordered,
+            videos[seen.video_rows],
+            memory_budget_bytes=self.memory_budget_bytes,
+            pair_bytes=self.pair_bytes,
+            block_texts=self.block_texts,
+            block_videos=self.block_videos,
+            device=self.device,
+            shard=self.shard,
+            own_texts=own_texts,
+            slot_sizes=seen.slot_sizes,
+            text_index=seen.text_index,
+            video_index=seen.video_index,
+        )
+
+    def _fit(self, normalizer: Normalizer | None, bank: Bank | None, source: PairScores, seen: _Seen) -> Adjustments:
+        if normalizer is None:
+            return None, None
+        if normalizer.needs_bank and (bank is None or self.score is None):
+            why = "no bank was given" if bank is None else "a released protocol that needs own captions has none for it"
+            raise ValueError(
+                f"{normalizer.name} needs a bank of training texts and videos, but {why}; have the data module provide "
+                "its bank loaders, or choose a normaliser without one"
+            )
+        counts = torch.bincount(seen.video_of_text, minlength=source.gallery).double().to(source.device)
+        ones = torch.ones(source.queries, dtype=torch.float64, device=source.device)
+        bank_texts = bank_videos = None
+        if normalizer.needs_bank and bank is not None:
+            bank_texts = self._bank_source(bank.texts, source.videos)
+            bank_videos = TransposedSource(self._bank_source(source.texts, bank.videos))
+        forward = Context("text-to-video", bank_texts, ones, counts, self.temperature)
+        backward = Context("video-to-text", bank_videos, counts, ones, self.temperature)
+        return normalizer.fit(source, forward), normalizer.fit(TransposedSource(source), backward)
+
+    def _bank_source(self, texts: TextFeatures, videos: VideoFeatures) -> PairScores:
+        assert self.score is not None
+        return PairScores(
+            self.score,
+            texts,
+            videos,
+            memory_budget_bytes=self.memory_budget_bytes,
+            pair_bytes=self.pair_bytes,
+            block_texts=self.block_texts,
+            block_videos=self.block_videos,
+            device=self.device,
+            shard=self.shard,
+        )
+
+    def _balance(self, source: PairScores, adjustments: Adjustments, seen: _Seen) -> dict[Direction, Balance]:
+        assert self.temperature is not None  # checked at construction
+        videos = torch.arange(source.gallery)
+        sources: list[ScoreSource] = [source, TransposedSource(source)]
+        for i, adjustment in enumerate(adjustments):
+            if adjustment is not None:
+                sources[i] = AdjustedSource(sources[i], adjustment)
+        return {
+            "text-to-video": balance(sources[0], self.temperature, seen.video_of_text, videos),
+            "video-to-text": balance(sources[1], self.temperature, videos, seen.video_of_text),
+        }
+
+    def _nothing_ranked(self, seen: _Seen, truth: GroundTruth, normalizer: Normalizer | None) -> Evaluation:
+        nothing = torch.empty(0, dtype=torch.int64)
+        ranks = Ranks(nothing, nothing, nothing)
+        row = dict.fromkeys([*(f"R@{k}" for k in self.recall), "MdR", "MnR", "RSum"], float("nan"))
+        evaluation = self._evaluation((row, dict(row)), (ranks, ranks), seen, truth, normalizer)
+        evaluation.marks.append("nothing was ranked: of no text seen was the video seen")
+        return evaluation
+
+    def _evaluation(
+        self,
+        rows: tuple[dict[str, float], dict[str, float]],
+        ranks: tuple[Ranks, Ranks],
+        seen: _Seen,
+        truth: GroundTruth,
+        normalizer: Normalizer | None,
+    ) -> Evaluation:
+        leaks = self.score_as_released is not None
+        texts, videos = len(seen.text_rows), len(seen.video_rows)
+        return Evaluation(
+            text_to_video=rows[0],
+            video_to_text=rows[1],
+            sum_of_recalls=sum_of_recalls(*rows),
+            text_to_video_ranks=ranks[0],
+            video_to_text_ranks=ranks[1],
+            dataset=truth.dataset,
+            split=truth.split,
+            protocol=f"{truth.protocol}, as released" if leaks else truth.protocol,
+            texts=texts,
+            videos=videos,
+            texts_without_video=seen.dropped,
+            partial=texts < truth.texts or videos < truth.videos,
+            post_processing=normalizer.name if normalizer else None,
+            transductive=normalizer.transductive if normalizer else False,
+            marks=[LEAKS] if leaks else [],
+        )
+
+
+def _first_of_each(index: Tensor, items: int, places: int, kind: str, truth: GroundTruth) -> Tensor:
+    """Rows of the first item of every place, by rising place."""
+    index = index.cpu()
+    if index.shape != (items,):
+        raise ValueError(f"{kind}_index must be ({items},), one place per {kind}, got {tuple(index.shape)}")
+    if len(index) and (int(index.min()) < 0 or int(index.max()) >= places):
+        wrong = index[(index < 0) | (index >= places)][0]
+        raise ValueError(f"{truth.dataset} {truth.split} has {places} {kind}s, but one came with place {int(wrong)}")
+    order = torch.argsort(index, stable=True)
+    sorted_index = index[order]
+    first = torch.ones(len(order), dtype=torch.bool)
+    first[1:] = sorted_index[1:] != sorted_index[:-1]
+    return order[first]
+
+
+def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:
+    """Number each text among the texts of its video, for protocols that pair equal numbers (T-MASS, GAID)."""
+    counts = torch.bincount(video_of_text, minlength=videos)
+    if int(counts.min()) != int(counts.max()):
+        raise ValueError(
+            "the released protocol scores each video under its own caption, so all videos need equally many; "
+            f"here they have {int(counts.min())} to {int(counts.max())}. Use protocol: query"
+        )
+    order = torch.argsort(video_of_text, stable=True)
+    slot = torch.empty_like(order)
+    slot[order] = torch.arange(len(order)) % int(counts.max())
+    return slot
+
+
+def _in_split(ranks: Ranks, places: Tensor) -> Ranks:
+    """Name the queries by their place in the split and put them in its order, on the CPU."""
+    ranks = ranks.to("cpu")
+    return Ranks(ranks.better, ranks.tied, places[ranks.index]).deduplicated()

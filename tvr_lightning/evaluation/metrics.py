@@ -1,0 +1,167 @@
+"""Recall at K, median rank and mean rank: pure functions on ranks, and torchmetrics modules that gather ranks.
+
+Recalls are percentages, as the papers print them. Ties count as the expectation under random tie-breaking, so a
+constant similarity scores chance. (The released CLIP4Clip `compute_metrics` counts every tied position as a hit.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.data import dim_zero_cat
+
+from tvr_lightning.evaluation.ranks import Ranks
+
+
+def recall_at_k(ranks: Ranks, k: int) -> float:
+    """Percentage of queries whose match is among the first `k`.
+
+    Raises:
+        ValueError: there is no query, or `k` is below 1.
+    """
+    _need_queries(ranks)
+    return 100.0 * float(ranks.found_within(k).mean())
+
+
+def median_rank(ranks: Ranks) -> float:
+    """Median of the expected ranks, from 1; the mean of the middle two where their number is even.
+
+    Raises:
+        ValueError: there is no query.
+    """
+    _need_queries(ranks)
+    expected = ranks.expected().sort().values
+    middle = len(expected) // 2
+    return float(expected[middle] if len(expected) % 2 else (expected[middle - 1] + expected[middle]) / 2)
+
+
+def mean_rank(ranks: Ranks) -> float:
+    """Mean of the expected ranks, from 1.
+
+    Raises:
+        ValueError: there is no query.
+    """
+    _need_queries(ranks)
+    return float(ranks.expected().mean())
+
+
+def summarize(ranks: Ranks, recall: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
+    """Return the row of a results table for one direction.
+
+    Args:
+        ranks: ranks of the direction's queries, each query once.
+        recall: the K of the recalls, each at least 1.
+
+    Returns:
+        `R@K` for every K in percent, `MdR` and `MnR` (median and mean rank), and `RSum`, the sum of the recalls.
+
+    Raises:
+        ValueError: there is no query, or a K is below 1.
+    """
+    row = {f"R@{k}": recall_at_k(ranks, k) for k in recall}
+    total = sum(row.values())
+    return row | {"MdR": median_rank(ranks), "MnR": mean_rank(ranks), "RSum": total}
+
+
+def sum_of_recalls(text_to_video: dict[str, float], video_to_text: dict[str, float]) -> float:
+    """Return SumR, the recalls of both directions added up (percent, at most 200 times the number of K)."""
+    return text_to_video["RSum"] + video_to_text["RSum"]
+
+
+class RankMetric(Metric):
+    """Gathers ranks, over batches and over processes, as a basis for metrics that are functions of all of them.
+
+    Updated with `Ranks`. A query that comes twice, because a sampler padded the last batch, counts once.
+    """
+
+    full_state_update = False
+    better: list[Tensor]
+    tied: list[Tensor]
+    index: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("better", "tied", "index"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(self, ranks: Ranks) -> None:
+        """Take the ranks of some queries."""
+        self.better.append(ranks.better)
+        self.tied.append(ranks.tied)
+        self.index.append(ranks.index)
+
+    def ranks(self) -> Ranks:
+        """Return the ranks gathered so far, each query once.
+
+        Raises:
+            ValueError: nothing was gathered, or one query came with two different ranks.
+        """
+        if not len(self.index):
+            raise ValueError(f"{type(self).__name__} has seen no query; update it before compute")
+        gathered = Ranks(dim_zero_cat(self.better), dim_zero_cat(self.tied), dim_zero_cat(self.index))
+        return gathered.deduplicated()
+
+    def _result(self, value: float) -> Tensor:
+        return torch.tensor(value, device=self.device)
+
+
+class RecallAtK(RankMetric):
+    """Percentage of queries whose match is among the first K."""
+
+    higher_is_better = True
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        if k < 1:
+            raise ValueError(f"recall at K needs K >= 1, got {k}")
+        self.k = k
+
+    def compute(self) -> Tensor:
+        """Return the scalar percentage."""
+        return self._result(recall_at_k(self.ranks(), self.k))
+
+
+class MedianRank(RankMetric):
+    """Median rank of the matches, from 1."""
+
+    higher_is_better = False
+
+    def compute(self) -> Tensor:
+        """Return the scalar median."""
+        return self._result(median_rank(self.ranks()))
+
+
+class MeanRank(RankMetric):
+    """Mean rank of the matches, from 1."""
+
+    higher_is_better = False
+
+    def compute(self) -> Tensor:
+        """Return the scalar mean."""
+        return self._result(mean_rank(self.ranks()))
+
+
+class RetrievalMetrics(RankMetric):
+    """The whole row of a results table for one direction, from one set of ranks.
+
+    Args:
+        recall: the K of the recalls.
+    """
+
+    def __init__(self, recall: Sequence[int] = (1, 5, 10)) -> None:
+        super().__init__()
+        if not recall or min(recall) < 1:
+            raise ValueError(f"recall at K needs at least one K and every K >= 1, got {tuple(recall)}")
+        self.recall = tuple(recall)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return `R@K` for every K, `MdR`, `MnR` and `RSum` as scalars."""
+        return {name: self._result(value) for name, value in summarize(self.ranks(), self.recall).items()}
+
+
+def _need_queries(ranks: Ranks) -> None:
+    if len(ranks) == 0:
+        raise ValueError("no query was ranked; a metric over nothing has no value")

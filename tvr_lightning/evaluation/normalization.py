@@ -1,0 +1,357 @@
+"""Score normalisation at test: dual softmax, QB-Norm, Sinkhorn biases, and their composition.
+
+Every normaliser sees one direction at a time, queries as rows and gallery items as columns. It first reads the scores
+it needs as a stream of blocks, and gives back how any block is to be adjusted; so none needs an (N, M) matrix at once.
+Each one states whether it is transductive, that is, uses the test queries as a whole: such results do not compare with
+those of systems that answer one query at a time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.evaluation.sources import (
+    AdjustedSource,
+    Adjustment,
+    MatrixSource,
+    ScoreSource,
+    TransposedSource,
+    best_of_gallery,
+    gallery_logsumexp,
+    query_logsumexp,
+)
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.layers.sinkhorn import sinkhorn_log_weights
+
+Direction = Literal["text-to-video", "video-to-text"]
+
+
+@dataclass
+class Bank:
+    """Features of the training split that stand for the queries of a user.
+
+    Attributes:
+        texts: K texts, the queries of text-to-video retrieval.
+        videos: K' videos, the queries of video-to-text retrieval.
+    """
+
+    texts: TextFeatures
+    videos: VideoFeatures
+
+
+@dataclass
+class Context:
+    """What a normaliser may use besides the scores of a direction's Q queries against its G gallery items.
+
+    Attributes:
+        direction: which of the two directions.
+        bank: scores of K training queries against the G gallery items.
+        query_counts: (Q,) float64, number of matches of each query in the other modality of the test set.
+        gallery_counts: (G,) float64, the same for each gallery item.
+        temperature: gamma, what the method divides its scores by.
+    """
+
+    direction: Direction = "text-to-video"
+    bank: ScoreSource | None = None
+    query_counts: Tensor | None = None
+    gallery_counts: Tensor | None = None
+    temperature: float | None = None
+
+
+class Normalizer(ABC):
+    """A post-processing of scores.
+
+    Attributes:
+        name: what result tables call it.
+        transductive: whether it uses the test queries as a whole.
+        needs_bank: whether it needs training queries.
+    """
+
+    name: str
+    transductive: bool
+    needs_bank: bool
+
+    @abstractmethod
+    def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
+        """Read the scores of Q queries against G gallery items; return the adjustment of their blocks.
+
+        The adjustment takes an (r, c) block with the slices of its rows and columns, and returns it normalised.
+        """
+
+    def measured(self, video_of_text: Tensor) -> dict[str, float]:
+        """Return what tables are to say of the fitted post-processing, in percent by name; by default nothing.
+
+        Args:
+            video_of_text: (N,) int64, the video of each text. Fitting never sees it.
+        """
+        return {}
+
+
+def normalize_scores(
+    normalizer: Normalizer,
+    similarity: Tensor,
+    bank: Tensor | None = None,
+    direction: Direction = "text-to-video",
+    query_counts: Tensor | None = None,
+    gallery_counts: Tensor | None = None,
+    temperature: float | None = None,
+) -> Tensor:
+    """Normalise a matrix of scores at once.
+
+    Args:
+        normalizer: the post-processing.
+        similarity: (Q, G) scores of queries against gallery items; for video to text, videos are the rows.
+        bank: (K, G) scores of training queries against the same gallery.
+        direction: which direction the rows query.
+        query_counts: (Q,) number of matches of each query.
+        gallery_counts: (G,) number of matches of each gallery item.
+        temperature: gamma, what the method divides its scores by, for normalisers without one of their own.
+
+    Returns:
+        (Q, G) normalised scores.
+
+    Raises:
+        ValueError: the normaliser needs something that is not given.
+    """
+    source = None if bank is None else MatrixSource(bank)
+    context = Context(direction, source, query_counts, gallery_counts, temperature)
+    adjust = normalizer.fit(MatrixSource(similarity), context)
+    return adjust(similarity, slice(0, similarity.shape[0]), slice(0, similarity.shape[1]))
+
+
+class DualSoftmax(Normalizer):
+    """Scores weighted by a softmax over all test queries: s_ij softmax_i(t s_ij) (CAMoE, Cheng et al. 2021, DSL).
+
+    Args:
+        temperature: t, the factor inside the softmax (GAID and T-MASS, released: 100).
+
+    Raises:
+        ValueError: `temperature` is not positive.
+    """
+
+    transductive = True
+    needs_bank = False
+
+    def __init__(self, temperature: float = 100.0) -> None:
+        if temperature <= 0:
+            raise ValueError(f"dual softmax needs a positive temperature, got {temperature}")
+        self.temperature = temperature
+        self.name = f"dual softmax (temperature {temperature:g})"
+
+    def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
+        """Sum the queries' exponentials for every gallery item; the context is not used."""
+        total = gallery_logsumexp(scores, self.temperature)
+
+        def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
+            share = (values.double() * self.temperature - total[columns]).exp()
+            return (values * share).to(values.dtype)
+
+        return adjust
+
+
+class QueryBankNorm(Normalizer):
+    """QB-Norm with the dynamic inverted softmax (Bogolin et al., CVPR 2022; released code).
+
+    exp(beta s_ij) / sum over bank queries of exp(beta s_kj), for those test queries whose best gallery item is among
+    the best k of some bank query; the other queries keep their scores.
+
+    Args:
+        beta: factor of the scores inside the exponentials (released: 20).
+        k: how many best gallery items of each bank query count as popular (released: 1).
+        occurrences: how many bank queries an item must be among the best of (GARE's and DiCoSA's variant: more than 1).
+
+    Raises:
+        ValueError: an option is not positive.
+    """
+
+    transductive = False
+    needs_bank = True
+
+    def __init__(self, beta: float = 20.0, k: int = 1, occurrences: int = 1) -> None:
+        if beta <= 0 or k < 1 or occurrences < 1:
+            raise ValueError(f"QB-Norm needs beta > 0, k >= 1 and occurrences >= 1, got {beta}, {k}, {occurrences}")
+        self.beta = beta
+        self.k = k
+        self.occurrences = occurrences
+        self.name = f"QB-Norm (beta {beta:g}, k {k}" + (f", occurrences {occurrences})" if occurrences > 1 else ")")
+
+    def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
+        """Find the popular gallery items and their normalising sums from the bank.
+
+        Raises:
+            ValueError: there is no bank.
+        """
+        bank = _need_bank(context, self.name)
+        seen = torch.bincount(best_of_gallery(bank, self.k).flatten(), minlength=bank.gallery)
+        popular = seen >= self.occurrences
+        total = gallery_logsumexp(bank, self.beta)
+        chosen = popular[best_of_gallery(scores, 1).flatten()]
+
+        def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
+            normalized = (values.double() * self.beta - total[columns]).exp().to(values.dtype)
+            return torch.where(chosen[rows, None], normalized, values)
+
+        return adjust
+
+
+class SinkhornBias(Normalizer):
+    """A bias for every gallery item, from Sinkhorn's algorithm: s_ij + b_j (NCL, Eqs. 10 and 11, and Table 5).
+
+    Args:
+        temperature: gamma, what scores are divided by; None takes the method's own (1 / exp(logit_scale); CLIP: 0.01).
+        queries: `train` balances the gallery against training queries; `oracle` against the test queries themselves,
+            the paper's upper bound.
+        iterations: the paper takes 4.
+        marginals: `uniform`, or `count`: in proportion to the number of test captions of a video (Sec. 3.3), which uses
+            the test set's pairing counts and is therefore transductive as well.
+
+    Raises:
+        ValueError: `temperature` is not positive or `iterations` is below 1.
+    """
+
+    def __init__(
+        self,
+        temperature: float | None = None,
+        queries: Literal["train", "oracle"] = "train",
+        iterations: int = 4,
+        marginals: Literal["uniform", "count"] = "uniform",
+    ) -> None:
+        if (temperature is not None and temperature <= 0) or iterations < 1:
+            raise ValueError(f"Sinkhorn needs temperature > 0 and iterations >= 1, got {temperature}, {iterations}")
+        self.temperature = temperature
+        self.queries = queries
+        self.iterations = iterations
+        self.marginals = marginals
+        self.needs_bank = queries == "train"
+        self.transductive = queries == "oracle" or marginals == "count"
+        gamma = "the method's gamma" if temperature is None else f"gamma {temperature:g}"
+        self.name = f"Sinkhorn ({queries} queries, {gamma}, {iterations} iterations, {marginals} marginals)"
+
+    def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
+        """Balance the queries against the gallery.
+
+        Raises:
+            ValueError: there is no bank, or no counts, where they are needed.
+        """
+        bias = self.gallery_bias(scores, context)
+
+        def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
+            return (values.double() + bias[columns]).to(values.dtype)
+
+        return adjust
+
+    def gallery_bias(self, scores: ScoreSource, context: Context) -> Tensor:
+        """Return the (G,) float64 biases of the gallery items, on the scale of the scores.
+
+        Training queries are the rows of their matrix in both directions. The oracle has one matrix, with texts as rows:
+        after a few iterations it matters which side is balanced last.
+
+        Raises:
+            ValueError: there is no bank, no counts, or no temperature, where they are needed.
+        """
+        gamma = self.temperature if self.temperature is not None else context.temperature
+        if gamma is None:
+            raise ValueError(f"{self.name} needs the temperature that the method divides its scores by")
+        gallery = self._marginal(context.gallery_counts, "gallery")
+        if self.queries == "train":
+            bank = _need_bank(context, self.name)
+            return gamma * self._log_weights(bank, gamma, 0.0, gallery)[1]
+        queries = self._marginal(context.query_counts, "query")
+        if context.direction == "text-to-video":
+            return gamma * self._log_weights(scores, gamma, queries, gallery)[1]
+        return gamma * self._log_weights(TransposedSource(scores), gamma, gallery, queries)[0]
+
+    def _log_weights(
+        self, source: ScoreSource, gamma: float, rows: Tensor | float, columns: Tensor | float
+    ) -> tuple[Tensor, Tensor]:
+        scale = 1.0 / gamma
+        return sinkhorn_log_weights(
+            lambda weights: query_logsumexp(source, scale, weights),
+            lambda weights: gallery_logsumexp(source, scale, weights),
+            self.iterations,
+            rows,
+            columns,
+        )
+
+    def _marginal(self, counts: Tensor | None, side: str) -> Tensor | float:
+        if self.marginals == "uniform":
+            return 0.0
+        if counts is None:
+            raise ValueError(f"{self.name} needs the number of matches of each {side} item")
+        # A video without captions has no share to be balanced to; it is treated as if it had one.
+        return counts.clamp(min=1.0).log()
+
+
+class NormalizerChain(Normalizer):
+    """Several normalisers, each applied to what the former ones returned.
+
+    Args:
+        normalizers: in order of application. One that needs a bank must come first, since the bank's scores are raw.
+
+    Raises:
+        ValueError: there is none, or a normaliser after the first needs a bank.
+    """
+
+    def __init__(self, normalizers: Sequence[Normalizer]) -> None:
+        if not normalizers:
+            raise ValueError("a chain needs at least one normaliser")
+        for late in normalizers[1:]:
+            if late.needs_bank:
+                raise ValueError(
+                    f"{late.name} compares with the raw scores of training queries, so it must come first in a chain"
+                )
+        self.normalizers = list(normalizers)
+        self.name = ", then ".join(normalizer.name for normalizer in normalizers)
+        self.transductive = any(normalizer.transductive for normalizer in normalizers)
+        self.needs_bank = normalizers[0].needs_bank
+
+    def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
+        """Fit each normaliser on the scores that the former ones return."""
+        adjustments = []
+        for normalizer in self.normalizers:
+            adjustment = normalizer.fit(scores, context)
+            adjustments.append(adjustment)
+            scores = AdjustedSource(scores, adjustment)
+
+        def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
+            for adjustment in adjustments:
+                values = adjustment(values, rows, columns)
+            return values
+
+        return adjust
+
+    def measured(self, video_of_text: Tensor) -> dict[str, float]:
+        """Return what each normaliser has to say, given the (N,) video of each text."""
+        return {name: value for each in self.normalizers for name, value in each.measured(video_of_text).items()}
+
+
+def normalization_error(similarity: Tensor, temperature: float) -> Tensor:
+    """How far the retrieval probabilities of the gallery are from adding up to one each (NCL, Eq. 5).
+
+    mean_j |1 - sum_i P(j | i)| with P the softmax over the gallery of each query's scores.
+
+    Args:
+        similarity: (Q, G) scores of queries against gallery items, one match each, so that Q equals G.
+        temperature: gamma, what scores are divided by.
+
+    Returns:
+        Scalar; 0 where every gallery item is retrieved equally often.
+
+    Raises:
+        ValueError: the matrix is not square.
+    """
+    if similarity.shape[0] != similarity.shape[1]:
+        raise ValueError(f"the normalisation error needs one query per gallery item, got {tuple(similarity.shape)}")
+    return (1 - (similarity / temperature).softmax(1).sum(0)).abs().mean()
+
+
+def _need_bank(context: Context, name: str) -> ScoreSource:
+    if context.bank is None:
+        raise ValueError(f"{name} needs the scores of training queries; give it a bank")
+    return context.bank

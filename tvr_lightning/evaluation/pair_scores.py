@@ -1,0 +1,164 @@
+"""Scores of a method, block by block: kept where the memory allows, computed again where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.evaluation.sources import Block, ScoreSource, Shard
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+
+Score = Callable[[TextFeatures, VideoFeatures], Scores]
+LeakingScore = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
+
+LARGEST_VIDEO_BLOCK = 128  # few enough that every process gets blocks, enough to fill an accelerator
+BYTES_OF_A_PASS = 32  # per pair: the block itself, and the comparisons and double-precision sums made of it
+
+
+class PairScores(ScoreSource):
+    """Scores of N texts against M videos by a method, block by block with few videos and many texts each.
+
+    Blocks have the same shapes in every pass, so that passes agree to the last bit. Scores are computed without
+    gradient, with autocast off, from features of float32 at least.
+
+    Args:
+        score: the method's scoring function. With `own_texts` it also takes each video's own caption.
+        texts: features of N texts, in the order in which they are scored.
+        videos: features of M videos.
+        memory_budget_bytes: what a pass may hold besides the features; the matrix is kept if it fits into an eighth.
+        pair_bytes: what the method's score holds for every pair of a block.
+        block_texts, block_videos: size of a block; chosen from the budget where not given.
+        device: where scores are computed; the features' own where not given.
+        shard: this process's share of the video blocks.
+        own_texts: one record of M captions per caption slot, for the released protocols that condition each video on
+            its own caption; texts are ordered by slot.
+        slot_sizes: number of texts per slot, where `own_texts` is given.
+        text_index, video_index: (N,), (M,) places in the split, for messages.
+    """
+
+    def __init__(
+        self,
+        score: Score | LeakingScore,
+        texts: TextFeatures,
+        videos: VideoFeatures,
+        *,
+        memory_budget_bytes: int,
+        pair_bytes: int,
+        block_texts: int | None = None,
+        block_videos: int | None = None,
+        device: torch.device | None = None,
+        shard: Shard | None = None,
+        own_texts: Sequence[TextFeatures] = (),
+        slot_sizes: Sequence[int] = (),
+        text_index: Tensor | None = None,
+        video_index: Tensor | None = None,
+    ) -> None:
+        super().__init__(len(texts), len(videos), device or texts.sentence.device, shard)
+        self.score = score
+        self.own_texts = own_texts
+        self.text_index = text_index
+        self.video_index = video_index
+        pairs = max(memory_budget_bytes // 2 // (pair_bytes + BYTES_OF_A_PASS), 1)
+        fitting = min(LARGEST_VIDEO_BLOCK, max(8, pairs // max(self.queries, 1)))
+        self.block_videos = block_videos or max(min(fitting, self.gallery), 1)
+        self.block_texts = block_texts or max(min(self.queries, pairs // self.block_videos), 1)
+        self.budget = memory_budget_bytes
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._keeps: bool | None = None
+        self._checked = False
+        self._text_blocks = self._split_texts(slot_sizes or [self.queries])
+        if _size_in_bytes(texts) <= memory_budget_bytes // 8:
+            texts = texts.to(self.device)
+        self.texts, self.videos = texts, videos
+
+    def _split_texts(self, slot_sizes: Sequence[int]) -> list[tuple[slice, int]]:
+        blocks, start = [], 0
+        for slot, size in enumerate(slot_sizes):
+            for first in range(start, start + size, self.block_texts):
+                blocks.append((slice(first, min(first + self.block_texts, start + size)), slot))
+            start += size
+        return blocks
+
+    def video_blocks(self) -> list[slice]:
+        """Return the video blocks of this process."""
+        starts = range(0, self.gallery, self.block_videos)
+        mine = list(starts)[self.shard.rank :: self.shard.world]
+        return [slice(start, min(start + self.block_videos, self.gallery)) for start in mine]
+
+    def column(self, columns: slice) -> Iterator[Block]:
+        """Yield the blocks of all texts against one block of videos."""
+        videos = self.videos[columns].to(self.device) if self._missing(columns) else None
+        for rows, slot in self._text_blocks:
+            yield Block(self._block(rows, columns, slot, videos), rows, columns)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield this process's blocks, all texts of a video block before the next one.
+
+        Raises:
+            ValueError: scores are NaN, in any process; raised after the first complete pass, by all processes together.
+        """
+        nan, first = 0, ""
+        for columns in self.video_blocks():
+            for block in self.column(columns):
+                if not self._checked:
+                    wrong = torch.isnan(block.values)
+                    if wrong.any():
+                        first = first or self._name_first(wrong, block)
+                        nan += int(wrong.sum())
+                yield block
+        if not self._checked:
+            self._raise_on_nan(nan, first)
+            self._checked = True
+
+    def _missing(self, columns: slice) -> bool:
+        return any((rows.start, columns.start) not in self._kept for rows, _ in self._text_blocks)
+
+    def _block(self, rows: slice, columns: slice, slot: int, videos: VideoFeatures | None) -> Tensor:
+        key = (rows.start, columns.start)
+        if key in self._kept:
+            return self._kept[key]
+        assert videos is not None
+        values = self._compute(rows, columns, slot, videos)
+        if self._keeps is None:
+            share = self.queries * self.gallery * values.element_size() / self.shard.world
+            self._keeps = share <= self.budget / 8
+        if self._keeps:
+            self._kept[key] = values
+        return values
+
+    @torch.no_grad()
+    def _compute(self, rows: slice, columns: slice, slot: int, videos: VideoFeatures) -> Tensor:
+        records = [self.texts[rows].to(self.device), videos]
+        if self.own_texts:
+            records.append(self.own_texts[slot][columns].to(self.device))
+        with torch.autocast(self.device.type, enabled=False):
+            values = self.score(*[record.float() for record in records]).similarity  # type: ignore[arg-type]
+        expected = (rows.stop - rows.start, columns.stop - columns.start)
+        if values.shape != expected:
+            raise ValueError(
+                f"score returned a similarity of shape {tuple(values.shape)} for {expected[0]} texts and "
+                f"{expected[1]} videos; it must be (N, M)"
+            )
+        return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+    def _name_first(self, wrong: Tensor, block: Block) -> str:
+        row, column = wrong.nonzero()[0].tolist()
+        row, column = row + block.rows.start, column + block.columns.start
+        text = row if self.text_index is None else int(self.text_index[row])
+        video = column if self.video_index is None else int(self.video_index[column])
+        return f"text {text} against video {video}"
+
+    def _raise_on_nan(self, nan: int, first: str) -> None:
+        total = int(self.shard.sum(torch.tensor([nan], device=self.device)))
+        if total:
+            raise ValueError(
+                f"{total} of {self.queries * self.gallery} scores are NaN; the first is "
+                f"{first or 'in another process'} (by place in the split). Look for an overflow or an empty mask in "
+                "the method's score"
+            )
+
+
+def _size_in_bytes(texts: TextFeatures) -> int:
+    return sum(t.numel() * t.element_size() for t in (texts.sentence, texts.words, texts.word_mask))

@@ -1,0 +1,70 @@
+"""The best videos of every text, as a table that other tools read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from tvr_lightning.evaluation.normalization import Context, Normalizer
+from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, best_of_gallery
+
+
+def best_videos(
+    scores: ScoreSource, k: int, normalizer: Normalizer | None = None, context: Context | None = None
+) -> tuple[Tensor, Tensor]:
+    """Find the k best videos of every text.
+
+    Args:
+        scores: N texts against M videos, in one process.
+        k: how many videos to keep; all where there are fewer.
+        normalizer: post-processing of the scores.
+        context: what the normaliser may use besides them.
+
+    Returns:
+        scores (N, k), falling, and the (N, k) int64 columns of the videos.
+
+    Raises:
+        ValueError: the normaliser needs something that the context lacks.
+    """
+    if normalizer is not None:
+        scores = AdjustedSource(scores, normalizer.fit(scores, context or Context()))
+    columns = best_of_gallery(scores, k)
+    values = torch.empty(columns.shape, device=scores.device)
+    for block in scores.blocks():
+        rows = columns[block.rows]
+        here = (rows >= block.columns.start) & (rows < block.columns.stop)
+        row, place = here.nonzero(as_tuple=True)
+        values[block.rows][row, place] = block.values[row, rows[here] - block.columns.start].float()
+    return values, columns
+
+
+def write_predictions(
+    path: Path, texts: Sequence[str], video_ids: Sequence[str], text_index: Tensor, scores: Tensor, video_index: Tensor
+) -> None:
+    """Write one row per text and place: text_index, text, place (from 1), video_id, score.
+
+    Args:
+        path: the parquet file.
+        texts, video_ids: of the split, by index.
+        text_index: (N,) which text each row of scores belongs to.
+        scores: (N, k), falling.
+        video_index: (N, k) which video each score belongs to.
+    """
+    n, k = scores.shape
+    frame = pd.DataFrame(
+        {
+            "text_index": text_index.repeat_interleave(k).tolist(),
+            "text": [texts[i] for i in text_index.tolist() for _ in range(k)],
+            "place": list(range(1, k + 1)) * n,
+            "video_id": [video_ids[j] for j in video_index.flatten().tolist()],
+            "score": scores.flatten().tolist(),
+        }
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".partial")
+    frame.to_parquet(temporary, index=False)
+    temporary.replace(path)

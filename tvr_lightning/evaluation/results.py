@@ -1,0 +1,229 @@
+"""What a run leaves behind: one record of its table and of everything the table depends on, printed and written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tvr_lightning.evaluation.evaluator import Evaluation
+
+SelectOn = Literal["last", "val", "test"]
+PACKAGES = (
+    "tvr-lightning", "torch", "torchvision", "lightning", "torchmetrics", "open_clip_torch", "av", "librosa",
+    "openai-whisper", "pandas", "jsonargparse", "numpy", "safetensors", "pyarrow",
+)  # fmt: skip
+
+
+@dataclass
+class Results:
+    """One evaluated run.
+
+    Attributes:
+        method, dataset, split, protocol: what was evaluated, and by which protocol.
+        text_to_video, video_to_text: metric name to value, R@K in percent.
+        sum_of_recalls: SumR, the sum of all R@K of both directions.
+        texts, videos: how many were ranked.
+        partial: some texts or videos of the split were not ranked (limited batches, skipped files).
+        post_processing: name of the score normalisation, or None.
+        transductive: whether the post-processing saw the test set as a whole.
+        marks: what a reader must know before comparing, such as "leaks ground truth".
+        trained_on: the dataset whose training split made the weights, where the checkpoint says so.
+        select_on: which split chose the weights: `last` is none, the weights of the last step.
+        checkpoint: file of the evaluated weights, if any.
+        skipped: files that could not be read, each with its reason.
+        config: the resolved configuration.
+        precision, seed: of the run.
+        balance: per direction, where it was measured: the normalisation error, and the rates of false negatives and
+            false positives in bins of retrieval mass (NCL, Eq. 5 and Fig. 3).
+        measured: what the post-processing has to say of itself, by name, in percent.
+        environment: package versions, git revision, machine, command, date.
+    """
+
+    method: str
+    dataset: str
+    split: str
+    protocol: str
+    text_to_video: dict[str, float]
+    video_to_text: dict[str, float]
+    sum_of_recalls: float
+    texts: int
+    videos: int
+    partial: bool
+    post_processing: str | None
+    transductive: bool
+    marks: list[str]
+    select_on: SelectOn
+    checkpoint: str | None
+    skipped: list[str]
+    config: dict[str, Any]
+    precision: str
+    seed: int | None
+    trained_on: str | None = None
+    balance: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=lambda: environment())
+    schema: int = 1
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one flat row per direction, as the CSV file has them."""
+        common = {
+            "method": self.method,
+            "dataset": self.dataset,
+            "trained_on": self.trained_on or "",
+            "protocol": self.protocol,
+            "select_on": self.select_on,
+            "post_processing": self.post_processing or "",
+            "transductive": self.transductive,
+        }
+        return [
+            {**common, "direction": direction, **values, "SumR": self.sum_of_recalls}
+            for direction, values in (("text-to-video", self.text_to_video), ("video-to-text", self.video_to_text))
+        ]
+
+
+def environment() -> dict[str, Any]:
+    """Describe what the numbers were made with: versions, git revision, machine, command, date."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "git": git_state(Path(__file__).parent),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads"
+        + "".join(f", {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return revision and dirtiness of the checkout that holds `folder`, or None where there is none."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+        except (FileNotFoundError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    revision = git("rev-parse", "HEAD")
+    if revision is None:
+        return None
+    return {"revision": revision, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+
+
+def results_of(
+    evaluation: Evaluation,
+    *,
+    method: str,
+    select_on: SelectOn,
+    checkpoint: str | None,
+    skipped: list[str],
+    config: dict[str, Any],
+    precision: str,
+    seed: int | None,
+    trained_on: str | None = None,
+) -> Results:
+    """Join an evaluation with what it depends on."""
+    return Results(
+        method=method,
+        dataset=evaluation.dataset,
+        split=evaluation.split,
+        protocol=evaluation.protocol,
+        text_to_video=evaluation.text_to_video,
+        video_to_text=evaluation.video_to_text,
+        sum_of_recalls=evaluation.sum_of_recalls,
+        texts=evaluation.texts,
+        videos=evaluation.videos,
+        partial=evaluation.partial,
+        post_processing=evaluation.post_processing,
+        transductive=evaluation.transductive,
+        marks=list(evaluation.marks),
+        select_on=select_on,
+        checkpoint=checkpoint,
+        skipped=skipped,
+        config=config,
+        precision=precision,
+        seed=seed,
+        trained_on=trained_on,
+        balance={direction: found.plain() for direction, found in evaluation.balance.items()},
+        measured=evaluation.measured,
+    )
+
+
+def write_results(results: Results, folder: Path) -> tuple[Path, Path]:
+    """Write `results.json` (everything) and `results.csv` (one row per direction) into `folder`; return both paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    json_path, csv_path = folder / "results.json", folder / "results.csv"
+    _replace(json_path, json.dumps(asdict(results), indent=2) + "\n")
+    rows = results.rows()
+    with csv_path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return json_path, csv_path
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def print_results(results: Results, console: Console | None = None) -> None:
+    """Print the table that closes a run, with protocol, selection rule, skipped files and warnings under it."""
+    console = console or Console()
+    table = Table(title=f"{results.method} on {results.dataset} ({results.protocol})")
+    table.add_column("direction")
+    for name in results.text_to_video:
+        table.add_column(name, justify="right")
+    for row in results.rows():
+        table.add_row(row["direction"], *[f"{row[name]:.1f}" for name in results.text_to_video])
+    console.print(table)
+    for line in captions(results):
+        console.print(line, highlight=False)
+
+
+def captions(results: Results) -> list[str]:
+    """Return the sentences under a table: what was ranked, how the weights were chosen, what to be careful about."""
+    chosen = {
+        "last": "weights of the last step",
+        "val": "weights chosen on the validation split",
+        "test": "weights chosen on the TEST split: optimistic",
+    }[results.select_on]
+    lines = [
+        f"SumR {results.sum_of_recalls:.1f} · {results.texts} texts, {results.videos} videos · {chosen}"
+        f" · select_on: {results.select_on}"
+    ]
+    if results.trained_on and results.trained_on != results.dataset:
+        lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
+    if results.post_processing:
+        seen = "sees the test set as a whole" if results.transductive else "sees no other test query"
+        lines.append(f"Post-processing: {results.post_processing} ({seen})")
+    lines.extend(f"{name.capitalize()}: {value:.1f} %" for name, value in results.measured.items())
+    if results.balance:
+        errors = ", ".join(f"{name} {found['normalization_error']:.3f}" for name, found in results.balance.items())
+        lines.append(f"Normalisation error (0: all retrieved evenly): {errors}")
+    if results.partial:
+        lines.append("PARTIAL: not every text and video of the split was ranked; do not compare")
+    lines.extend(f"Careful: {mark}" for mark in results.marks)
+    if results.skipped:
+        lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
+    return lines

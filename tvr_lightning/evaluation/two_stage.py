@@ -1,0 +1,140 @@
+"""Two-stage retrieval as a post-processing: what the candidates of the first stage leave out comes after them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.evaluation.normalization import Context, Direction, Normalizer
+from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, TransposedSource
+from tvr_lightning.evaluation.two_stage_ranks import text_ranks, video_ranks
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.pairwise.two_stage import QUERIES_PER_BLOCK, candidate_recall, nearest
+
+LEFT_OUT = -1e6
+"""Added to the first stage's cosine of a pair that is no candidate: far below any score, and still in its order."""
+
+
+class TwoStage(Normalizer):
+    """Candidates by the cosine of sentence and mean frame, ranked anew by the method's score (GARE, appendix I).
+
+    The method's score of a pair needs both its text and its video, so that no index can hold it; the first stage can.
+    A table made with this option is what a search over such an index would give: each query's candidates in the order
+    of the method, then everything else in the order of the first stage. The recall of the candidates is reported with
+    it. Any method may be ranked so; one with other vectors for the first stage overrides `text_vectors` and
+    `video_vectors`.
+
+    Args:
+        candidates: k, how many gallery items of each query are ranked anew (paper: 256 hold the first ten of GARE).
+        mask_frames: leave padded frames out of the mean; GARE's released mean counts them.
+
+    Raises:
+        ValueError: `candidates` is below 1.
+    """
+
+    transductive = False
+    needs_bank = False
+
+    def __init__(self, candidates: int = 256, mask_frames: bool = False) -> None:
+        if candidates < 1:
+            raise ValueError(f"two-stage retrieval needs at least 1 candidate, not {candidates}")
+        self.candidates = candidates
+        self.mask_frames = mask_frames
+        self.name = f"two stages ({candidates} candidates)"
+        self._found: dict[Direction, Tensor] = {}
+
+    def text_vectors(self, text: TextFeatures) -> Tensor:
+        """Return what the first stage compares of N texts, (N, D)."""
+        return text.sentence
+
+    def video_vectors(self, video: VideoFeatures) -> Tensor:
+        """Return what the first stage compares of M videos, (M, D): the mean of the frames."""
+        if not self.mask_frames:
+            return video.frames.mean(1)
+        mask = video.frame_mask.to(video.frames.dtype).unsqueeze(-1)
+        return (video.frames * mask).sum(1) / mask.sum(1).clamp(min=1.0)
+
+    @torch.no_grad()
+    def ranks(self, source: PairScores, video_of_text: Tensor) -> tuple[Ranks, Ranks]:
+        """Rank in both directions as `fit` and a pass over all pairs would, scoring the candidates alone.
+
+        Args:
+            source: the method's scores of N texts against M videos.
+            video_of_text: (N,) int64, column of each text's video.
+
+        Returns:
+            Ranks of the N texts by row, and of the videos that have texts by column.
+
+        Raises:
+            ValueError: a score is NaN.
+        """
+        video_of_text = video_of_text.to(source.device)
+        text = self.text_vectors(source.texts.float()).to(source.device)
+        video = self.video_vectors(source.videos.float()).to(source.device)
+        self._found = {
+            "text-to-video": nearest(text, video, self.candidates, *_rows(source.budget, len(video))),
+            "video-to-text": nearest(video, text, self.candidates, *_rows(source.budget, len(text))),
+        }
+        texts = text_ranks(source, video_of_text, self._found["text-to-video"], (text, video), source.budget)
+        videos = video_ranks(source, video_of_text, self._found["video-to-text"], (text, video), source.budget)
+        return texts, videos
+
+    @torch.no_grad()
+    def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
+        """Find the candidates of every query.
+
+        Raises:
+            ValueError: `scores` are not those of texts and videos, so that there is nothing for a first stage.
+        """
+        source, transposed = _pair_scores(scores)
+        text = self.text_vectors(source.texts.float()).to(source.device)
+        video = self.video_vectors(source.videos.float()).to(source.device)
+        queries, gallery = (video, text) if transposed else (text, video)
+        chosen = nearest(queries, gallery, self.candidates)
+        self._found[context.direction] = chosen
+        queries, gallery = unit(queries).double(), unit(gallery).double()
+
+        def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
+            here = chosen[rows]
+            row, slot = ((here >= columns.start) & (here < columns.stop)).nonzero(as_tuple=True)
+            adjusted = queries[rows] @ gallery[columns].T + LEFT_OUT
+            column = here[row, slot] - columns.start
+            adjusted[row, column] = values[row, column].double()
+            return adjusted
+
+        return adjust
+
+    def measured(self, video_of_text: Tensor) -> dict[str, float]:
+        """Return the recall of the candidates in percent, of each direction that was fitted, by name."""
+        return {
+            f"recall of the {self.candidates} candidates, {direction}": self._recall(direction, chosen, video_of_text)
+            for direction, chosen in self._found.items()
+        }
+
+    def _recall(self, direction: Direction, chosen: Tensor, video_of_text: Tensor) -> float:
+        texts = video_of_text.to(chosen.device)
+        if direction == "text-to-video":
+            return candidate_recall(chosen, texts)
+        described = texts.unique()
+        return candidate_recall(texts[chosen[described]], described)
+
+
+def _rows(budget: int, gallery: int) -> tuple[int]:
+    """Return how many queries are compared with a gallery at a time: cosines, and the largest of them with places."""
+    return (max(1, min(QUERIES_PER_BLOCK, budget // (16 * max(gallery, 1)))),)
+
+
+def _pair_scores(scores: ScoreSource) -> tuple[PairScores, bool]:
+    """Return the method's scores below any adjustments, and whether videos are the queries."""
+    transposed = False
+    while isinstance(scores, (AdjustedSource, TransposedSource)):
+        transposed ^= isinstance(scores, TransposedSource)
+        scores = scores.source
+    if not isinstance(scores, PairScores):
+        raise ValueError(
+            "two-stage retrieval needs the features of texts and videos for its first stage, but was given a matrix"
+        )
+    return scores, transposed

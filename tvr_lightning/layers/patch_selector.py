@@ -1,0 +1,186 @@
+"""UCoFiA's selection of a few patches per frame: a predictor of scores, and a top-k that gradients pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tvr_lightning.layers.clustering import first_largest
+
+Predictor = Literal["train", "eval-t2v"]
+Selection = Literal["perturbed", "hard", "random"]
+
+
+@dataclass
+class PatchSelectionConfig:
+    """How patches are selected (UCoFiA, section 3.3; modules/visual_token_selector.py of the training code).
+
+    Attributes:
+        kept: k, patches per frame besides CLS.
+        selection: `perturbed` averages the choices under Gaussian noise (released), `hard` takes the k largest scores,
+            through which no gradient passes, `random` draws k patches.
+        samples: draws of the noise.
+        sigma: standard deviation of the noise.
+        noise_eval: draw noise, and random patches, in evaluation too, as released: scores then change from run to run.
+            Off, the k largest scores are taken, which is the limit of small noise.
+        predictor: `train` of the training code, or `eval-t2v` of the text-to-video evaluation code, whose tensors have
+            other shapes.
+
+    Raises:
+        ValueError: a value is out of its range, or an option has no effect.
+    """
+
+    kept: int = 3
+    selection: Selection = "perturbed"
+    samples: int = 500
+    sigma: float = 0.05
+    noise_eval: bool = False
+    predictor: Predictor = "train"
+
+    def __post_init__(self) -> None:
+        if self.kept < 1 or self.samples < 1 or self.sigma <= 0:
+            raise ValueError(
+                f"patch_selection: kept ({self.kept}) and samples ({self.samples}) must be at least 1, sigma "
+                f"({self.sigma}) above 0"
+            )
+        if self.noise_eval and self.selection == "hard":
+            raise ValueError("patch_selection.noise_eval has nothing to draw with selection: hard; set it to false")
+
+
+class PatchScores(nn.Module):
+    """Score of each patch in the light of its frame (UCoFiA's `PredictorLG`), in (-1, 1).
+
+    Args:
+        dimension: D.
+        predictor: `train`: the patch and the frame's CLS pass LayerNorm, Linear(D, D/2) and GELU each by itself, then
+            both together two linear layers. `eval-t2v`: each patch is joined with its CLS first, and the second half is
+            the sum over the frames of what CLS, joined with itself, gives.
+
+    Raises:
+        ValueError: D is odd.
+    """
+
+    def __init__(self, dimension: int, predictor: Predictor = "train") -> None:
+        super().__init__()
+        if dimension % 2:
+            raise ValueError(f"the patch selector halves the dimension, which is {dimension}: it must be even")
+        self.predictor = predictor
+        width = dimension if predictor == "train" else 2 * dimension
+        inner = width // 2
+        self.norm = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, inner, bias=False)
+        self.joint = nn.Linear(2 * inner, inner, bias=False)
+        self.out = nn.Linear(inner, 1, bias=False)
+        for layer in (self.inner, self.joint, self.out):
+            nn.init.normal_(layer.weight, std=0.02)
+
+    def forward(self, frames: Tensor, patches: Tensor) -> Tensor:
+        """Return scores (M, F, P) for frames (M, F, D) and their patches (M, F, P, D)."""
+        frame = frames.unsqueeze(2)
+        if self.predictor == "train":
+            local, whole = self._inner(patches), self._inner(frame)
+        else:
+            local = self._inner(torch.cat([patches, frame.expand_as(patches)], dim=-1))
+            whole = self._inner(torch.cat([frame, frame], dim=-1)).sum(1, keepdim=True)
+        joined = torch.cat([local, whole.expand_as(local)], dim=-1)
+        return torch.tanh(self.out(nn.functional.gelu(self.joint(joined)))).squeeze(-1)
+
+    def _inner(self, tokens: Tensor) -> Tensor:
+        return nn.functional.gelu(self.inner(self.norm(tokens)))
+
+
+class _PerturbedTopK(torch.autograd.Function):
+    """Indicators of the k largest under noise, averaged over the draws.
+
+    The released gradient lets each place answer for its own score alone; of the whole Jacobian, E[1_p noise_q] / sigma,
+    it is the diagonal.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, noise: Tensor, kept: int, sigma: float) -> Tensor:
+        index = first_largest(scores.unsqueeze(-2) + sigma * noise, kept).sort(dim=-1).values  # (..., samples, k)
+        means, slopes = [], []
+        for place in range(kept):  # place by place: all at once would take k times the memory of the noise
+            chosen = nn.functional.one_hot(index[..., place], scores.shape[-1]).to(scores.dtype)
+            means.append(chosen.mean(-2))
+            slopes.append((chosen * noise).mean(-2) / sigma)
+        ctx.save_for_backward(torch.stack(slopes, dim=-2))
+        return torch.stack(means, dim=-2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return (gradients[0] * slope).sum(-2), None, None, None
+
+
+def indicators(scores: Tensor, kept: int) -> Tensor:
+    """Return one-hot rows (..., k, P) of the k largest of scores (..., P), in the order of the patches."""
+    index = first_largest(scores, kept).sort(dim=-1).values
+    return nn.functional.one_hot(index, scores.shape[-1]).to(scores.dtype)
+
+
+def perturbed_top_k(scores: Tensor, noise: Tensor, kept: int, sigma: float) -> Tensor:
+    """Average the choices of the k largest under noise (UCoFiA's and TS2-Net's `PerturbedTopK`).
+
+    Args:
+        scores: (..., P).
+        noise: (..., samples, P), standard normal.
+        kept: k.
+        sigma: factor of the noise.
+
+    Returns:
+        (..., k, P), rows that add up to 1; differentiable in the scores.
+    """
+    chosen: Tensor = _PerturbedTopK.apply(scores, noise, kept, sigma)
+    return chosen
+
+
+class PatchSelector(nn.Module):
+    """CLS and a few patches of every frame.
+
+    Args:
+        dimension: D.
+        config: switches.
+    """
+
+    def __init__(self, dimension: int, config: PatchSelectionConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or PatchSelectionConfig()
+        self.scores = PatchScores(dimension, config.predictor)
+        if config.selection != "perturbed":
+            # No gradient passes, and distributed training refuses parameters that wait for one.
+            self.scores.requires_grad_(False)
+
+    def forward(self, frames: Tensor, patches: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Select.
+
+        Args:
+            frames: (M, F, D) CLS tokens.
+            patches: (M, F, P, D).
+            noise: (M, F, samples, P) standard normal, drawn here where it is needed and not given.
+
+        Returns:
+            (M, F, 1 + k, D), CLS first.
+
+        Raises:
+            ValueError: fewer than k patches.
+        """
+        config = self.config
+        if patches.shape[2] < config.kept:
+            raise ValueError(f"{patches.shape[2]} patches per frame, but patch_selection.kept {config.kept}; lower it")
+        scores = self.scores(frames, patches)
+        stochastic = self.training or config.noise_eval
+        if config.selection == "random" and stochastic:
+            chosen = indicators(torch.rand_like(scores), config.kept)
+        elif noise is not None or (config.selection == "perturbed" and stochastic):
+            if noise is None:
+                noise = torch.randn(
+                    (*scores.shape[:2], config.samples, scores.shape[2]), dtype=scores.dtype, device=scores.device
+                )
+            chosen = perturbed_top_k(scores, noise, config.kept, config.sigma)
+        else:
+            chosen = indicators(scores, config.kept)
+        return torch.cat([frames.unsqueeze(2), chosen @ patches], dim=2)

@@ -1,0 +1,113 @@
+"""A first-in-first-out queue of features that is saved with the weights, so that resuming a run is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tvr_lightning.features import Record
+
+R = TypeVar("R", bound=Record)
+PREFIX = "stored_"
+
+
+class FeatureQueue(nn.Module):
+    """The last K records that were pushed (NCL, section 3.4), as buffers.
+
+    What a record consists of is known with the first one; its buffers come into being then, or with a checkpoint.
+
+    Args:
+        capacity: K, at least 1.
+
+    Raises:
+        ValueError: `capacity` is below 1.
+    """
+
+    position: Tensor
+    filled: Tensor
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        if capacity < 1:
+            raise ValueError(f"a queue needs a capacity of at least 1, got {capacity}")
+        self.capacity = capacity
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("filled", torch.zeros(1, dtype=torch.int64))
+
+    def __len__(self) -> int:
+        """Number of records that are in it, at most K."""
+        return int(self.filled)
+
+    @torch.no_grad()
+    def push(self, records: Record) -> None:
+        """Append B records, forgetting the oldest ones beyond the capacity.
+
+        Args:
+            records: its tensors are (B, ...), of the same further dimensions every time.
+
+        Raises:
+            ValueError: other fields, sizes or types than before.
+        """
+        tensors = _tensors(records)
+        stored = self._stored()
+        if not stored:
+            for name, tensor in tensors.items():
+                self.register_buffer(PREFIX + name, tensor.new_zeros((self.capacity, *tensor.shape[1:])))
+            stored = self._stored()
+        expected = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in stored.items()}
+        found = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in tensors.items()}
+        if found != expected:
+            raise ValueError(f"the queue holds {expected}, but was given {found}")
+        count = len(records)
+        kept = min(count, self.capacity)
+        places = (int(self.position) + torch.arange(count - kept, count, device=self.filled.device)) % self.capacity
+        for name, tensor in tensors.items():
+            stored[name][places] = tensor[count - kept :].detach().to(stored[name].device)
+        self.position.copy_((self.position + count) % self.capacity)
+        self.filled.copy_((self.filled + count).clamp(max=self.capacity))
+
+    def records(self, kind: type[R]) -> R:
+        """Return the records that are in it, oldest first.
+
+        Args:
+            kind: what was pushed.
+
+        Raises:
+            ValueError: it is empty.
+        """
+        if not len(self):
+            raise ValueError("the queue is empty")
+        start = int(self.position) - len(self)
+        places = torch.arange(start, start + len(self), device=self.filled.device) % self.capacity
+        return kind(**{name: tensor[places] for name, tensor in self._stored().items()})
+
+    def adopt(self, state: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Make room for the records of a state dict, so that loading it finds buffers of its shapes and no others.
+
+        Args:
+            state: names to tensors.
+            prefix: what stands before this queue's own names in it.
+        """
+        for name in self._stored():
+            delattr(self, PREFIX + name)
+        start = prefix + PREFIX
+        for name, tensor in state.items():
+            if name.startswith(start):
+                room = torch.zeros((self.capacity, *tensor.shape[1:]), dtype=tensor.dtype, device=self.filled.device)
+                self.register_buffer(name.removeprefix(prefix), room)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        self.adopt(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _stored(self) -> dict[str, Tensor]:
+        return {name.removeprefix(PREFIX): t for name, t in self.named_buffers() if name.startswith(PREFIX)}
+
+
+def _tensors(records: Record) -> dict[str, Tensor]:
+    values = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

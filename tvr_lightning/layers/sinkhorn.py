@@ -1,0 +1,129 @@
+"""Sinkhorn's algorithm in the log domain: biases that balance how often each text and each video is retrieved.
+
+NCL (Park et al., Fig. 4 and Eqs. 8 to 11) scales exp(S) by alpha_i and beta_j so that rows and columns add up to their
+marginals. exp(S) overflows float32 at the temperatures of CLIP, its logarithms do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+LogSumExp = Callable[[Tensor | None], Tensor]
+
+
+def sinkhorn_log_weights(
+    row_logsumexp: LogSumExp,
+    column_logsumexp: LogSumExp,
+    iterations: int,
+    log_row_marginal: Tensor | float = 0.0,
+    log_column_marginal: Tensor | float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Run Sinkhorn's iterations on a matrix that is only known by its sums (NCL, Fig. 4, in logarithms).
+
+    beta starts at c / column sums; then alpha = r / (M beta) and beta = c / (alpha M), `iterations` times; finally both
+    are divided by their sums. A constant factor in a marginal cancels there.
+
+    Args:
+        row_logsumexp: given (M,) log weights of the columns, returns the (N,) log sums of each row so weighted.
+        column_logsumexp: given (N,) log weights of the rows, or None for equal ones, returns (M,) log sums.
+        iterations: how often both sides are balanced, at least 1 (the paper: 4).
+        log_row_marginal: (N,) log r, or a constant for uniform rows.
+        log_column_marginal: (M,) log c, or a constant for uniform columns.
+
+    Returns:
+        log alpha (N,) and log beta (M,), each normalised so that its exponentials add up to 1.
+
+    Raises:
+        ValueError: `iterations` is below 1.
+    """
+    if iterations < 1:
+        raise ValueError(f"Sinkhorn needs at least one iteration, got {iterations}")
+    columns = log_column_marginal - column_logsumexp(None)
+    for _ in range(iterations):
+        rows = log_row_marginal - row_logsumexp(columns)
+        columns = log_column_marginal - column_logsumexp(rows)
+    return rows - rows.logsumexp(0), columns - columns.logsumexp(0)
+
+
+def sinkhorn_biases(
+    similarity: Tensor,
+    temperature: float | Tensor,
+    iterations: int = 4,
+    *,
+    row_marginal: Tensor | None = None,
+    column_marginal: Tensor | None = None,
+    row_mask: Tensor | None = None,
+    column_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Biases a_i and b_j that balance the rows and columns of exp((s_ij + a_i + b_j) / gamma) (NCL, Eqs. 10 and 11).
+
+    Differentiable in the similarity and the temperature; computed in float32 at least, with autocast off.
+
+    Args:
+        similarity: (N, M) scores of N texts against M videos, before the temperature.
+        temperature: gamma > 0, the factor that scores are divided by (1 / exp(logit_scale)).
+        iterations: how often both sides are balanced, at least 1 (the paper: 4).
+        row_marginal: (N,) positive shares of the rows, uniform where it is not given; only ratios matter.
+        column_marginal: (M,) positive shares of the columns, uniform where it is not given; only ratios matter.
+        row_mask: (N,) bool, True for rows that take part; all where it is not given.
+        column_mask: (M,) bool, True for columns that take part; all where it is not given.
+
+    Returns:
+        a (N,) and b (M,), on the scale of the similarity; 0 where a mask is False. At convergence, rows and columns of
+        the balanced matrix are proportional to the marginals.
+
+    Raises:
+        ValueError: shapes do not fit, nothing takes part, a marginal is not positive, or `iterations` is below 1.
+    """
+    if similarity.ndim != 2 or 0 in similarity.shape:
+        raise ValueError(f"Sinkhorn needs a matrix with rows and columns, got shape {tuple(similarity.shape)}")
+    rows, columns = similarity.shape
+    with torch.autocast(similarity.device.type, enabled=False):
+        scores = similarity.float() if similarity.dtype in (torch.float16, torch.bfloat16) else similarity
+        row_share = _log_share("row", rows, row_marginal, row_mask, scores)
+        column_share = _log_share("column", columns, column_marginal, column_mask, scores)
+        logits = scores / temperature
+
+        def row_logsumexp(weights: Tensor | None) -> Tensor:
+            return (logits if weights is None else logits + weights).logsumexp(1)
+
+        def column_logsumexp(weights: Tensor | None) -> Tensor:
+            # The first call has no weights yet; rows that take no part must not count there either.
+            start = _excluded(row_mask, scores) if weights is None else weights
+            return (logits if start is None else logits + start[:, None]).logsumexp(0)
+
+        log_alpha, log_beta = sinkhorn_log_weights(row_logsumexp, column_logsumexp, iterations, row_share, column_share)
+        return _scaled(log_alpha, temperature, row_mask), _scaled(log_beta, temperature, column_mask)
+
+
+def _excluded(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    if mask is None:
+        return None
+    return torch.zeros(len(mask), dtype=like.dtype, device=like.device).masked_fill(~mask, -math.inf)
+
+
+def _log_share(side: str, size: int, marginal: Tensor | None, mask: Tensor | None, like: Tensor) -> Tensor:
+    for name, value in (("marginal", marginal), ("mask", mask)):
+        if value is not None and value.shape != (size,):
+            raise ValueError(f"{side}_{name} must be ({size},), one per {side}, got {tuple(value.shape)}")
+    if mask is not None and not mask.any():
+        raise ValueError(f"{side}_mask leaves no {side}")
+    if marginal is None:
+        share = torch.zeros(size, dtype=like.dtype, device=like.device)
+    else:
+        taking_part = marginal if mask is None else marginal[mask]
+        if not (taking_part > 0).all():
+            raise ValueError(f"{side}_marginal must be positive for every {side} that takes part")
+        share = marginal.to(like).log()
+    # A weight of -inf takes an item out of every later sum.
+    return share if mask is None else share.masked_fill(~mask, -math.inf)
+
+
+def _scaled(log_weights: Tensor, temperature: float | Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        log_weights = log_weights.masked_fill(~mask, 0.0)
+    return log_weights * temperature

@@ -1,0 +1,133 @@
+"""Contrastive losses on a matrix of logits, and their weighted and directional forms.
+
+Logits are scores times the inverse temperature. Row i of the texts matches column i of the videos; another caption's
+copy of the same video counts as a negative, as in every released code that the papers build on (CLIP4Clip, `CrossEn`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Weighting = Literal["uniform", "positive"]
+Reduction = Literal["mean", "sum"]
+LogitMap = Callable[[Tensor], Tensor]
+"""What happens to logits (B, B) before InfoNCE sees them, such as NCL's biases."""
+
+
+def row_cross_entropy(logits: Tensor, target: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+    """Cross-entropy of each row's own column: -sum_i w_i log softmax_j(l_ij)[target_i].
+
+    Args:
+        logits: (B, C) logits of B queries against C candidates.
+        target: (B,) int64 column of each row's match; its own row number where it is not given.
+        weight: (B,) weight of each row; 1 / B where it is not given.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes do not fit, or rows have no column of their own number.
+    """
+    rows, columns = logits.shape
+    if target is None:
+        if rows > columns:
+            raise ValueError(f"{rows} rows against {columns} columns have no match on the diagonal; give the targets")
+        target = torch.arange(rows, device=logits.device)
+    if weight is None:
+        return F.cross_entropy(logits, target)
+    if weight.shape != (rows,):
+        raise ValueError(f"weights must be ({rows},), one per row of the logits, got {tuple(weight.shape)}")
+    return (weight * F.cross_entropy(logits, target, reduction="none")).sum()
+
+
+def info_nce(
+    logits: Tensor,
+    video_to_text_logits: Tensor | None = None,
+    *,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """InfoNCE in both directions: text to video over rows, video to text over columns.
+
+    With the default options: 1/2 (-1/B sum_i log softmax_j(l_ij)[i] - 1/B sum_j log softmax_i(l_ij)[j])
+    (CLIP4Clip, `CrossEn` in modules/until_module.py; modules/modeling.py takes the mean of both directions).
+
+    Args:
+        logits: (B, B) logits of B texts (rows) against their B videos (columns).
+        video_to_text_logits: (B, B), same layout, for the direction over columns where it has logits of its own;
+            `logits` where it is not given.
+        weight: (B,) weight of each pair, the same for both directions; 1 / B where it is not given.
+        reduction: `mean` of both directions, or their `sum` as some papers write it (twice the gradient).
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: the logits are not square.
+    """
+    columns = logits if video_to_text_logits is None else video_to_text_logits
+    for matrix in (logits, columns):
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(f"InfoNCE over rows and columns needs square logits, got {tuple(matrix.shape)}")
+    both = row_cross_entropy(logits, weight=weight) + row_cross_entropy(columns.T, weight=weight)
+    return both / 2 if reduction == "mean" else both
+
+
+def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
+    """One device's share of InfoNCE in both directions: averaged over devices, it is that of the whole batch.
+
+    Args:
+        rows: (B, C) logits of a device's B texts against the C videos of all devices.
+        columns: (C, B) logits of all C texts against the device's B videos.
+        first: place of the device's first pair among the C.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes do not fit each other, or the device's pairs lie beyond the C.
+    """
+    own, everything = rows.shape
+    if columns.shape != (everything, own) or not 0 <= first <= everything - own:
+        raise ValueError(
+            f"rows {tuple(rows.shape)} and columns {tuple(columns.shape)} from place {first} on are not the share of "
+            "one device: expected (B, C), (C, B) and a place of at most C - B"
+        )
+    target = torch.arange(first, first + own, device=rows.device)
+    return (row_cross_entropy(rows, target) + row_cross_entropy(columns.T, target)) / 2
+
+
+def positive_weights(similarity: Tensor) -> Tensor:
+    """Weight of each pair by its own similarity: w_i = s_ii / sum_k s_kk, without gradient (GAID, released loss.py).
+
+    The released code weights this way although the paper writes plain InfoNCE. A negative similarity of a matching pair
+    gives that pair a negative weight, as released.
+
+    Args:
+        similarity: (B, B) scores of B matching pairs; a constant factor such as the temperature cancels.
+
+    Returns:
+        (B,) weights that add up to 1.
+    """
+    own = similarity.detach().diagonal()
+    return own / own.sum()
+
+
+def weighted_info_nce(logits: Tensor, weighting: Weighting, *, reduction: Reduction = "mean") -> Tensor:
+    """InfoNCE with GAID's choice of weights.
+
+    Args:
+        logits: (B, B) logits of B texts (rows) against their B videos (columns).
+        weighting: `uniform` weighs all pairs alike (the paper), `positive` by their own similarity (the released code).
+        reduction: as in `info_nce`.
+
+    Returns:
+        Scalar.
+    """
+    weight = positive_weights(logits) if weighting == "positive" else None
+    return info_nce(logits, weight=weight, reduction=reduction)

@@ -1,0 +1,362 @@
+"""Video question answering on a retrieval method's features (DPDV, Supplement, Section B and Table 4).
+
+The paper applies its partition and its dual views to question and video, and leaves the rest of the model open. There
+is no public code.
+
+Deviations:
+- classifier: paper not stated; here, as HBI and EMCL-QA (main_vqa.py, modeling_qa.py), an MLP over the 1,500 most
+  frequent answers on the concatenation of the pooled question and the pooled video.
+- partition: paper "directly applies" it; here the Spot half of the frames (DPDV, Eq. 3) is pooled. The Recover-Path
+  needs captions of the video, which test videos do not have.
+- micro view: paper not stated; here every word of the question takes its most similar patch of these frames, the inner
+  maximum of DPDV's Eq. 5, and the patches are averaged.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.msrvtt_qa import QuestionRecord
+from tvr_lightning.data.records import SplitName
+from tvr_lightning.distributed import gather_objects, gather_record, gather_tensor, world_size
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.stored import check_store
+from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.answers import AnswerAccuracy, AnswerEvaluation, evaluate_answers, frequent_answers
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
+from tvr_lightning.module import CheckpointError, NonFiniteLossError, RetrievalModule, first_of_each
+from tvr_lightning.optim import OptimizerConfig, build_optimizer
+from tvr_lightning.sharding import shard
+
+
+class NoQuestionsError(UserError, ValueError):
+    """The data have captions where questions are to be answered."""
+
+
+class VideoQuestionAnswering(LightningModule):
+    """Answers questions about videos by one of the most frequent training answers, on any method's features.
+
+    Titles: "DPDV" (anonymous ACL submission), Supplement Table 4; the deviations stand at the top of this file.
+
+    The answers are learnt from the training questions and stored in the checkpoint. A training question with a rarer
+    answer is left out of the loss; a test question with an answer that is not among them counts as wrong. Both are
+    counted and reported. Of the method, only what makes features is trained; layers that do nothing but score pairs get
+    no gradient, so that several devices need `trainer.strategy: ddp_find_unused_parameters_true`.
+
+    Args:
+        encoder: media to features.
+        method: the retrieval method whose `encode_text` and `encode_video` are used: a class that takes the encoder.
+        optimizer: optimiser, learning rates, schedule.
+        answers: A, how many of the most frequent training answers can be given (HBI, EMCL-QA: 1,500).
+        pretrained: checkpoint of the same method, trained to retrieve, to start from; None starts from the encoder.
+        hidden, dropout, pooling, spot_ratio, micro, inputs: see `AnswerHead`.
+
+    Raises:
+        ValueError: `micro` with a method that has no patches, or what `AnswerHead` refuses.
+    """
+
+    monitor = "val/accuracy"
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        method: Callable[[Encoder], RetrievalModule],
+        optimizer: OptimizerConfig | None = None,
+        answers: int = 1500,
+        pretrained: str | None = None,
+        hidden: int = 1024,
+        dropout: float = 0.1,
+        pooling: FramePooling = "spot",
+        spot_ratio: float = 0.5,
+        micro: bool = False,
+        inputs: Inputs = "both",
+    ) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Attribute '.*' is an instance of `nn.Module`")
+            self.save_hyperparameters(logger=False)
+        for name, value in list(self.hparams.items()):
+            if isinstance(value, nn.Module) or callable(value):
+                del self.hparams[name]
+            elif is_dataclass(value) and not isinstance(value, type):
+                self.hparams[name] = asdict(value)
+        self.method = method(encoder)
+        if micro and not self.method.needs_patches:
+            raise ValueError(
+                f"micro: {type(self.method).__name__} has no patches; choose another method or micro: false"
+            )
+        self.optimizer_config = optimizer or OptimizerConfig()
+        self.answers = answers
+        self.pretrained = pretrained
+        self.head = AnswerHead(encoder.dimension, answers, hidden, dropout, pooling, spot_ratio, micro, inputs)
+        self.accuracy = AnswerAccuracy()
+        self.vocabulary: list[str] = []
+        self.evaluation: AnswerEvaluation | None = None
+        self.predictions: list[dict[str, Any]] | None = None
+        self._training_right = torch.zeros(0, dtype=torch.int64)
+        self._asked: list[QuestionRecord] = []
+        self._asked_right = torch.zeros(0, dtype=torch.int64)
+        self._videos: list[tuple[Tensor, VideoFeatures]] = []
+        self._bank: tuple[VideoFeatures, Tensor] | None = None
+        self._given: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._skipped: set[str] = set()
+
+    @property
+    def encoder(self) -> Encoder:
+        """The method's encoder."""
+        return self.method.encoder
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square frames in pixels that the encoder takes; recipes link it to the data."""
+        return self.method.image_size
+
+    @property
+    def needs_patches(self) -> bool:
+        """Whether stored features must hold patches."""
+        return self.method.needs_patches
+
+    @property
+    def skipped(self) -> list[str]:
+        """Files that could not be read so far, each with its reason, over all devices."""
+        return sorted({reason for reasons in gather_objects(sorted(self._skipped)) for reason in reasons})
+
+    def setup(self, stage: str) -> None:
+        """Learn the answers, and start from the retrieval checkpoint where there is one.
+
+        Raises:
+            NoQuestionsError: the data have captions.
+            CheckpointError: `pretrained` holds another method, or one of other sizes.
+            StoreError: stored features were made with another encoder.
+        """
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not hasattr(data, "questions"):
+            raise NoQuestionsError(
+                f"{type(data).__name__} has captions and no questions; set data.class_path to MSRVTTQA"
+            )
+        if data.store is not None:
+            rank_zero_info(check_store(data.store, self.encoder, getattr(self.method, "audio_encoder", None)))
+        if stage != "fit":
+            return
+        given = [question.answer for question in data.questions("train")]
+        self.vocabulary = frequent_answers(given, self.answers)
+        known = set(self.vocabulary)
+        rare = sum(answer not in known for answer in given)
+        rank_zero_info(
+            f"{len(self.vocabulary)} answers are learnt; {rare} of {len(given)} training questions have a rarer one "
+            "and are left out of the loss"
+        )
+        if self.pretrained is not None:
+            self._load_pretrained(Path(self.pretrained))
+
+    def _load_pretrained(self, path: Path) -> None:
+        if not path.is_file():
+            raise CheckpointError(f"model.init_args.pretrained: looked for a checkpoint at {path.absolute()}")
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        self.method.on_load_checkpoint(checkpoint)
+        self.method.load_state_dict(checkpoint["state_dict"])
+
+    def configure_model(self) -> None:
+        """Share the parameters out over the devices where the strategy is ModelParallelStrategy (FSDP2)."""
+        if self.device_mesh is not None:
+            shard(self, self.device_mesh["data_parallel"])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the answers with the weights that were trained on them."""
+        checkpoint["answers"] = list(self.vocabulary)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the answers of the checkpoint, and name the tensors that do not fit.
+
+        Raises:
+            CheckpointError: a retrieval checkpoint, or tensors of other sizes.
+        """
+        if "answers" not in checkpoint:
+            raise CheckpointError(
+                "the checkpoint holds a retrieval method and no answers; give it as model.init_args.pretrained to "
+                "`tvr fit`, or name the checkpoint of a run that learnt to answer"
+            )
+        found, expected = checkpoint["state_dict"], self.state_dict()
+        wrong = sorted(
+            name
+            for name in found.keys() | expected.keys()
+            if name not in found or name not in expected or found[name].shape != expected[name].shape
+        )
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise CheckpointError(
+                f"the checkpoint does not fit: {', '.join(wrong[:5])}{more} are missing, unexpected or of another "
+                "shape; use the recipe and options that it was trained with"
+            )
+        self.vocabulary = list(checkpoint["answers"])
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Build the recipe's optimiser with its per-step schedule over the whole run."""
+        optimizer, scheduler = build_optimizer(
+            self,
+            self.optimizer_config,
+            total_steps=int(self.trainer.estimated_stepping_batches),
+            epochs=self.trainer.max_epochs,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def logits(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
+        """Score the learnt answers to B questions about B videos, in float32; row i of `text` asks about row i.
+
+        Returns:
+            (B, K), K = min(A, number of learnt answers).
+        """
+        with torch.autocast(self.device.type, enabled=False):
+            return self.head(text.float(), video.float())[:, : len(self.vocabulary)]
+
+    # Training
+
+    def on_train_start(self) -> None:
+        """Number the right answers of the training questions."""
+        _, self._training_right = self._numbered("train")
+
+    def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
+        """Return the cross-entropy of the right answers; questions with a rare one do not count."""
+        self._skipped.update(batch.video.skipped)
+        logits = self.logits(self.method.text_features(batch.text), self.method.video_features(batch.video))
+        right = self._training_right.to(logits.device)[batch.text.index]
+        # Over all devices, whose gradients are averaged: their parts hold different numbers of rare answers.
+        counted = gather_tensor((right >= 0).sum().reshape(1)).sum().clamp(min=1)
+        loss = world_size() * F.cross_entropy(logits, right, ignore_index=-1, reduction="sum") / counted
+        if not torch.isfinite(loss):
+            raise NonFiniteLossError(
+                f"step {self.global_step}: the loss is {float(loss.detach()):g}; the batch's videos are "
+                f"{', '.join(batch.video.video_id)}. Lower the learning rate, or look at these files with "
+                "`tvr data check`."
+            )
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=world_size() > 1)
+        return loss
+
+    def _numbered(self, name: SplitName) -> tuple[list[QuestionRecord], Tensor]:
+        """Return the questions of a split and the numbers (N,) of their right answers, -1 where it is not known."""
+        questions = self.trainer.datamodule.questions(name)  # type: ignore[attr-defined]
+        number = {answer: place for place, answer in enumerate(self.vocabulary)}
+        return questions, torch.tensor([number.get(question.answer, -1) for question in questions])
+
+    # Evaluation: the videos come first, each encoded once; then the questions, each answered where its video is
+
+    def on_validation_epoch_start(self) -> None:
+        """Number the right answers of the validation questions."""
+        self._start("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Number the right answers of the test questions."""
+        self._start("test")
+
+    on_predict_epoch_start = on_test_epoch_start
+
+    def _start(self, name: SplitName) -> None:
+        if not self.vocabulary:
+            raise CheckpointError("no answers were learnt yet; name the checkpoint of a run: --ckpt_path FILE")
+        self._asked, self._asked_right = self._numbered(name)
+        self._videos.clear()
+        self._given.clear()
+        self._bank = None
+        self.accuracy.reset()
+
+    def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Encode one batch of unique videos, or answer one batch of questions."""
+        if isinstance(batch, VideoBatch):
+            self._skipped.update(batch.skipped)
+            if len(batch):
+                self._videos.append((batch.index, self.method.video_features(batch)))
+            return
+        if self._bank is None:
+            self._bank = self._video_bank()
+        videos, place = self._bank
+        rows = place[[self._asked[i].video for i in batch.index.tolist()]]
+        there = rows >= 0
+        text = self.method.text_features(batch)
+        if not there.any():
+            return
+        probability, given = self.logits(text[there], videos[rows[there]]).softmax(-1).max(-1)
+        self.accuracy.update(batch.index[there], given, self._asked_right.to(given.device)[batch.index[there]])
+        self._given.append((batch.index[there], given, probability))
+
+    test_step = validation_step
+
+    def predict_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Encode or answer one batch; returns its indices, since Lightning expects a value."""
+        self.validation_step(batch, batch_idx, dataloader_idx)
+        return batch.index
+
+    def _video_bank(self) -> tuple[VideoFeatures, Tensor]:
+        """Return the videos read by all devices, and the row of every video of the split, -1 where it was not read."""
+        if not self._videos:
+            raise RuntimeError(f"no video could be read; skipped: {'; '.join(sorted(self._skipped)[:5])}")
+        index = gather_tensor(torch.cat([index for index, _ in self._videos]))
+        videos = gather_record(VideoFeatures.cat([features for _, features in self._videos]))
+        self._videos.clear()
+        index, rows = first_of_each(index)
+        count = 1 + max(question.video for question in self._asked)
+        place = torch.full((max(count, int(index[-1]) + 1),), -1, device=index.device)
+        place[index] = torch.arange(len(index), device=index.device)
+        return videos[rows], place
+
+    def _answered(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return index, number of the given answer and its probability (N,) of the distinct questions answered."""
+        if not self._given:
+            empty = torch.zeros(0, dtype=torch.int64)
+            return empty, empty, torch.zeros(0)
+        index, given, probability = (gather_tensor(torch.cat(parts)) for parts in zip(*self._given, strict=True))
+        index, rows = first_of_each(index)
+        return index.cpu(), given[rows].cpu(), probability[rows].cpu()
+
+    def _evaluate(self, stage: str) -> None:
+        index, given, _ = self._answered()
+        seen = self._bank[1] if self._bank is not None else torch.zeros(0)
+        without = sum(int(seen[question.video]) < 0 for question in self._asked) if len(seen) else 0
+        self.evaluation = evaluate_answers(
+            given.tolist(),
+            self._asked_right[index].tolist(),
+            [self._asked[i].kind for i in index.tolist()],
+            len(self._asked),
+            without,
+        )
+        self.log(f"{stage}/accuracy", self.accuracy)
+        values = {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority}
+        # Every device holds all answers, so the values are equal already.
+        self.log_dict({f"{stage}/{name}": torch.tensor(value, dtype=torch.float32) for name, value in values.items()})
+
+    def on_validation_epoch_end(self) -> None:
+        """Compare the answers and log the accuracy."""
+        self._evaluate("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Compare the answers and log the accuracy."""
+        self._evaluate("test")
+
+    def on_predict_epoch_end(self) -> None:
+        """Keep one row per question: question, video_id, answer, probability, right."""
+        videos = self.trainer.datamodule.read_split("test").videos  # type: ignore[attr-defined]
+        rows = []
+        for index, given, probability in zip(*(tensor.tolist() for tensor in self._answered()), strict=True):
+            question = self._asked[index]
+            rows.append(
+                {
+                    "question": question.text,
+                    "video_id": videos[question.video].video_id,
+                    "answer": self.vocabulary[given],
+                    "probability": probability,
+                    "right": question.answer,
+                }
+            )
+        self.predictions = rows

@@ -1,0 +1,116 @@
+"""From a question and its video to the scores of all answers; `video_qa.py` says what the paper leaves open."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.methods.dpdv import spot_frames
+
+FramePooling = Literal["spot", "mean"]
+Inputs = Literal["both", "question", "video"]
+
+
+class AnswerHead(nn.Module):
+    """Pools a question and its video and scores every answer.
+
+    Args:
+        dimension: D, size of the features.
+        answers: A, number of answers.
+        hidden: width of the MLP.
+        dropout: before both linear layers.
+        pooling: `spot` averages the frames that the question spots (DPDV, Eq. 3), `mean` all frames.
+        spot_ratio: share of a video's frames that are spotted, at least one (paper: half).
+        micro: add the patches that the question's words take.
+        inputs: what the answer may depend on; `question` shows what the words of a question alone give away.
+
+    Raises:
+        ValueError: a value is out of its range, or options conflict.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        answers: int,
+        hidden: int = 1024,
+        dropout: float = 0.1,
+        pooling: FramePooling = "spot",
+        spot_ratio: float = 0.5,
+        micro: bool = False,
+        inputs: Inputs = "both",
+    ) -> None:
+        super().__init__()
+        for name, value in (("answers", answers), ("hidden", hidden)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; expected at least 1")
+        if not 0 < spot_ratio < 1:
+            raise ValueError(f"spot_ratio is {spot_ratio}; expected a share in (0, 1), or pooling: mean for all frames")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}; expected a share in [0, 1)")
+        if pooling == "mean" and spot_ratio != 0.5:
+            raise ValueError(f"spot_ratio {spot_ratio} belongs to pooling: spot; drop it with pooling: mean")
+        if micro and inputs != "both":
+            raise ValueError(f"micro relates words and patches, so inputs must be both, not {inputs}")
+        self.pooling = pooling
+        self.spot_ratio = spot_ratio
+        self.micro = micro
+        self.inputs = inputs
+        width = dimension * (3 if micro else 2)
+        self.classify = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Dropout(dropout),
+            nn.Linear(width, hidden),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, answers),
+        )
+
+    def forward(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
+        """Return the logits (B, A) of the answers to B questions about B videos, row by row."""
+        chosen = self.spotted(text.sentence, video) if self.pooling == "spot" else video.frame_mask
+        question, macro = text.sentence, masked_average(video.frames, chosen)
+        # Multiplied rather than left out: shapes stay, and every parameter gets a gradient.
+        if self.inputs == "question":
+            macro = 0.0 * macro
+        elif self.inputs == "video":
+            question = 0.0 * question
+        parts = [question, macro]
+        if self.micro:
+            assert video.patches is not None
+            parts.append(words_patches(text, video.patches, chosen))
+        return self.classify(torch.cat(parts, dim=-1))
+
+    def spotted(self, sentence: Tensor, video: VideoFeatures) -> Tensor:
+        """Return (B, F) bool: the frames of each video most similar to its own question (B, D) (DPDV, Eq. 3)."""
+        similarity = torch.einsum("bd,bfd->bf", unit(sentence), unit(video.frames))
+        return spot_frames(similarity, video.frame_mask.bool(), self.spot_ratio)
+
+
+def masked_average(vectors: Tensor, mask: Tensor) -> Tensor:
+    """Average vectors (B, K, D) where mask (B, K) is True; zeros where it is nowhere."""
+    weights = mask.to(vectors.dtype).unsqueeze(-1)
+    return (weights * vectors).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def words_patches(text: TextFeatures, patches: Tensor, chosen: Tensor) -> Tensor:
+    """Average the patches that the words of B questions take, each its most similar one (DPDV, Eq. 5, inner maximum).
+
+    Args:
+        text: words (B, W, D) and their mask.
+        patches: (B, F, P, D).
+        chosen: (B, F) bool, frames whose patches may be taken.
+
+    Returns:
+        (B, D).
+    """
+    count = patches.shape[2]
+    flat = patches.flatten(1, 2)
+    cosine = unit(text.words) @ unit(flat).mT
+    cosine = cosine.masked_fill(~chosen.repeat_interleave(count, dim=1).unsqueeze(1), -torch.inf)
+    best = cosine.argmax(dim=-1)
+    taken = flat.gather(1, best.unsqueeze(-1).expand(-1, -1, flat.shape[-1]))
+    return masked_average(taken, text.word_mask)

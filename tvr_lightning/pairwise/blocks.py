@@ -1,0 +1,69 @@
+"""Scoring all pairs block by block, so that memory stays within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tvr_lightning.features import Record, Scores
+
+T = TypeVar("T", bound=Record)
+V = TypeVar("V", bound=Record)
+
+
+def score_in_blocks(
+    score: Callable[[T, V], Scores], text: T, video: V, pair_bytes: int, budget: int = 64 * 2**20
+) -> Scores:
+    """Score N texts against M videos in blocks of few videos and, as far as they fit, all texts.
+
+    Few videos at a time and all texts, because what belongs to a video (its mapped basis, its Gram matrix) is then
+    prepared once. With gradients on and more than one block, each block is computed anew in the backward pass, so that
+    only one block's intermediate tensors live at a time; random numbers are drawn alike both times.
+
+    Args:
+        score: scores any n texts against any m videos; its results must not depend on the other items of a block.
+        text: N texts, prepared as `score` takes them.
+        video: M videos, prepared as `score` takes them.
+        pair_bytes: memory that one pair takes while it is scored, in bytes.
+        budget: memory that one block may take, in bytes; a single pair is always scored.
+
+    Returns:
+        Scores of shape (N, M), as `score` would give in one piece.
+
+    Raises:
+        ValueError: `pair_bytes` or `budget` is not positive, or there is no text or no video.
+    """
+    if pair_bytes < 1 or budget < 1:
+        raise ValueError(f"score_in_blocks: pair_bytes ({pair_bytes}) and budget ({budget}) must be positive")
+    if not len(text) or not len(video):
+        raise ValueError(f"score_in_blocks: nothing to score with {len(text)} texts and {len(video)} videos")
+    pairs = max(budget // pair_bytes, 1)
+    text_step = min(len(text), pairs)
+    video_step = max(min(len(video), pairs // text_step), 1)
+    whole = text_step == len(text) and video_step == len(video)
+    texts = [text] if text_step == len(text) else [text[i : i + text_step] for i in range(0, len(text), text_step)]
+    columns = []
+    for start in range(0, len(video), video_step):
+        block = video if whole else video[start : start + video_step]
+        if torch.is_grad_enabled() and not whole:
+            rows = [_recomputed(score, some, block) for some in texts]
+        else:
+            rows = [score(some, block) for some in texts]
+        columns.append(_joined(rows, dim=0))
+    return _joined(columns, dim=1)
+
+
+def _recomputed(score: Callable[[T, V], Scores], text: T, video: V) -> Scores:
+    result = checkpoint(score, text, video, use_reentrant=False)
+    assert isinstance(result, Scores)
+    return result
+
+
+def _joined(blocks: list[Scores], dim: int) -> Scores:
+    if len(blocks) == 1:
+        return blocks[0]
+    parts = {name: torch.cat([block.parts[name] for block in blocks], dim) for name in blocks[0].parts}
+    return Scores(torch.cat([block.similarity for block in blocks], dim), parts)

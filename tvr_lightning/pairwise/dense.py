@@ -1,0 +1,100 @@
+"""Pair vectors element by element: the oracle of the factorised form, and what dropout needs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tvr_lightning.pairwise.base import Pairwise, at_least_float32
+
+
+class DensePairVectors(Pairwise):
+    """Every vector of every pair in memory, in float32 at least.
+
+    Args:
+        vectors: (M, N, Q, D); axes that are expanded views are not copied until a verb needs to.
+    """
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.vectors = at_least_float32(vectors)
+        self.videos, self.texts, self.slots = vectors.shape[:3]
+
+    @classmethod
+    def from_texts(cls, vectors: Tensor, videos: int) -> DensePairVectors:
+        """See `Pairwise.from_texts`."""
+        return cls(vectors.unsqueeze(0).expand(videos, -1, -1, -1))
+
+    @classmethod
+    def from_videos(cls, vectors: Tensor, texts: int) -> DensePairVectors:
+        """See `Pairwise.from_videos`."""
+        return cls(vectors.unsqueeze(1).expand(-1, texts, -1, -1))
+
+    @classmethod
+    def mix(cls, weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> DensePairVectors:
+        """See `Pairwise.mix`."""
+        weights, basis = at_least_float32(weights), at_least_float32(basis)
+        if side == "video":
+            mixed = weights.flatten(2).transpose(1, 2) @ basis
+            return cls(mixed.unflatten(1, weights.shape[2:]))
+        return cls(torch.einsum("mknq,nkd->mnqd", weights, basis))
+
+    def linear(self, layer: nn.Linear) -> DensePairVectors:
+        """See `Pairwise.linear`."""
+        bias = None if layer.bias is None else layer.bias.to(self.vectors.dtype)
+        return DensePairVectors(F.linear(self.vectors, layer.weight.to(self.vectors.dtype), bias))
+
+    def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:
+        """See `Pairwise.layer_norm`."""
+        weight, bias = layer.weight.to(self.vectors.dtype), layer.bias.to(self.vectors.dtype)
+        return DensePairVectors(F.layer_norm(self.vectors, layer.normalized_shape, weight, bias, layer.eps))
+
+    def dropout(self, probability: float) -> DensePairVectors:
+        """See `Pairwise.dropout`; each element of each pair is drawn on its own."""
+        return DensePairVectors(F.dropout(self.vectors, probability)) if probability else self
+
+    def __add__(self, other: DensePairVectors) -> DensePairVectors:
+        """See `Pairwise.__add__`."""
+        return DensePairVectors(self.vectors + other.vectors)
+
+    def __sub__(self, other: DensePairVectors) -> DensePairVectors:
+        """See `Pairwise.__sub__`."""
+        return DensePairVectors(self.vectors - other.vectors)
+
+    def scale(self, factor: Tensor) -> DensePairVectors:
+        """See `Pairwise.scale`."""
+        return DensePairVectors(self.vectors * factor.unsqueeze(-1))
+
+    def pool(self, weights: Tensor) -> DensePairVectors:
+        """See `Pairwise.pool`."""
+        return DensePairVectors(weights.unsqueeze(-2) @ self.vectors)
+
+    def select(self, start: int, stop: int) -> DensePairVectors:
+        """See `Pairwise.select`."""
+        return DensePairVectors(self.vectors[:, :, start:stop])
+
+    def dot(self, vectors: Tensor, matrix: Tensor | None = None) -> Tensor:
+        """See `Pairwise.dot`; the matrix is applied to the texts' vectors, of which there are fewer."""
+        vectors = vectors.to(self.vectors.dtype)
+        vectors = vectors if matrix is None else vectors @ matrix.to(vectors.dtype)
+        # Video by video: one product over both would first copy the texts' vectors for every video.
+        return torch.stack([vectors @ video.transpose(1, 2) for video in self.vectors])
+
+    def dot_frames(self, vectors: Tensor) -> Tensor:
+        """See `Pairwise.dot_frames`."""
+        flat = self.vectors.flatten(1, 2).transpose(1, 2)
+        return (vectors.to(flat.dtype) @ flat).unflatten(2, (self.texts, self.slots))
+
+    def dot_pairs(self, vectors: Tensor) -> Tensor:
+        """See `Pairwise.dot_pairs`."""
+        return (self.vectors @ vectors.to(self.vectors.dtype).unsqueeze(-1)).squeeze(-1)
+
+    def inner(self, other: DensePairVectors) -> Tensor:
+        """See `Pairwise.inner`."""
+        return (self.vectors * other.vectors).sum(-1)
+
+    def materialize(self) -> Tensor:
+        """See `Pairwise.materialize`."""
+        return self.vectors.transpose(0, 1)

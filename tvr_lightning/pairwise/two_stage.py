@@ -1,0 +1,86 @@
+"""Two-stage retrieval: candidates by cosines that an index can hold, ranked anew by a score of pairs (GARE, App. I)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
+
+QUERIES_PER_BLOCK = 1024
+VIDEOS_PER_BLOCK = 16
+
+
+def nearest(queries: Tensor, gallery: Tensor, count: int, queries_per_block: int = QUERIES_PER_BLOCK) -> Tensor:
+    """Find the gallery vectors of the largest cosines with each query: the first stage.
+
+    Args:
+        queries: (Q, D).
+        gallery: (G, D).
+        count: k, how many; all where there are fewer.
+        queries_per_block: how many queries are compared at a time.
+
+    Returns:
+        (Q, min(k, G)) int64, best first.
+
+    Raises:
+        ValueError: `count` is below 1.
+    """
+    if count < 1:
+        raise ValueError(f"two-stage retrieval needs at least 1 candidate, not {count}")
+    directions = unit(gallery).T
+    blocks = [unit(block) @ directions for block in queries.split(queries_per_block)]
+    return torch.cat([block.topk(min(count, len(gallery)), dim=1).indices for block in blocks])
+
+
+def score_candidates(
+    score: Callable[[TextFeatures, VideoFeatures], Scores],
+    text: TextFeatures,
+    video: VideoFeatures,
+    candidates: Tensor,
+    videos_per_block: int = VIDEOS_PER_BLOCK,
+) -> Tensor:
+    """Score each text against its candidates alone: the second stage.
+
+    Few videos at a time are scored against the texts that have one of them among their candidates, so that what belongs
+    to a video is prepared once.
+
+    Args:
+        score: a method's `score`.
+        text: features of N texts.
+        video: features of M videos.
+        candidates: (N, k) int64, videos of each text, each once; those that are no row of `video` score 0.
+        videos_per_block: how many videos are scored at a time.
+
+    Returns:
+        (N, k) similarities, in the order of the candidates.
+    """
+    found = text.sentence.new_zeros(candidates.numel())
+    video_of, order = candidates.flatten().sort(stable=True)
+    starts = torch.arange(0, len(video) + videos_per_block, videos_per_block, device=candidates.device)
+    ends = torch.searchsorted(video_of, starts.clamp(max=len(video))).tolist()
+    for block, (first, last) in enumerate(pairwise(ends)):
+        if first == last:
+            continue
+        start, asked = block * videos_per_block, order[first:last]
+        rows, place = (asked // candidates.shape[1]).unique(return_inverse=True)
+        scores = score(text[rows], video[start : start + videos_per_block]).similarity
+        found[asked] = scores[place, video_of[first:last] - start].to(found.dtype)
+    return found.view(candidates.shape)
+
+
+def candidate_recall(found: Tensor, own: Tensor) -> float:
+    """Share of the queries, in percent, that have a match among their candidates.
+
+    Args:
+        found: (Q, k) int64, the video that each candidate of a query is, or is about.
+        own: (Q,) int64, the video that each query is, or is about.
+
+    Returns:
+        NaN where there is no query.
+    """
+    return 100.0 * float((found == own[:, None]).any(1).double().mean())

@@ -1,0 +1,217 @@
+"""The leakage audit: whether the score of (text i, video j) depends on text i and video j only.
+
+Found out by experiment on the method as it would be evaluated, treated as a black box: the same pairs are scored again
+with other partners, in another order, in blocks of other sizes, and beside other captions of the same videos. A change
+beyond floating-point noise means that something else enters the score. The size of the effect is R@1 as the protocol
+evaluates against R@1 of the same features scored without that help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.evaluation.metrics import recall_at_k
+from tvr_lightning.evaluation.ranks import text_to_video_ranks
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+
+NOISE = 1e-4
+"""Largest change, in standard deviations of the scores, that counts as floating-point noise. Blocks of other shapes
+change float32 scores by some 1e-6 of their deviation; leaks that move a rank change them by orders more."""
+
+F = TypeVar("F", TextFeatures, VideoFeatures)
+ScorePairs = Callable[[TextFeatures, VideoFeatures], Scores]
+ScoreWithCaptions = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one experiment found.
+
+    Attributes:
+        experiment: what was changed between two scorings of the same pairs.
+        change: largest change of a score, in standard deviations of all scores.
+        leaks: whether that is more than noise.
+    """
+
+    experiment: str
+    change: float
+    leaks: bool
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The findings of an audit and the effect on the table.
+
+    Attributes:
+        findings: one per experiment.
+        recall_as_evaluated: text-to-video R@1 in percent as the protocol evaluates.
+        recall_without_help: the same features where a text's match cannot be told from its surroundings.
+        texts, videos: how many took part.
+    """
+
+    findings: list[Finding]
+    recall_as_evaluated: float
+    recall_without_help: float
+    texts: int
+    videos: int
+
+    @property
+    def leaks(self) -> bool:
+        """Whether any experiment changed a score."""
+        return any(finding.leaks for finding in self.findings)
+
+
+@dataclass
+class _Bench:
+    """One scoring function with the items it is tried on.
+
+    `score` takes rows of texts and of videos, and gives their scores (n, m). `own` is for each video the row of the
+    text that the protocol hands to it, where it does so.
+    """
+
+    score: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    texts: int
+    videos: int
+    own: Tensor | None
+    generator: torch.Generator
+
+    def assembled(self, text_size: int, video_size: int) -> Tensor:
+        """Scores (N, M) put together from blocks of random partners, `own` handed along."""
+        result: Tensor | None = None
+        rows = torch.randperm(self.texts, generator=self.generator)
+        columns = torch.randperm(self.videos, generator=self.generator)
+        for some in rows.split(text_size):
+            for few in columns.split(video_size):
+                block = self.score(some, few, None if self.own is None else self.own[few])
+                if result is None:
+                    result = block.new_full((self.texts, self.videos), float("nan"))
+                result[some.unsqueeze(1), few] = block
+        assert result is not None
+        return result
+
+
+def audit_scores(
+    texts: TextFeatures,
+    videos: VideoFeatures,
+    video_of_text: Tensor,
+    *,
+    score: ScorePairs | None = None,
+    score_as_released: ScoreWithCaptions | None = None,
+    seed: int = 0,
+) -> Audit:
+    """Audit a scoring function.
+
+    Args:
+        texts: features of N texts after the method's own layers.
+        videos: features of M videos after the method's own layers.
+        video_of_text: (N,) int64, the video that each text describes; every video has a text.
+        score: the method's `score`.
+        score_as_released: instead of `score`, a released protocol that hands every video its own caption.
+        seed: of the random partners and orders.
+
+    Raises:
+        ValueError: not exactly one scoring function, fewer than four texts or videos, or a video without a text.
+    """
+    if (score is None) == (score_as_released is None):
+        raise ValueError("give the audit either `score` or `score_as_released`")
+    n, m = len(texts), len(videos)
+    if n < 4 or m < 4:
+        raise ValueError(f"an audit needs at least 4 texts and 4 videos, got {n} and {m}")
+    first_text = torch.full((m,), n).scatter_reduce(0, video_of_text, torch.arange(n), "amin")
+    if int(first_text.max()) == n:
+        raise ValueError("an audit needs a text for every video; leave out the videos without one")
+
+    @torch.no_grad()
+    def black_box(some: Tensor, few: Tensor, own: Tensor | None) -> Tensor:
+        if score_as_released is not None:
+            assert own is not None
+            return score_as_released(texts[some], videos[few], texts[own]).similarity
+        assert score is not None
+        return score(texts[some], videos[few]).similarity
+
+    own = first_text if score_as_released is not None else None
+    bench = _Bench(black_box, n, m, own, torch.Generator().manual_seed(seed))
+    paired = torch.arange(n)[torch.argsort(video_of_text, stable=True)]
+    place = torch.argsort(paired)
+    # As evaluated by codes that keep texts in the order of their videos: position says which video is whose.
+    evaluated = bench.score(paired, torch.arange(m), own)[place]
+    scale = float(evaluated.double().std().clamp(min=torch.finfo(torch.float32).tiny))
+    findings = [
+        _compare(name, evaluated, other, scale) for name, other in _experiments(bench, evaluated, paired, place).items()
+    ]
+    helpless = bench.assembled(max(2, n // 3), max(2, m // 3))
+    if own is not None:
+        helpless = _under_strangers_captions(bench, own)
+        findings.append(_compare("other captions handed to the videos", evaluated, helpless, scale))
+    return Audit(findings, _recall(evaluated, video_of_text), _recall(helpless, video_of_text), n, m)
+
+
+def _experiments(bench: _Bench, evaluated: Tensor, paired: Tensor, place: Tensor) -> dict[str, Tensor]:
+    n, m, own = bench.texts, bench.videos, bench.own
+    order = torch.randperm(n, generator=bench.generator)
+    columns = torch.randperm(m, generator=bench.generator)
+    back = torch.argsort(columns)
+    permuted = bench.score(order, columns, None if own is None else own[columns])
+    doubled = bench.score(torch.cat([paired, paired.flip(0)]), torch.arange(m), own)
+    few = torch.randperm(m, generator=bench.generator)[: max(2, m // 2)]
+    narrow = evaluated.clone()
+    narrow[:, few] = bench.score(paired, few, None if own is None else own[few])[place]
+    return {
+        "other order of texts and videos": permuted[torch.argsort(order)][:, back],
+        "other partners, blocks of 3 texts and 2 videos": bench.assembled(3, 2),
+        "other partners, blocks of 7 texts and 5 videos": bench.assembled(7, 5),
+        "one video at a time": bench.assembled(n, 1),
+        "other captions beside a text": doubled[:n][place],
+        "half of the videos": narrow,
+    }
+
+
+def _under_strangers_captions(bench: _Bench, own: Tensor) -> Tensor:
+    """Scores (N, M) with every video handed the caption of another video."""
+    shift = 1 + int(torch.randint(len(own) - 1, (1,), generator=bench.generator))
+    return bench.score(torch.arange(bench.texts), torch.arange(bench.videos), own.roll(shift))
+
+
+def _compare(experiment: str, expected: Tensor, found: Tensor, scale: float) -> Finding:
+    change = float((expected.double() - found.double()).abs().max()) / scale
+    return Finding(experiment, change, not change <= NOISE)
+
+
+def _recall(similarity: Tensor, video_of_text: Tensor) -> float:
+    return float(recall_at_k(text_to_video_ranks(similarity, video_of_text), 1))
+
+
+def audit_encoding(encode: Callable[[Tensor], F], items: int, noise: float = 1e-3, seed: int = 0) -> list[Finding]:
+    """Audit an encoding of items: whether an item's features depend on the batch it came in.
+
+    Args:
+        encode: rows (n,) of the items to their features.
+        items: how many there are.
+        noise: largest change that counts as noise, in standard deviations of each feature tensor; matrix products of
+            other batch sizes round differently through many layers.
+        seed: of the random order.
+    """
+    rows = torch.arange(items)
+    order = torch.randperm(items, generator=torch.Generator().manual_seed(seed))
+    expected = encode(rows)
+    trials = {"other order in the batch": [order], "smaller batches": list(order.split(max(1, items // 3)))}
+    findings = []
+    for name, batches in trials.items():
+        found = type(expected).cat([encode(batch) for batch in batches])[torch.argsort(torch.cat(batches))]
+        change = max(
+            float((a.double() - b.double()).abs().max() / a.double().std().clamp(min=1e-12))
+            for a, b in zip(_tensors(expected), _tensors(found), strict=True)
+        )
+        findings.append(Finding(f"{name}, {type(expected).__name__}", change, not change <= noise))
+    return findings
+
+
+def _tensors(features: TextFeatures | VideoFeatures) -> list[Tensor]:
+    found: list[Tensor] = []
+    features.apply(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return [tensor for tensor in found if tensor.is_floating_point() and tensor.numel() > 1]

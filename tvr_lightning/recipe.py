@@ -1,0 +1,391 @@
+"""From recipe files to a method, its data and a run: LightningCLI in subclass mode, and `from_recipe` for Python."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, RichModelSummary, RichProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+from rich.console import Console
+
+import tvr_lightning.data
+import tvr_lightning.encoders
+import tvr_lightning.evaluation.two_stage
+import tvr_lightning.methods  # recipes name classes by their bare names once these are imported
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.encoders.sources import find_weights
+from tvr_lightning.encoders.wav2vec2 import find_wav2vec2_weights
+from tvr_lightning.encoders.whisper import find_whisper_weights
+from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.evaluation.answers import (
+    AnswerResults,
+    print_answer_results,
+    write_answer_results,
+    write_answers,
+)
+from tvr_lightning.evaluation.predictions import write_predictions
+from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
+from tvr_lightning.methods.video_qa import VideoQuestionAnswering
+from tvr_lightning.module import RetrievalModule
+from tvr_lightning.reliability import (
+    AtomicCheckpointIO,
+    CheckpointConfig,
+    RandomState,
+    SaveRunning,
+    newest_checkpoint,
+)
+
+MONITOR = "val/t2v_R@1"
+
+
+@dataclass
+class ResultsConfig:
+    """Where results go and how the weights behind them are chosen.
+
+    Attributes:
+        directory: parent folder of the runs; a run writes to <directory>/<method>-<dataset>/version_<n>.
+        select_on: which weights make the table after `fit`: those of the last step, or the best on the validation or
+            test split. The papers' code selects on the test set, which is optimistic; the choice is recorded.
+    """
+
+    directory: str = "runs"
+    select_on: SelectOn = "last"
+
+
+class RecipeCLI(LightningCLI):
+    """LightningCLI in subclass mode for recipes: links, callbacks, logger, and the table that closes a run."""
+
+    def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+        super().__init__(
+            LightningModule,  # a RetrievalModule, or VideoQuestionAnswering
+            TextVideoDataModule,
+            save_config_callback=SaveConfigCallback,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0},
+            seed_everything_default=0,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            args=args,
+            run=run,
+            auto_configure_optimizers=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add `results` and `checkpoints`, and tie what model and data must agree on."""
+        parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
+        parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
+        parser.link_arguments("data.init_args.words", "model.init_args.words")
+        parser.link_arguments("data.init_args.frames", "model.init_args.frames")
+        # Question answering holds a method; links to arguments that a class does not have are left out.
+        parser.link_arguments("data.init_args.words", "model.init_args.method.init_args.words")
+        parser.link_arguments("data.init_args.frames", "model.init_args.method.init_args.frames")
+        parser.link_arguments("model.image_size", "data.init_args.image_size", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse `args`, or the command line where `args` is None."""
+        with warnings.catch_warnings():
+            # Tests and Python users pass a list while their own program has a command line too.
+            warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within")
+            super().parse_arguments(parser, args)
+
+    def _parse_ckpt_path(self) -> None:
+        # The command line decides; a checkpoint must not change the configuration silently (LightningCLI would let it).
+        # Whether both fit is checked when the weights are loaded.
+        return
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with warnings.catch_warnings():
+            # Evaluation needs no checkpoint callback, whatever the run that wrote the checkpoint had.
+            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
+            # A run that goes on writes into its own folder.
+            warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+            # Raised by Lightning about its own code.
+            warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
+            super()._run_subcommand(subcommand)
+
+    @property
+    def options(self) -> Namespace:
+        """The parsed configuration of the running verb."""
+        return self.config[self.subcommand] if self.subcommand else self.config
+
+    def before_instantiate_classes(self) -> None:
+        """Stop before anything heavy where data or weights are missing, and say all of it at once."""
+        absent = []
+        encoder = self.options.model.init_args.encoder
+        checks: list[Callable[[], object]] = [instantiate_data(self.options.data).check_present]
+        if encoder.class_path.rpartition(".")[2] == "ClipEncoder":
+            checks.append(lambda: find_weights(encoder.init_args.architecture, encoder.init_args.weights))
+        checks += _sound_checks(self.options.model.init_args)
+        for check in checks:
+            try:
+                check()
+            except MissingAssetError as error:
+                absent.append(str(error))
+        if absent:
+            raise MissingAssetError("\n\n".join(absent))
+
+    def instantiate_classes(self) -> None:
+        """Build model, data and trainer; options that conflict end in one sentence."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, TypeError) as error:
+            raise RecipeError(str(error)) from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer with this project's callbacks and, unless the recipe names one, a TensorBoard logger."""
+        trainer = self._get(self.config_init, "trainer", default={})
+        fast = bool(trainer.get("fast_dev_run"))
+        if trainer.get("logger") in (None, True) and not fast:
+            directory = self.options.results.directory
+            # A run that goes on does so in its own folder.
+            version = self.resume_from.parent.parent.name if self.resume_from else None
+            kwargs["logger"] = TensorBoardLogger(directory, self.run_name, version, default_hp_metric=False)
+        callbacks: list[Callback] = list(trainer.get("callbacks") or [])
+        if trainer.get("enable_progress_bar") is not False:
+            callbacks.append(RichProgressBar())
+        if trainer.get("enable_model_summary") is not False:
+            callbacks.append(RichModelSummary())
+        if self.subcommand == "fit" and not fast:
+            callbacks.append(LearningRateMonitor("step"))
+            if trainer.get("enable_checkpointing") is not False:
+                plugins = trainer.get("plugins") or []
+                kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+                callbacks += [RandomState(), SaveRunning(self.options.checkpoints.every_n_steps)]
+                # Not one callback with save_last, which writes only when the monitored value has improved.
+                callbacks += [
+                    ModelCheckpoint(monitor=getattr(self.model, "monitor", MONITOR), mode="max", filename="best"),
+                    ModelCheckpoint(monitor="step", mode="max", filename="last", enable_version_counter=False),
+                ]
+        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+
+    @property
+    def run_name(self) -> str:
+        """Name of the folder of all runs of this method on this dataset."""
+        return f"{type(self.model).__name__.lower()}-{type(self.datamodule).__name__.lower()}"
+
+    def before_fit(self) -> None:
+        """Refuse a selection rule that the data cannot give; find the checkpoint to go on from."""
+        self._check_selection()
+        if self.resume_from:
+            self.config_init[self.subcommand]["ckpt_path"] = str(self.resume_from)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        # Checkpoints hold tensors and plain values; none may execute code.
+        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
+
+    @cached_property
+    def resume_from(self) -> Path | None:
+        """The checkpoint that `checkpoints.resume` goes on from; None where it is off or there is none.
+
+        Raises:
+            RecipeError: a checkpoint is given, too.
+        """
+        if self.subcommand != "fit" or not self.options.checkpoints.resume:
+            return None
+        if self.options.get("ckpt_path"):
+            raise RecipeError("checkpoints.resume looks for the checkpoint itself; drop it or --ckpt_path")
+        found = newest_checkpoint(Path(self.options.results.directory) / self.run_name)
+        rank_zero_info(f"Going on from {found}" if found else "No checkpoint to go on from; starting at the beginning")
+        return found
+
+    def after_fit(self) -> None:
+        """Test the selected weights and close with the table."""
+        select_on = self.options.results.select_on
+        name = "last" if select_on == "last" else "best"
+        written = [
+            c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.filename == name
+        ]
+        path = written[0].best_model_path if written else None
+        if select_on != "last" and not path:
+            raise RecipeError(
+                f"results.select_on: {select_on} found no best checkpoint: keep validation and checkpoints on"
+            )
+        self.trainer.test(
+            self.model, datamodule=self.datamodule, ckpt_path=path or None, verbose=False, weights_only=True
+        )
+        self._close(path or None, select_on)
+
+    def after_test(self) -> None:
+        """Close with the table."""
+        self._close(self.options.get("ckpt_path"), "last")
+
+    after_validate = after_test
+
+    def after_predict(self) -> None:
+        """Write the best videos of every text as parquet."""
+        predictions = self.model.predictions
+        if predictions is None or not self.trainer.is_global_zero:
+            return
+        path = Path(self.trainer.log_dir or self.options.results.directory) / "predictions.parquet"
+        if isinstance(self.model, VideoQuestionAnswering):
+            write_answers(path, predictions)
+            Console().print(f"Wrote {path}", highlight=False, soft_wrap=True)
+            return
+        split = self.datamodule.read_split("test")
+        texts, video_ids = [text.text for text in split.texts], [video.video_id for video in split.videos]
+        write_predictions(path, texts, video_ids, *predictions)
+        Console().print(f"Wrote {path}", highlight=False, soft_wrap=True)
+
+    def _check_selection(self) -> None:
+        select_on = self.options.results.select_on
+        on_test = self.datamodule.validation == "test"
+        if select_on == "val" and on_test:
+            raise RecipeError(
+                f"results.select_on: val needs a validation split, and {type(self.datamodule).__name__} split "
+                f"{self.datamodule.split} validates on its test videos; set data.init_args.holdout to a number of "
+                "training videos, or choose results.select_on: last (or test, which is optimistic)"
+            )
+        if select_on == "test" and not on_test:
+            raise RecipeError(
+                f"results.select_on: test chooses by the validation loop, which here runs on the "
+                f"{self.datamodule.validation} validation split; choose results.select_on: val or last"
+            )
+
+    def _close(self, checkpoint: str | None, select_on: SelectOn) -> None:
+        if self.model.evaluation is None:
+            return
+        skipped = self.model.skipped
+        if not self.trainer.is_global_zero:
+            return
+        run: Any = {
+            "select_on": select_on,
+            "checkpoint": checkpoint,
+            "trained_on": trained_on(checkpoint),
+            "skipped": skipped,
+            "config": plain(self._parser(self.subcommand), self.options),
+            "precision": str(self.trainer.precision),
+            "seed": self.options.get("seed_everything"),
+        }
+        folder = Path(self.trainer.log_dir) if self.trainer.log_dir else None
+        if isinstance(self.model, VideoQuestionAnswering):
+            paths = self._close_answers(run, folder)
+        else:
+            results = results_of(self.model.evaluation, method=type(self.model).__name__, **run)
+            print_results(results)
+            paths = write_results(results, folder) if folder else None
+        if paths:
+            Console().print(f"Wrote {paths[0]} and {paths[1].name}", highlight=False, soft_wrap=True)
+
+    def _close_answers(self, run: dict[str, Any], folder: Path | None) -> tuple[Path, Path] | None:
+        results = AnswerResults(
+            method=f"Question answering with {type(self.model.method).__name__}",
+            dataset=self.datamodule.title,
+            split=self.datamodule.split,
+            protocol=self.datamodule.read_split("val" if self.subcommand == "validate" else "test").protocol,
+            evaluation=self.model.evaluation,
+            learnt_answers=len(self.model.vocabulary),
+            **run,
+        )
+        print_answer_results(results)
+        return write_answer_results(results, folder) if folder else None
+
+
+class RecipeError(UserError, ValueError):
+    """A recipe's options are out of range, conflict, or ask for what the data does not have."""
+
+
+def trained_on(checkpoint: str | None) -> str | None:
+    """Return the dataset that a checkpoint says it was trained on, as results name it; None where it does not say.
+
+    Converted checkpoints of the authors do not.
+
+    Args:
+        checkpoint: file, or None without one.
+    """
+    if checkpoint is None or not Path(checkpoint).is_file():
+        return None
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    name = str(saved.get("datamodule_hyper_parameters", {}).get("_class_path", "")).rpartition(".")[2]
+    kind = getattr(tvr_lightning.data, name, None) if name in tvr_lightning.data.__all__ else None
+    return kind.title if kind is not None else None
+
+
+def plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
+    """Return a parsed configuration as plain dictionaries, lists, strings and numbers."""
+    # Nulls too: left out, a recipe's null would read as the default.
+    return yaml.safe_load(parser.dump(config, skip_validation=True, skip_unset=False))
+
+
+def instantiate_data(config: Namespace) -> TextVideoDataModule:
+    """Build only the DataModule of a parsed recipe."""
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(TextVideoDataModule, "data")
+    values = config.as_dict() if isinstance(config, Namespace) else config
+    return parser.instantiate(parser.parse_object({"data": values})).data
+
+
+def parse_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> RecipeCLI:
+    """Parse recipes and instantiate model and data; the returned object has `.model`, `.datamodule`, `.config`.
+
+    Args:
+        paths: recipe files, later ones on top of earlier ones.
+        overrides: command-line style, such as `--data.init_args.batch_size=32`.
+    """
+    args = [item for path in paths for item in ("--config", str(path))]
+    return RecipeCLI(args=[*args, *overrides], run=False)
+
+
+def from_recipe(
+    paths: str | Path | Sequence[str | Path], overrides: Sequence[str] = ()
+) -> tuple[RetrievalModule, TextVideoDataModule]:
+    """Build method and data from recipe files, for use in Python.
+
+    Args:
+        paths: one recipe file or several, later ones on top of earlier ones.
+        overrides: command-line style, such as `--data.init_args.batch_size=32`.
+
+    Raises:
+        MissingAssetError: data or weights are not where the recipe looks for them.
+        RecipeError: options are out of range or conflict.
+    """
+    cli = parse_recipe([paths] if isinstance(paths, (str, Path)) else paths, overrides)
+    return cli.model, cli.datamodule
+
+
+def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> TextVideoDataModule:
+    """Build only the data of recipe files; they may be data overlays without a method.
+
+    Args:
+        paths: one or several recipe files, later ones on top of earlier ones.
+        overrides: command-line style, such as `--data.init_args.batch_size=32`.
+    """
+    merged: dict[str, Any] = {}
+    for path in paths:
+        merged = _overlay(merged, yaml.safe_load(Path(path).read_text(encoding="utf-8")).get("data") or {})
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(TextVideoDataModule, "data")
+    config = parser.parse_args(list(overrides), namespace=parser.parse_object({"data": merged}))
+    return parser.instantiate(config).data
+
+
+def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    joined = dict(base)
+    for key, value in top.items():
+        both = isinstance(value, dict) and isinstance(joined.get(key), dict)
+        joined[key] = _overlay(joined[key], value) if both else value
+    return joined
+
+
+def _sound_checks(method: Namespace) -> list[Callable[[], object]]:
+    """Return what looks for the weights of the audio encoder that a method would build, none where it hears nothing."""
+    if "audio_encoder" not in method or method.get("fusion") == "none":
+        return []
+    if method.audio_encoder is None:  # GAID then takes what goes with its encoder
+        pretrained = method.encoder.class_path.rpartition(".")[2] == "ClipEncoder"
+        return [lambda: find_whisper_weights("base", "openai")] if pretrained else []
+    kind, options = method.audio_encoder.class_path.rpartition(".")[2], method.audio_encoder.get("init_args", {})
+    find = {"WhisperEncoder": find_whisper_weights, "Wav2Vec2Encoder": find_wav2vec2_weights}.get(kind)
+    if find is None or options.get("weights") in (None, "none"):
+        return []
+    return [lambda: find(options.get("size", "base"), options["weights"])]

@@ -1,0 +1,251 @@
+"""Long runs that survive: whole checkpoints, saved in time, from which training goes on exactly."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from tvr_lightning.distributed import gather_objects, rank, world_size
+from tvr_lightning.errors import UserError
+
+RUNNING = "running.ckpt"
+"""Name of the checkpoint that a run writes in between and when it is interrupted."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class RunInterruptedError(UserError, RuntimeError):
+    """Training was told to stop, and saved where it was; says where.
+
+    Its exit status tells job scripts to queue the run again, which no other end of a run does.
+    """
+
+    exit_status = os.EX_TEMPFAIL
+
+
+class CheckpointWriteError(UserError, OSError):
+    """A checkpoint could not be written; the former one is whole."""
+
+
+@dataclass
+class CheckpointConfig:
+    """When a run saves itself besides the best and the last checkpoint, and whether it goes on from what it saved.
+
+    Attributes:
+        every_n_steps: save `running.ckpt` after every so many optimiser steps; None saves at interruptions only.
+        resume: go on from the newest checkpoint of this method and dataset below `results.directory`; a run that
+            finds none starts at the beginning. Jobs that are queued again after an interruption set it.
+
+    Raises:
+        ValueError: `every_n_steps` is below 1.
+    """
+
+    every_n_steps: int | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every_n_steps is not None and self.every_n_steps < 1:
+            raise ValueError(f"checkpoints.every_n_steps is {self.every_n_steps}; expected at least 1, or null")
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes checkpoints beside their place and moves them there when they are whole and on the disk.
+
+    Lightning's own writes to the system's temporary folder; from there to another file system a move is a copy, which
+    a kill or a full disk leaves half done.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write `checkpoint` to `path`, or leave what is there untouched.
+
+        Raises:
+            CheckpointWriteError: the disk is full, or the folder cannot be written.
+        """
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        partial: Path | None = None
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+                partial = Path(file.name)
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+            if partial is not None:
+                partial.unlink(missing_ok=True)
+            former = "the former checkpoint is whole" if target.exists() else "there is no former checkpoint"
+            raise CheckpointWriteError(
+                f"{target} could not be written ({str(error).splitlines()[0]}); {former}. Make room on the disk, or "
+                "choose another place with results.directory, and resume"
+            ) from error
+
+
+class RandomState(Callback):
+    """Carries the random numbers of every process over an interruption, and keeps evaluation from using them up.
+
+    A run then draws the same dropout and noise however often it is interrupted or validated.
+    """
+
+    def __init__(self) -> None:
+        self._to_restore: dict[str, Any] | None = None
+        self._before_validation: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all processes in rank order; all of them must call it."""
+        return {"processes": gather_objects(random_state())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember what to restore when training starts.
+
+        Another number of processes starts anew from the seed, since it cannot draw what they would have drawn.
+        """
+        states = state_dict["processes"]
+        self._to_restore = states[rank()] if len(states) == world_size() else None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Restore the state before the first step after a resume."""
+        if self._to_restore is not None:
+            restore_random_state(self._to_restore)
+            self._to_restore = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember the state that training goes on with."""
+        self._before_validation = random_state()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore it."""
+        if self._before_validation is not None:
+            restore_random_state(self._before_validation)
+            self._before_validation = None
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of Python's, numpy's and torch's generators as plain values and tensors."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Restore what `random_state` returned."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+class SaveRunning(Callback):
+    """Saves `running.ckpt` every so many steps and when SIGTERM or SIGUSR1 comes, which then ends the run.
+
+    A signal takes effect after the batch at hand, on all processes together, whichever of them received it.
+
+    Args:
+        every_n_steps: optimiser steps between two saves; None saves at signals only.
+    """
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        self.every_n_steps = every_n_steps
+        self.received = 0
+        self._saved_at = -1
+        self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen to the signals in place of Lightning, which saves in the middle of a step or ends without saving."""
+        self._saved_at = trainer.global_step
+        if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
+            for number in SIGNALS:
+                self._handlers[number] = signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if it is time to, or stop.
+
+        Raises:
+            RunInterruptedError: a signal came on any process; the checkpoint is written.
+        """
+        if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
+            return  # gradients that wait for their step are not saved
+        received = _largest(self.received, pl_module.device)
+        step = trainer.global_step
+        due = self.every_n_steps is not None and step % self.every_n_steps == 0 and step != self._saved_at
+        if not received and not due:
+            return
+        path = checkpoint_folder(trainer) / RUNNING
+        trainer.save_checkpoint(path, weights_only=False)  # with the optimiser, that is
+        self._saved_at = step
+        if received:
+            raise RunInterruptedError(
+                f"stopped by {signal.Signals(received).name} after step {step}; saved {path}. "
+                f"Go on with --ckpt_path={path}, or with --checkpoints.resume=true"
+            )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the signals back."""
+        self._give_back()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the signals back."""
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+
+def _largest(value: int, device: torch.device) -> int:
+    """Return the largest of the values of all processes."""
+    if world_size() == 1:
+        return value
+    largest = torch.tensor(value, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
+
+
+def checkpoint_folder(trainer: Trainer) -> Path:
+    """Return the folder of a run's checkpoints, the same on all processes."""
+    checkpoint = trainer.checkpoint_callback
+    if isinstance(checkpoint, ModelCheckpoint) and checkpoint.dirpath:
+        return Path(checkpoint.dirpath)
+    return Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir)) / "checkpoints"
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint below `folder` from which a run can go on best: the one that was written last.
+
+    Best checkpoints do not count; they lie behind the end of the run that wrote them.
+
+    Args:
+        folder: of all runs of a method on a dataset.
+    """
+    found = [path for path in folder.glob("*/checkpoints/*.ckpt") if path.name in (RUNNING, "last.ckpt")]
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)

@@ -1,0 +1,178 @@
+"""Run cards: one JSON file per run, with ranks per query beside it; every number of a table is found in one.
+
+`<key>.json` holds the fields of `Card`; `<key>.parquet` one row per query: `direction`, `index` (place of the text or
+video in its split), `video` (whose text or video it is), `better` and `tied` (see `Ranks`). Question answering ranks
+nothing and has no parquet file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.ranks import Ranks
+
+SCHEMA = 1
+CardDirection = Literal["text_to_video", "video_to_text"]
+
+
+class CardError(UserError, ValueError):
+    """A card cannot be used; the message names the file and what to do."""
+
+
+@dataclass
+class Card:
+    """One run.
+
+    Attributes:
+        key: fingerprint of what decides the run; name of the card's files.
+        name: `<table>/<run>` it was made for.
+        status: `finished`, or `failed` with its `error`.
+        run: the planned run: verb, recipes, overrides, seed, dataset, fixture, fingerprints, trained_by.
+        error: the last lines of a failed run.
+        results: what `results.json` of the run holds (`evaluation.results.Results`): method, dataset, protocol,
+            metrics, resolved config, precision, seed, skipped files, versions, git state, machine, date.
+        checkpoint: file of the weights that made the results.
+        steps, epochs: optimiser steps and epochs behind the weights.
+        seconds: wall time from the order to the card; an interrupted run goes on from its last checkpoint, and the time
+            before the interruption is not in it.
+        peak_memory_mib: largest resident memory of the process.
+        peak_device_memory_mib: largest memory allocated on the GPU; None without one.
+        warnings: sentences that were warned, each once.
+        schema: of this file.
+    """
+
+    key: str
+    name: str
+    status: Literal["finished", "failed"]
+    run: dict[str, Any]
+    error: str | None = None
+    results: dict[str, Any] | None = None
+    checkpoint: str | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+    peak_memory_mib: float | None = None
+    peak_device_memory_mib: float | None = None
+    warnings: list[str] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    def metrics(self, direction: CardDirection) -> dict[str, float]:
+        """Return the metrics of one direction; R@K in percent. Empty for a failed run and for question answering."""
+        return dict(self.results.get(direction, {})) if self.results else {}
+
+    def accuracy(self) -> float | None:
+        """Return the share of questions answered right, in percent; None for a run that ranks."""
+        return float(self.results["evaluation"]["accuracy"]) if self.results and "evaluation" in self.results else None
+
+
+def card_path(folder: Path, key: str) -> Path:
+    """Return where the card of a run lies."""
+    return folder / f"{key}.json"
+
+
+def write_card(card: Card, folder: Path) -> Path:
+    """Write a card so that it is there as a whole or not at all.
+
+    Args:
+        card: of one run.
+        folder: of the cards.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = card_path(folder, card.key)
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def read_card(path: Path) -> Card:
+    """Read one card.
+
+    Raises:
+        CardError: it is half-written, from another schema version, lacks fields, or bears another run's name.
+    """
+    way_out = "delete it and run `tvr reproduce` again"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CardError(f"{path} is half-written ({error}); {way_out}") from error
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema != SCHEMA:
+        raise CardError(f"{path} has schema {schema}, this version reads schema {SCHEMA}; {way_out}")
+    wrong = sorted({item.name for item in fields(Card)} ^ set(raw))
+    if wrong:
+        raise CardError(f"{path}: missing or unknown fields {', '.join(wrong)}; {way_out}")
+    if raw["key"] != path.stem:
+        raise CardError(
+            f"{path} is the card of run {raw['key']}, whose own file is {raw['key']}.json: two cards would claim the "
+            f"line {raw['name']}; delete one of them"
+        )
+    card = Card(**raw)
+    ranks_lack = card.accuracy() is None and not ranks_path(path).is_file()
+    if card.status == "finished" and (card.results is None or ranks_lack):
+        raise CardError(
+            f"{path} is half-written: it says finished, but results or {ranks_path(path).name} lack; {way_out}"
+        )
+    return card
+
+
+def read_cards(folder: Path) -> dict[str, Card]:
+    """Read every card of a folder, by key; empty where there is no folder.
+
+    Raises:
+        CardError: one of them cannot be used, or two claim the same run.
+    """
+    return {path.stem: read_card(path) for path in sorted(folder.glob("*.json"))}
+
+
+def ranks_path(card: Path) -> Path:
+    """Return where the ranks beside a card lie."""
+    return card.with_suffix(".parquet")
+
+
+def write_ranks(path: Path, text_to_video: Ranks, video_to_text: Ranks, video_of_text: Tensor) -> None:
+    """Write the ranks of every query of both directions.
+
+    Args:
+        path: the parquet file.
+        text_to_video: of the texts, by place in the split.
+        video_to_text: of the videos.
+        video_of_text: (N,) int64, the video of each text of the split.
+    """
+    parts = []
+    for direction, ranks, video in (
+        ("text_to_video", text_to_video, video_of_text[text_to_video.index.cpu()]),
+        ("video_to_text", video_to_text, video_to_text.index.cpu()),
+    ):
+        columns = {"index": ranks.index, "video": video, "better": ranks.better, "tied": ranks.tied}
+        frame = pd.DataFrame({name: column.cpu().numpy() for name, column in columns.items()})
+        parts.append(frame.assign(direction=direction))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".partial")
+    pd.concat(parts, ignore_index=True).to_parquet(temporary, index=False)
+    temporary.replace(path)
+
+
+def read_ranks(card: Card, folder: Path, direction: CardDirection) -> tuple[Ranks, Tensor]:
+    """Read the stored ranks of a finished run.
+
+    Args:
+        card: of the run.
+        folder: of the cards.
+        direction: whose queries.
+
+    Returns:
+        The ranks by rising query index, and the (Q,) int64 video of each query.
+    """
+    frame = pd.read_parquet(ranks_path(card_path(folder, card.key)))
+    frame = frame[frame["direction"] == direction].sort_values("index")
+    better, tied, index, video = (torch.tensor(frame[name].to_numpy()) for name in ("better", "tied", "index", "video"))
+    return Ranks(better=better, tied=tied, index=index), video

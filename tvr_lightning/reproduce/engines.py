@@ -1,0 +1,203 @@
+"""Where the processes of runs are started: on this machine, or by SLURM."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from tvr_lightning.errors import UserError
+from tvr_lightning.reproduce.execute import carry_out_logged
+
+EngineName = Literal["local", "slurm"]
+LOG = "log.txt"
+JOB = "job.txt"  # the id of a SLURM job until its end is seen
+
+
+class EngineError(UserError, ValueError):
+    """An engine cannot be used, or its options conflict; the message says what to do."""
+
+
+class Job(Protocol):
+    """A process that was started."""
+
+    def status(self) -> int | None:
+        """Return the exit status; None while it runs."""
+
+
+class Engine(Protocol):
+    """Starts the process that carries out an order.
+
+    Attributes:
+        at_once: how many may run at a time.
+        patience: seconds between two looks at what runs.
+        parent: process that an order dies with, or None where it goes on alone.
+    """
+
+    at_once: int
+    patience: float
+    parent: int | None
+
+    def start(self, order: Path) -> Job:
+        """Start what an order file says; its output goes to `log.txt` beside it."""
+
+
+class ForkingEngine:
+    """On this machine, one run after another, forked from a process that has imported everything once.
+
+    For runs on the synthetic datasets, which last about as long as the imports. Such a run uses one device: Lightning
+    would start further processes by repeating this one's command line, which is `tvr reproduce`.
+    """
+
+    at_once = 1
+    patience = 0.05
+
+    def __init__(self) -> None:
+        self.parent: int | None = os.getpid()
+        methods = multiprocessing.get_all_start_methods()
+        self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        self._context.set_forkserver_preload(["tvr_lightning.reproduce.execute"])
+
+    def start(self, order: Path) -> Job:
+        """Start what an order file says."""
+        # Not daemonic: daemons may not start the processes that decode videos.
+        process = self._context.Process(target=_forked, args=(order, order.with_name(LOG)))
+        process.start()
+        return _Forked(process)
+
+
+def _forked(order: Path, log: Path) -> None:
+    sys.exit(carry_out_logged(order, log))
+
+
+@dataclass
+class _Forked:
+    process: Any
+
+    def status(self) -> int | None:
+        """Return the exit status; None while it runs."""
+        return self.process.exitcode
+
+
+class CommandEngine:
+    """On this machine, one run after another, each with a command line of its own, which Lightning may repeat."""
+
+    at_once = 1
+    patience = 0.2
+
+    def __init__(self) -> None:
+        self.parent: int | None = os.getpid()
+
+    def start(self, order: Path) -> Job:
+        """Start what an order file says."""
+        with order.with_name(LOG).open("w", encoding="utf-8") as log:
+            return _Command(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tvr_lightning.reproduce.execute", str(order)],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                )
+            )
+
+
+@dataclass
+class _Command:
+    process: subprocess.Popen[bytes]
+
+    def status(self) -> int | None:
+        """Return the exit status; None while it runs."""
+        return self.process.poll()
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What every job asks SLURM for.
+
+    Attributes:
+        partition: to submit to; the cluster's default where None.
+        minutes: longest time of a run.
+        gpus: of a run; as many processes are started, so it must be the recipe's number of devices.
+        memory_gib: main memory of a run.
+        at_once: most jobs in the queue.
+    """
+
+    partition: str | None = None
+    minutes: int = 1440
+    gpus: int = 1
+    memory_gib: int = 64
+    at_once: int = 16
+
+    def __post_init__(self) -> None:
+        for name, least in (("minutes", 1), ("gpus", 0), ("memory_gib", 1), ("at_once", 1)):
+            if getattr(self, name) < least:
+                raise EngineError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
+
+
+class SlurmEngine:
+    """SLURM through submitit: jobs outlive this process, and a later invocation waits for those that still run.
+
+    Args:
+        options: what jobs ask for.
+        folder: for submitit's own files, seen by every node.
+        cluster: submitit's name; `local` starts processes on this machine, for tests.
+
+    Raises:
+        EngineError: submitit is not installed.
+    """
+
+    patience = 5.0
+    parent: int | None = None
+
+    def __init__(self, options: SlurmOptions, folder: Path, cluster: Literal["slurm", "local"] = "slurm") -> None:
+        try:
+            import submitit
+        except ImportError as error:
+            raise EngineError("--engine slurm needs submitit: pip install 'tvr-lightning[slurm]'") from error
+        self.at_once = options.at_once
+        self._folder = folder
+        self._kind: Any = submitit.SlurmJob if cluster == "slurm" else submitit.LocalJob
+        self._executor: Any = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        self._executor.update_parameters(
+            name="tvr-reproduce",
+            timeout_min=options.minutes,
+            mem_gb=options.memory_gib,
+            # One process per device, as Lightning expects it under SLURM.
+            tasks_per_node=max(options.gpus, 1) if cluster == "slurm" else 1,
+            gpus_per_node=options.gpus if cluster == "slurm" else 0,
+            **({"slurm_partition": options.partition} if options.partition and cluster == "slurm" else {}),
+        )
+
+    def start(self, order: Path) -> Job:
+        """Submit what an order file says, or find the job that an earlier invocation submitted and that still runs."""
+        known = order.with_name(JOB)
+        if known.is_file():
+            job = self._kind(self._folder, known.read_text(encoding="utf-8").strip())
+            if not job.done():
+                return _Submitted(job, order)
+        job = self._executor.submit(carry_out_logged, order, order.with_name(LOG))
+        known.write_text(job.job_id, encoding="utf-8")
+        return _Submitted(job, order)
+
+
+@dataclass
+class _Submitted:
+    job: Any
+    order: Path
+
+    def status(self) -> int | None:
+        """Return the exit status; None while it waits or runs."""
+        if not self.job.done():
+            return None
+        self.order.with_name(JOB).unlink(missing_ok=True)
+        failure = self.job.exception()
+        if failure is None:
+            return int(self.job.results()[0])
+        # Killed for time or memory, it could not say so itself.
+        with self.order.with_name(LOG).open("a", encoding="utf-8") as log:
+            log.write(f"{failure}\n")
+        return 1

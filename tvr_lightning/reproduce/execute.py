@@ -1,0 +1,209 @@
+"""One planned run, or one feature store, in a process of its own; a run leaves its card.
+
+A process per run gives each its own memory, and a run that is killed takes no other with it. Which process it is, an
+engine decides (`engines`); `python -m tvr_lightning.reproduce.execute ORDER.json` is one.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import threading
+import time
+import traceback
+import warnings
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tvr_lightning.encoders.extract import extract
+from tvr_lightning.encoders.extract_plan import ExtractOptions
+from tvr_lightning.encoders.extract_source import source_of_data
+from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.answers import AnswerEvaluation
+from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
+from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
+
+_WATCH_SECONDS = 1.0
+
+
+@dataclass
+class RunOrder:
+    """A run to make.
+
+    Attributes:
+        run: the planned run, as plain values.
+        arguments: of Lightning's command line, the verb first.
+        cards: folder of the cards.
+        began: when it was ordered, in seconds since the epoch.
+        parent: process that waits for this one; where it ends, so does this one. None for a job that outlives it.
+    """
+
+    run: dict[str, Any]
+    arguments: list[str]
+    cards: str
+    began: float
+    parent: int | None = None
+
+
+@dataclass
+class StoreOrder:
+    """A feature store to write.
+
+    Attributes:
+        configs, overrides: recipe that data and encoders come from.
+        store: folder of the store.
+        finished: file that says, once it is there, that the store is complete.
+        parent: as of `RunOrder`.
+    """
+
+    configs: list[str]
+    overrides: list[str]
+    store: str
+    finished: str
+    parent: int | None = None
+
+
+def write_order(order: RunOrder | StoreOrder, path: Path) -> None:
+    """Write an order for the process that carries it out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(order), indent=2) + "\n", encoding="utf-8")
+
+
+def read_order(path: Path) -> RunOrder | StoreOrder:
+    """Read an order."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    return StoreOrder(**raw) if "store" in raw else RunOrder(**raw)
+
+
+def write_store(order: StoreOrder) -> None:
+    """Write a feature store, or complete it.
+
+    Raises:
+        UserError: what a user can mend, such as missing data.
+    """
+    method, data = from_recipe(order.configs, order.overrides)
+    encoder, audio_encoder = method.encoder, getattr(method, "audio_encoder", None)
+    options = ExtractOptions(order.store, num_workers=0, progress=False, command="tvr reproduce")
+    for line in extract(source_of_data(data), encoder, audio_encoder, options).lines():
+        print(line)
+    Path(order.finished).touch()
+
+
+def execute(order: RunOrder) -> Path | None:
+    """Make a run and write its card and ranks.
+
+    Returns:
+        The card; None in the processes of a distributed run that do not write it.
+
+    Raises:
+        UserError: what a user can mend, such as missing data.
+    """
+    warned: list[str] = []
+    _collect_warnings(warned)
+    cli = RecipeCLI(args=order.arguments)
+    if not cli.trainer.is_global_zero:
+        return None
+    evaluation, logs = cli.model.evaluation, cli.trainer.log_dir
+    if not isinstance(evaluation, Evaluation | AnswerEvaluation) or logs is None:
+        raise RecipeError(f"{order.run['name']} evaluated nothing; a table's run must end in an evaluation")
+    results = json.loads((Path(logs) / "results.json").read_text(encoding="utf-8"))
+    saved = torch.load(results["checkpoint"], map_location="cpu", weights_only=True, mmap=True)
+    card = Card(
+        key=order.run["key"],
+        name=order.run["name"],
+        status="finished",
+        run=order.run,
+        results=results,
+        checkpoint=results["checkpoint"],
+        steps=int(saved["global_step"]),
+        epochs=int(saved["epoch"]) + 1,
+        seconds=round(time.time() - order.began, 1),
+        peak_memory_mib=_peak_memory_mib(),
+        peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
+        warnings=list(dict.fromkeys(warned)),
+    )
+    folder = Path(order.cards)
+    if isinstance(evaluation, Evaluation):
+        truth = cli.datamodule.ground_truth("test")
+        write_ranks(
+            ranks_path(card_path(folder, card.key)),
+            evaluation.text_to_video_ranks,
+            evaluation.video_to_text_ranks,
+            truth.video_of_text,
+        )
+    return write_card(card, folder)
+
+
+def _collect_warnings(into: list[str]) -> None:
+    show = warnings.showwarning
+
+    def collect(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        into.append(f"{category.__name__}: {message}")
+        show(message, category, *rest, **named)
+
+    warnings.showwarning = collect
+
+
+def _peak_memory_mib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
+
+
+def _end_with(parent: int) -> None:
+    """Leave when the parent has gone: a killed `tvr reproduce` must not leave a run that its successor repeats."""
+    process = multiprocessing.parent_process()
+    if process is not None:
+        wait([process.sentinel])
+    else:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+    os._exit(1)
+
+
+def carry_out_order(path: Path) -> int:
+    """Carry out an order; return the exit status. What a user can mend is one sentence on the error stream.
+
+    Args:
+        path: of the order, as `write_order` wrote it.
+    """
+    order = read_order(path)
+    if order.parent is not None:
+        threading.Thread(target=_end_with, args=(order.parent,), daemon=True).start()
+    try:
+        write_store(order) if isinstance(order, StoreOrder) else execute(order)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def carry_out_logged(path: Path, log: Path) -> int:
+    """Carry out an order with everything it says going to a file; return the exit status.
+
+    Args:
+        path: of the order.
+        log: file for output and errors of this process and of those it starts.
+    """
+    with log.open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        return carry_out_order(path)
+    except Exception:  # noqa: BLE001  it is written where the parent looks for it
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(carry_out_order(Path(sys.argv[1])))

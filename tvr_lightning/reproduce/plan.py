@@ -1,0 +1,298 @@
+"""From tables to runs: each run once, however many tables and lines it stands for, with everything that decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+import tvr_lightning.data
+from tvr_lightning.reproduce.fingerprint import code_fingerprint, data_fingerprint, digest, weights_fingerprint
+from tvr_lightning.reproduce.tables import TableError, TableRecipe, TableRun
+
+FIXTURE_SEED = 0
+Share = Literal["nothing", "encoder", "features"]
+# What trains the shared encoder: the plainest head there is, so that the encoder leans to no method.
+SHARED_METHOD, SHARED_DATASET = "clip4clip", "msrvtt"
+SHARED_RECIPES = {"encoder": "fixture-shared.yaml", "features": "fixture-features.yaml"}
+SHARED_SETTINGS = {"model.init_args.similarity_header": "meanP", "model.init_args.temporal_layers": None}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What holds for every run of an invocation.
+
+    Attributes:
+        recipes: folder of the recipes.
+        root: parent folder of the datasets: $TVR_DATA, or where the synthetic ones are written.
+        fixture_videos: videos per synthetic dataset, or None with real data.
+        overlay: a recipe on top of every run, or None.
+        seeds: of the runs; empty for each recipe's own.
+        share: what the synthetic runs share: `nothing`, every run trains its own encoder from random weights;
+            `encoder`, each goes on from one that was trained once, on the synthetic MSR-VTT; `features`, that one
+            stays frozen, its features of a dataset are stored once, and runs of a further backbone are left out,
+            since they would be the same.
+    """
+
+    recipes: Path
+    root: Path
+    fixture_videos: int | None = None
+    overlay: Path | None = None
+    seeds: tuple[int, ...] = ()
+    share: Share = "nothing"
+
+
+@dataclass
+class PlannedStore:
+    """A feature store to write: the shared encoder's features of one dataset.
+
+    Attributes:
+        key: fingerprint of what decides it; name of its folder.
+        dataset: name of the layout.
+        configs: recipe files that data and sound encoder come from.
+        overrides: command-line style, on top of them.
+        encoder_from: key of the run that trained the encoder.
+    """
+
+    key: str
+    dataset: str
+    configs: list[str]
+    overrides: list[str]
+    encoder_from: str
+
+
+@dataclass
+class PlannedRun:
+    """One run to make, or made already.
+
+    Attributes:
+        key: fingerprint of all that decides it; its card bears it.
+        name: `<table>/<run>` of the first line it stands for.
+        claims: every `<table>/<run>` that it stands for.
+        verb: `fit`, or `test` where another run trained the weights.
+        configs: recipe files, as on the command line.
+        settings: the table's own values, nested as in a recipe, on top of them.
+        overrides: command-line style, on top of all.
+        seed: of the run; None for the recipe's own.
+        dataset: name of the layout, such as `msrvtt`.
+        fixture: runs on the synthetic dataset.
+        fingerprints: of `config`, `code`, `data` and `weights`.
+        trained_by: key of the run that trained the weights, for `test`.
+        encoder_from: key of the run that trained the encoder it starts with, or None.
+        store: key of the feature store it reads, or None.
+    """
+
+    key: str
+    name: str
+    claims: list[str]
+    verb: Literal["fit", "test"]
+    configs: list[str]
+    settings: dict[str, Any]
+    overrides: list[str]
+    seed: int | None
+    dataset: str
+    fixture: bool
+    fingerprints: dict[str, str]
+    trained_by: str | None = None
+    encoder_from: str | None = None
+    store: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+@dataclass
+class Plan:
+    """The runs of some tables, in an order in which trained weights come before what evaluates them.
+
+    Attributes:
+        tables: the tables.
+        runs: by key.
+        chosen: `<table>/<run>` to the keys of its seeds.
+        stores: feature stores that the runs read, by key.
+        setting: what holds for all of them.
+    """
+
+    tables: list[TableRecipe]
+    setting: Setting
+    runs: dict[str, PlannedRun] = field(default_factory=dict)
+    chosen: dict[str, list[str]] = field(default_factory=dict)
+    stores: dict[str, PlannedStore] = field(default_factory=dict)
+
+    def datasets(self) -> list[str]:
+        """Return the layouts that the runs need, each once."""
+        return list(dict.fromkeys(run.dataset for run in self.runs.values()))
+
+
+def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[str] = ()) -> Plan:
+    """Plan the runs of tables.
+
+    Args:
+        tables: what to reproduce.
+        setting: data, seeds and what lies on top of every run.
+        only: `<run>` or `<table>/<run>` to restrict them to; all where empty. What trains their weights is added.
+
+    Raises:
+        TableError: `only` names a run that no table has.
+    """
+    if setting.share != "nothing" and setting.fixture_videos is None:
+        raise TableError(
+            f"--share {setting.share} is for the synthetic datasets; with real data the encoder's published weights "
+            "are what runs share (recipes/features.yaml trains heads on their stored features)"
+        )
+    plan = Plan(list(tables), setting)
+    known = {f"{table.name}/{run.name}" for table in tables for run in table.runs}
+    for name in only:
+        if not any(name in (claim, claim.partition("/")[2]) for claim in known):
+            raise TableError(f"--only {name!r} is no run of these tables; there are {', '.join(sorted(known))}")
+    for table in tables:
+        runs = {run.name: run for run in table.runs}
+        for run in table.runs:
+            left_out = setting.share == "features" and run.backbone is not None
+            if not left_out and (not only or run.name in only or f"{table.name}/{run.name}" in only):
+                for seed in setting.seeds or (None,):
+                    _add(plan, table, runs, run, seed)
+    return plan
+
+
+def _add(plan: Plan, table: TableRecipe, runs: Mapping[str, TableRun], run: TableRun, seed: int | None) -> PlannedRun:
+    trained_by = _add(plan, table, runs, runs[run.trained_by], seed) if run.trained_by else None
+    claim = f"{table.name}/{run.name}"
+    planned = _planned(plan, claim, _files(plan.setting, run), run.settings, seed, trained_by)
+    planned = plan.runs.setdefault(planned.key, planned)
+    if claim not in planned.claims:
+        planned.claims.append(claim)
+    keys = plan.chosen.setdefault(claim, [])
+    if planned.key not in keys:
+        keys.append(planned.key)
+    return planned
+
+
+def _files(setting: Setting, run: TableRun) -> list[Path]:
+    """The recipes of a run, later ones on top; the fixture's own encoder stands for every backbone."""
+    files = list(run.config)
+    if setting.fixture_videos is not None:
+        files += [setting.recipes / "fixture.yaml", *([run.on_fixture] if run.on_fixture else [])]
+        if setting.share != "nothing":
+            files.append(setting.recipes / SHARED_RECIPES[setting.share])
+    elif run.backbone is not None:
+        files.append(run.backbone)
+    return [*files, *([setting.overlay] if setting.overlay is not None else [])]
+
+
+def _planned(
+    plan: Plan,
+    name: str,
+    files: Sequence[Path],
+    settings: Mapping[str, Any],
+    seed: int | None,
+    trained_by: PlannedRun | None = None,
+    starts_fresh: bool = False,
+) -> PlannedRun:
+    setting = plan.setting
+    contents = [_read(path, path.stat().st_mtime_ns) for path in files]
+    kind = str(_last(contents, "data.class_path")).rpartition(".")[2]
+    if kind not in tvr_lightning.data.__all__:
+        raise TableError(f"{name}: the recipes name no dataset (data.class_path is {kind})")
+    layout = getattr(tvr_lightning.data, kind).directory
+    shared = None if setting.share == "nothing" or starts_fresh else _shared_encoder(plan)
+    store = _shared_store(plan, shared, layout) if shared is not None and setting.share == "features" else None
+    fingerprints = {
+        "config": digest(contents, dict(settings)),
+        "code": code_fingerprint(),
+        "data": _data(setting, layout),
+        "weights": f"run {shared.key}" if shared else _weights(setting, contents),
+    }
+    overrides = [f"--data.init_args.root={setting.root}"]
+    if seed is not None:
+        overrides.append(f"--seed_everything={seed}")
+    return PlannedRun(
+        key=digest(fingerprints, seed, trained_by.key if trained_by else None, store.key if store else None),
+        name=name,
+        claims=[],
+        verb="test" if trained_by else "fit",
+        configs=[str(path.absolute()) for path in files],
+        settings=nested(settings),
+        overrides=overrides,
+        seed=seed,
+        dataset=layout,
+        fixture=setting.fixture_videos is not None,
+        fingerprints=fingerprints,
+        trained_by=trained_by.key if trained_by else None,
+        encoder_from=shared.key if shared else None,
+        store=store.key if store else None,
+    )
+
+
+def _shared_encoder(plan: Plan) -> PlannedRun:
+    """The run that trains the encoder that all others start from."""
+    names = (f"{SHARED_METHOD}.yaml", f"data/{SHARED_DATASET}.yaml", "fixture.yaml", "fixture-encoder.yaml")
+    files = _with_overlay(plan.setting, names)
+    found = _planned(plan, "shared/encoder", files, SHARED_SETTINGS, None, starts_fresh=True)
+    return plan.runs.setdefault(found.key, found)
+
+
+def _shared_store(plan: Plan, shared: PlannedRun, layout: str) -> PlannedStore:
+    """The shared encoder's features of a dataset; GAID's recipe names the sound beside the pictures."""
+    names = ("gaid.yaml", f"data/{layout}.yaml", "fixture.yaml", SHARED_RECIPES["features"])
+    files = _with_overlay(plan.setting, names)
+    contents = [_read(path, path.stat().st_mtime_ns) for path in files]
+    key = digest(shared.key, contents)
+    configs, overrides = [str(path.absolute()) for path in files], [f"--data.init_args.root={plan.setting.root}"]
+    return plan.stores.setdefault(key, PlannedStore(key, layout, configs, overrides, shared.key))
+
+
+def _with_overlay(setting: Setting, names: Sequence[str]) -> list[Path]:
+    return [*(setting.recipes / name for name in names), *([setting.overlay] if setting.overlay is not None else [])]
+
+
+def _data(setting: Setting, layout: str) -> str:
+    if setting.fixture_videos is not None:
+        return f"synthetic, {setting.fixture_videos} videos, seed {FIXTURE_SEED}"
+    return data_fingerprint(setting.root / layout)
+
+
+@cache
+def _read(path: Path, _changed: int) -> dict[str, Any]:
+    """A recipe; hundreds of runs share a few files, and reading YAML is slow."""
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+
+
+def _weights(setting: Setting, contents: Sequence[dict[str, Any]]) -> str:
+    if setting.fixture_videos is not None:
+        return "random"
+    architecture = _last(contents, "model.init_args.encoder.init_args.architecture")
+    weights = _last(contents, "model.init_args.encoder.init_args.weights")
+    return f"{architecture}: {weights_fingerprint(weights)}"
+
+
+def _last(contents: Sequence[dict[str, Any]], option: str) -> Any:
+    """The value that the last of some recipes to name an option gives it; None where none does."""
+    found = None
+    for content in contents:
+        value: Any = content
+        for key in option.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        found = value if value is not None else found
+    return found
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted options as nested mappings, as a recipe has them.
+
+    Args:
+        settings: such as `{"data.init_args.split": "7k"}`.
+    """
+    found: dict[str, Any] = {}
+    for option, value in settings.items():
+        *parents, name = option.split(".")
+        inner = found
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[name] = value
+    return found

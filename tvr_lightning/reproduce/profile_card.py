@@ -1,0 +1,85 @@
+"""Profile cards: what a method costs, one JSON file per method and encoder, in `profiles/` beside the run cards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tvr_lightning.reproduce.card import CardError
+from tvr_lightning.reproduce.profile import Costs
+
+SCHEMA = 1
+
+
+@dataclass
+class ProfileCard:
+    """One profile.
+
+    Attributes:
+        name: `<method>-<encoder>`, also of the file.
+        method: class of the method; of NCL, with its base.
+        encoder: class and architecture of the encoder.
+        options: of the method, as its recipe resolved them.
+        batch, queries, frames, words, image_size: what was run.
+        repeats: measurements behind each time.
+        costs: what was measured.
+        environment: versions, git state, machine, date.
+        schema: of this file.
+    """
+
+    name: str
+    method: str
+    encoder: str
+    options: dict[str, Any]
+    batch: int
+    queries: int
+    frames: int
+    words: int
+    image_size: int
+    repeats: int
+    costs: Costs
+    environment: dict[str, Any]
+    schema: int = SCHEMA
+
+
+def write_profile(card: ProfileCard, folder: Path) -> Path:
+    """Write a profile so that it is there as a whole or not at all; one of the same name is replaced.
+
+    Args:
+        card: of a method.
+        folder: of the profiles.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{card.name}.json"
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def read_profile(path: Path) -> ProfileCard:
+    """Read one profile.
+
+    Raises:
+        CardError: it is half-written, from another schema version, or lacks fields.
+    """
+    way_out = "delete it and run `tvr profile` again"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CardError(f"{path} is half-written ({error}); {way_out}") from error
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema != SCHEMA:
+        raise CardError(f"{path} has schema {schema}, this version reads schema {SCHEMA}; {way_out}")
+    wrong = {item.name for item in fields(ProfileCard)} ^ set(raw)
+    wrong |= {item.name for item in fields(Costs)} ^ set(raw.get("costs", {}))
+    if wrong:
+        raise CardError(f"{path}: missing or unknown fields {', '.join(sorted(wrong))}; {way_out}")
+    return ProfileCard(**{**raw, "costs": Costs(**raw["costs"])})
+
+
+def read_profiles(folder: Path) -> list[ProfileCard]:
+    """Read every profile of a folder, sorted by name; none where there is no folder."""
+    return [read_profile(path) for path in sorted(folder.glob("*.json"))]

@@ -1,0 +1,138 @@
+"""`tvr profile`: parameters, FLOPs, time and memory of a recipe's method, written to a card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from tvr_lightning.evaluation.results import environment
+from tvr_lightning.methods import NCL
+from tvr_lightning.module import RetrievalModule
+from tvr_lightning.recipe import RecipeCLI, RecipeError, plain
+from tvr_lightning.reproduce.profile import Load, measure_costs
+from tvr_lightning.reproduce.profile_card import ProfileCard, write_profile
+
+STAGES = {
+    "encode_video": "encoder, videos",
+    "encode_text": "encoder, texts",
+    "video_layers": "method's layers, per video",
+    "text_layers": "method's layers, per text",
+    "score": "scoring, all pairs",
+    "training_step": "training step, forward and backward",
+}
+
+
+class _WithoutData(RecipeCLI):
+    """A recipe's method; its data module is built for its sizes, but no dataset has to be there."""
+
+    def before_instantiate_classes(self) -> None:
+        """Ask for nothing: the encoder itself says where weights are missing."""
+
+
+def run_profile(
+    config: list[str],
+    out: Path = Path("runs/reproduced"),
+    batch_size: int = 16,
+    queries: int = 1000,
+    repeats: int = 3,
+    random_weights: bool = False,
+    device: str | None = None,
+) -> int:
+    """Measure what a method costs on random media of the recipe's sizes; no dataset is needed.
+
+    Milliseconds per video: encoding one video (media in memory) and scoring all queries against it.
+
+    Args:
+        config: recipe files, later ones on top of earlier ones.
+        out: folder of the profiles' folder; that of `tvr reproduce`, so that its report shows them.
+        batch_size: matching pairs per batch, at least 2.
+        queries: texts that ask while a video is scored.
+        repeats: measurements of each time; the median counts.
+        random_weights: build the encoder with random weights in place of the recipe's, which cost the same.
+        device: where to measure; a GPU where there is one by default.
+    """
+    if batch_size < 2 or queries < 1 or repeats < 1:
+        raise RecipeError("tvr profile needs batch_size of at least 2, queries and repeats of at least 1")
+    overrides = _random(config) if random_weights else []
+    arguments = [item for path in config for item in ("--config", path)]
+    cli = _WithoutData(args=[*arguments, *overrides], run=False)
+    module = cli.model
+    if not isinstance(module, RetrievalModule):
+        raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")
+    options = plain(cli.parser, cli.config)["model"]
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    load = Load(batch_size, queries, repeats)
+    card = profile_card(module.to(chosen), options, load)
+    _print(card)
+    Console(highlight=False, soft_wrap=True).print(f"Wrote {write_profile(card, out / 'profiles')}", markup=False)
+    return 0
+
+
+def _random(config: Sequence[str]) -> list[str]:
+    """Options that build the encoders of picture, text and sound with random weights."""
+    models = [(yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}).get("model") or {} for path in config]
+    options = ["--model.init_args.encoder.init_args.weights=none"]
+    hears = any(str(model.get("class_path")).rpartition(".")[2] == "GAID" for model in models)
+    named = any("audio_encoder" in (model.get("init_args") or {}) for model in models)
+    if hears and not named:
+        options.append("--model.init_args.audio_encoder=WhisperEncoder")
+    if hears:
+        options.append("--model.init_args.audio_encoder.init_args.weights=none")
+    return options
+
+
+def profile_card(module: RetrievalModule, options: dict[str, Any], load: Load) -> ProfileCard:
+    """Measure a method and return its card.
+
+    Args:
+        module: on the device where it is to be measured.
+        options: of the method, for the card.
+        load: batch, queries, repeats.
+    """
+    method = type(module).__name__
+    if isinstance(module, NCL):
+        method = f"{method} on {type(module.base).__name__}"
+    encoder = " ".join(filter(None, (type(module.encoder).__name__, getattr(module.encoder, "name", None))))
+    return ProfileCard(
+        name=re.sub(r"[^a-z0-9]+", "-", f"{method} {encoder}".lower()).strip("-"),
+        method=method,
+        encoder=encoder,
+        options=options,
+        batch=load.batch,
+        queries=load.queries,
+        frames=module.frames,
+        words=module.words,
+        image_size=module.image_size,
+        repeats=load.repeats,
+        costs=measure_costs(module, load),
+        environment={**environment(), "device": str(module.device)},
+    )
+
+
+def _print(card: ProfileCard) -> None:
+    costs = card.costs
+    table = Table(title=f"{card.method}, {card.encoder}, batch {card.batch}, {card.environment['device']}")
+    table.add_column("what")
+    table.add_column("measured", justify="right")
+    rows = [("parameters", f"{costs.parameters / 1e6:.2f} M"), ("trained", f"{costs.trainable / 1e6:.2f} M")]
+    rows += [(f"  {name}", f"{count / 1e6:.3f} M") for name, count in costs.parameters_by_module.items()]
+    rows += [(f"FLOPs, {words}", f"{costs.flops_by_stage[name] / 1e9:.3f} G") for name, words in STAGES.items()]
+    rows += [
+        ("training step", f"{costs.training_step_ms:.1f} ms"),
+        ("encoding a text", f"{costs.encode_text_ms:.2f} ms"),
+        ("encoding a video", f"{costs.encode_video_ms:.2f} ms"),
+        (f"scoring a video for {card.queries} queries", f"{costs.score_ms_per_video:.2f} ms"),
+        ("per video (encoding and scoring)", f"{costs.ms_per_video:.2f} ms"),
+        ("peak memory, inference", f"{costs.peak_inference_mib:.0f} MiB"),
+        ("peak memory, training", f"{costs.peak_training_mib:.0f} MiB"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,215 @@
+"""Figures of any method: retrieval mass and errors (NCL, Figs. 2 and 3), modalities in the space (Figs. 7 and 8)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from sklearn.manifold import TSNE
+from torch import Tensor
+
+from tvr_lightning.evaluation.balance import Balance, balance
+from tvr_lightning.evaluation.evaluator import Evaluator
+from tvr_lightning.evaluation.normalization import Direction
+from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.methods import NCL
+from tvr_lightning.methods.clip4clip import masked_mean
+from tvr_lightning.reproduce.report.drawing import (
+    COLOURS,
+    NEGATIVE,
+    POSITIVE,
+    Arrays,
+    Chart,
+    Fact,
+    new_figure,
+    to_chart,
+)
+from tvr_lightning.reproduce.report.material import Material
+
+LEAST_POINTS = 4
+_DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
+
+
+def measure_balance(material: Material) -> Arrays:
+    """Return retrieval mass and error rates of both directions, before post-processing.
+
+    Args:
+        material: of the run.
+
+    Returns:
+        For t2v and v2t: `<direction>.mass` (G,) relative to its share, `<direction>.edges`, `.items`,
+        `.false_negative`, `.false_positive` (K,) by bins of it, and the scalar `<direction>.error`; where the run
+        normalises scores by its queues or the test set, `normalized.<direction>.mass` and `.error` too.
+    """
+    source = MatrixSource(material.similarity.double())
+    videos = torch.arange(source.gallery)
+    temperature = material.module.score_temperature()
+    arrays: Arrays = {}
+    for name, scores, queries, gallery in (
+        ("t2v", source, material.matching, videos),
+        ("v2t", TransposedSource(source), videos, material.matching),
+    ):
+        found: Balance = balance(scores, temperature, queries, gallery)
+        arrays[f"{name}.mass"] = (found.mass / found.share).numpy()
+        arrays[f"{name}.error"] = np.array(found.error)
+        for field in ("edges", "items", "false_negative", "false_positive"):
+            arrays[f"{name}.{field}"] = getattr(found.rates, field).numpy()
+    return arrays | _normalized(material)
+
+
+@torch.no_grad()
+def _normalized(material: Material) -> Arrays:
+    """Mass and error behind the run's score normalisation; nothing without one, or where it wants an encoded bank."""
+    module = material.module
+    normalizer = module.evaluation_config.normalization
+    if normalizer is None:
+        return {}
+    bank = None
+    if normalizer.needs_bank:
+        if not isinstance(module, NCL) or module.bank_source != "queue" or module.text_queue is None:
+            return {}
+        if not len(module.text_queue):
+            return {}
+        bank = module.bank()
+    evaluator = Evaluator(module.score, temperature=module.score_temperature(), measure_balance=True)
+    index = (material.text_index, material.video_index)
+    evaluation = evaluator.evaluate(
+        material.texts, index[0], material.videos, index[1], material.truth, normalizer, bank
+    )
+    arrays: Arrays = {}
+    directions: tuple[tuple[str, Direction], ...] = (("t2v", "text-to-video"), ("v2t", "video-to-text"))
+    for name, direction in directions:
+        found = evaluation.balance[direction]
+        arrays[f"normalized.{name}.mass"] = (found.mass / found.share).cpu().numpy()
+        arrays[f"normalized.{name}.error"] = np.array(found.error)
+    return arrays
+
+
+def draw_balance(arrays: Arrays, key: str) -> list[Chart]:
+    """Draw how retrieval mass is spread and what errors it goes with.
+
+    Args:
+        arrays: from `measure_balance`.
+        key: of the card.
+    """
+    figure, axes = new_figure(4)
+    for place, (name, words) in enumerate(_DIRECTIONS.items()):
+        spread, rates = axes[2 * place], axes[2 * place + 1]
+        bins = np.linspace(0, 5, 26).tolist()
+        spread.hist(np.clip(arrays[f"{name}.mass"], 0, 5), bins=bins, color=COLOURS[3], alpha=0.7)
+        if f"normalized.{name}.mass" in arrays:
+            after = np.clip(arrays[f"normalized.{name}.mass"], 0, 5)
+            spread.hist(after, bins=bins, histtype="step", color=COLOURS[0], label="normalised")
+            spread.legend()
+        spread.axvline(1.0, color=COLOURS[2], linewidth=1)
+        spread.set_title(f"{words}: items by mass over share")
+        filled = arrays[f"{name}.items"] > 0
+        where = np.arange(len(filled))[filled]
+        for field, colour in (("false_negative", POSITIVE), ("false_positive", NEGATIVE)):
+            label = field.replace("_", " ")
+            rates.plot(
+                where, 100 * arrays[f"{name}.{field}"][filled], marker="o", markersize=3, color=colour, label=label
+            )
+        rates.set_xticks(range(len(filled)), [f"{edge:g}" for edge in arrays[f"{name}.edges"]])
+        rates.set_title(f"{words}: errors at rank 1, %")
+        rates.set_xlabel("mass over share, from")
+        rates.legend()
+    facts = [Fact(f"normalisation error, {words}", f"balance.{name}.error") for name, words in _DIRECTIONS.items()]
+    if "normalized.t2v.error" in arrays:
+        for name, words in _DIRECTIONS.items():
+            facts.append(Fact(f"normalised, {words}", f"balance.normalized.{name}.error"))
+    return [
+        to_chart(
+            figure,
+            f"{key}-balance",
+            "Retrieval mass and errors",
+            "For both directions a histogram of the items' retrieval mass relative to their share, and lines of the "
+            "false negative and false positive rates by that mass.",
+            facts,
+            "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless said.",
+        )
+    ]
+
+
+def sentence_and_video(material: Material) -> tuple[Tensor, Tensor]:
+    """Return unit vectors (B, D) of the texts and of the mean frames of the matching pairs."""
+    text, video = material.paired()
+    return unit(text.sentence).cpu(), unit(masked_mean(unit(video.frames), video.frame_mask)).cpu()
+
+
+@torch.no_grad()
+def measure_modalities(material: Material) -> Arrays:
+    """Return where the two modalities lie: mean similarities within and between them, modal means, and a t-SNE map.
+
+    Args:
+        material: of the run.
+
+    Returns:
+        Scalars `text_text`, `video_video` (different items), `text_video` (pairs that do not match), `matching`,
+        `mean_distance` between the modal means and their lengths `text_mean`, `video_mean`; and, where there are
+        enough items, `map` (2, B, 2): texts and videos in the plane.
+    """
+    text, video = sentence_and_video(material)
+    count = len(text)
+    others = ~torch.eye(count, dtype=torch.bool)
+
+    def mean(a: Tensor, b: Tensor) -> float:
+        return float((a @ b.T)[others].mean()) if count > 1 else float("nan")
+
+    values = {
+        "text_text": mean(text, text),
+        "video_video": mean(video, video),
+        "text_video": mean(text, video),
+        "matching": float((text * video).sum(-1).mean()),
+        "text_mean": float(text.mean(0).norm()),
+        "video_mean": float(video.mean(0).norm()),
+        "mean_distance": float((text.mean(0) - video.mean(0)).norm()),
+    }
+    arrays = {name: np.array(value) for name, value in values.items()}
+    if count >= LEAST_POINTS:
+        points = torch.cat([text, video]).numpy()
+        # Perplexity stays below the number of points, as t-SNE needs.
+        plane = TSNE(2, perplexity=min(30.0, len(points) / 4), init="pca", random_state=0).fit_transform(points)
+        arrays["map"] = plane.reshape(2, count, 2)
+    return arrays
+
+
+def draw_modalities(arrays: Arrays, key: str) -> list[Chart]:
+    """Draw mean similarities as bars, and the t-SNE map with a line between each text and its video.
+
+    Args:
+        arrays: from `measure_modalities`.
+        key: of the card.
+    """
+    bars = {"text_text": "text-text", "video_video": "video-video", "text_video": "text-video", "matching": "matching"}
+    figure, axes = new_figure(2 if "map" in arrays else 1)
+    heights = [float(arrays[name]) for name in bars]
+    axes[0].bar(range(len(bars)), heights, color=COLOURS[: len(bars)])
+    axes[0].set_xticks(range(len(bars)), list(bars.values()), fontsize=6.5)
+    axes[0].axhline(0, color=COLOURS[4], linewidth=0.6)
+    axes[0].set_title("mean cosine")
+    if "map" in arrays:
+        texts, videos = arrays["map"]
+        for one, other in zip(texts, videos, strict=True):
+            axes[1].plot([one[0], other[0]], [one[1], other[1]], color=COLOURS[5], linewidth=0.4, alpha=0.5)
+        axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=POSITIVE, label="texts")
+        axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=NEGATIVE, marker="s", label="videos")
+        axes[1].set_title("t-SNE, lines join matching pairs")
+        axes[1].set_xticks([])
+        axes[1].set_yticks([])
+        axes[1].legend()
+    return [
+        to_chart(
+            figure,
+            f"{key}-modalities",
+            "The two modalities",
+            "Bars of the mean cosines within and between texts and videos, and a map of texts and videos in the plane.",
+            [
+                Fact("distance of the modal means", "modalities.mean_distance"),
+                Fact("length of the texts' mean", "modalities.text_mean"),
+                Fact("length of the videos' mean", "modalities.video_mean"),
+            ],
+            "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on "
+            "each other.",
+        )
+    ]

@@ -1,0 +1,160 @@
+"""Figures of any method: scores of matching and other pairs (DPDV, Fig. S1; GAID, Fig. 6), and a retrieval sheet."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tvr_lightning.reproduce.report.drawing import (
+    NEGATIVE,
+    POSITIVE,
+    Arrays,
+    Chart,
+    Fact,
+    escape,
+    new_figure,
+    picture_uri,
+    to_chart,
+)
+from tvr_lightning.reproduce.report.material import Material
+
+BINS = 60
+SHEET_QUERIES, SHEET_VIDEOS = 4, 3
+
+
+def measure_similarity(material: Material) -> Arrays:
+    """Return histograms and means of the scores of matching pairs and of all others.
+
+    Args:
+        material: of the run.
+
+    Returns:
+        `edges` (BINS + 1,), `positive` and `negative` (BINS,) shares that add up to 1, and the scalars
+        `positive_mean`, `negative_mean` and `overlap`, the chance in percent that another pair outscores a matching
+        one, ties counted half.
+    """
+    scores = material.similarity
+    own = torch.zeros_like(scores, dtype=torch.bool)
+    own[torch.arange(len(scores)), material.matching] = True
+    positive, negative = scores[own].double(), scores[~own].double()
+    edges = np.linspace(float(scores.min()), float(scores.max()) + 1e-6, BINS + 1)
+    above = np.sort(negative.numpy())
+    lower = np.searchsorted(above, positive.numpy(), side="left")
+    upper = np.searchsorted(above, positive.numpy(), side="right")
+    return {
+        "edges": edges,
+        "positive": np.histogram(positive.numpy(), edges)[0] / len(positive),
+        "negative": np.histogram(negative.numpy(), edges)[0] / len(negative),
+        "positive_mean": np.array(float(positive.mean())),
+        "negative_mean": np.array(float(negative.mean())),
+        "overlap": 100 * (1 - (lower + upper).mean() / (2 * max(len(above), 1))),
+    }
+
+
+def draw_similarity(arrays: Arrays, key: str) -> list[Chart]:
+    """Draw both histograms over one axis.
+
+    Args:
+        arrays: from `measure_similarity`.
+        key: of the card.
+    """
+    figure, (axis,) = new_figure(1, width=5.0)
+    for name, colour in (("positive", POSITIVE), ("negative", NEGATIVE)):
+        label = "matching pairs" if name == "positive" else "all other pairs"
+        axis.stairs(arrays[name], arrays["edges"], fill=True, alpha=0.45, color=colour, label=label)
+        axis.stairs(arrays[name], arrays["edges"], color=colour)
+    axis.set_xlabel("score before post-processing")
+    axis.set_ylabel("share of the pairs")
+    axis.legend()
+    return [
+        to_chart(
+            figure,
+            f"{key}-similarity",
+            "Scores of matching and of other pairs",
+            "Two histograms of scores: of texts with their own videos, and of texts with other videos.",
+            [
+                Fact("mean of matching pairs", "similarity.positive_mean"),
+                Fact("mean of other pairs", "similarity.negative_mean"),
+                Fact("chance that another pair outscores a matching one", "similarity.overlap", " %"),
+            ],
+            "As DPDV, Fig. S1, and GAID, Fig. 6, show them.",
+        )
+    ]
+
+
+def measure_sheet(material: Material) -> Arrays:
+    """Return pictures of the best videos of some queries, and of each query's own video.
+
+    Queries are spread evenly from the best found to the worst, so that the sheet shows failures as they come.
+
+    Args:
+        material: of the run.
+
+    Returns:
+        `captions` and `names` as text, `score` and `correct` (Q, 1 + K), `rank` (Q,) of the own video from 1, `strips`
+        (Q, 1 + K, F, S, S, 3) uint8: the own video first, then the K best.
+    """
+    scores, matching = material.similarity, material.matching
+    own = scores[torch.arange(len(scores)), matching]
+    rank = 1 + (scores > own.unsqueeze(1)).sum(1)
+    order = torch.argsort(rank, stable=True)
+    places = np.linspace(0, len(order) - 1, min(SHEET_QUERIES, len(order))).round().astype(int)
+    queries = order[torch.as_tensor(places)]
+    best = scores[queries].topk(min(SHEET_VIDEOS, scores.shape[1])).indices
+    shown = torch.cat([matching[queries].unsqueeze(1), best], dim=1)
+    strips = {video: material.strip(video) for video in sorted(set(shown.flatten().tolist()))}
+    ids = [material.split.videos[int(place)].video_id for place in material.video_index]
+    return {
+        "captions": np.array([material.caption(int(query)) for query in queries]),
+        "names": np.array([[ids[int(video)] for video in row] for row in shown]),
+        "score": np.take_along_axis(scores[queries].numpy(), shown.numpy(), axis=1),
+        "correct": (shown == matching[queries].unsqueeze(1)).numpy(),
+        "rank": rank[queries].numpy(),
+        "strips": np.stack([np.stack([strips[int(video)] for video in row]) for row in shown]),
+    }
+
+
+def draw_sheet(arrays: Arrays, key: str) -> list[Chart]:
+    """Lay out each query with its best videos as strips of frames, its own video framed green.
+
+    Args:
+        arrays: from `measure_sheet`.
+        key: of the card.
+    """
+    rows = []
+    for query, caption in enumerate(arrays["captions"]):
+        clips = []
+        for place in range(1, arrays["names"].shape[1]):
+            clips.append(_clip(arrays, key, query, place, f"{place}."))
+        if not arrays["correct"][query, 1:].any():
+            clips.append(_clip(arrays, key, query, 0, "its own:"))
+        rank = f'<span data-figures="{key}" data-field="sheet.rank[{query}]">{int(arrays["rank"][query])}</span>'
+        rows.append(
+            f'<div class="query"><h5>“{escape(caption)}”</h5><p>Its own video is ranked {rank}.</p>'
+            f'<div class="clips">{"".join(clips)}</div></div>'
+        )
+    return [
+        Chart(
+            "Retrieval sheet",
+            "Queries with the frames of their best three videos.",
+            html="".join(rows),
+            note="The query's own video is framed green; queries run from the best found to the worst (TC-MGC, Figs. 9 "
+            "and 14).",
+        )
+    ]
+
+
+def _clip(arrays: Arrays, key: str, query: int, place: int, label: str) -> str:
+    correct, name = bool(arrays["correct"][query, place]), str(arrays["names"][query, place])
+    strip = arrays["strips"][query, place]
+    wide = np.concatenate(list(strip), axis=1)
+    score = (
+        f'<span data-figures="{key}" data-field="sheet.score[{query}][{place}]">'
+        f"{arrays['score'][query, place]:.3f}</span>"
+    )
+    what = "the query's own video" if correct else "another video"
+    return (
+        f'<figure class="clip {"own" if correct else "other"}"><img src="{picture_uri(wide)}" width="{wide.shape[1]}" '
+        f'height="{wide.shape[0]}" alt="{len(strip)} frames of {escape(name)}, {what}">'
+        f"<figcaption>{label} {escape(name)}, score {score}</figcaption></figure>"
+    )

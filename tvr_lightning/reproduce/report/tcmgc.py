@@ -1,0 +1,212 @@
+"""Figures of TC-MGC: attention over frames (Fig. 11), balance of the contrasts (12), weights of LSA (13)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.methods import NCL, TCMGC
+from tvr_lightning.module import RetrievalModule
+from tvr_lightning.pairwise import DensePairVectors
+from tvr_lightning.reproduce.report.drawing import (
+    COLOURS,
+    Arrays,
+    Chart,
+    Fact,
+    escape,
+    new_figure,
+    picture_uri,
+    styled,
+    to_chart,
+)
+from tvr_lightning.reproduce.report.material import Material
+
+ATTENDED = 2
+"""Pairs whose attention is shown."""
+
+
+def tcmgc_of(module: RetrievalModule) -> TCMGC | None:
+    """Return the TC-MGC that a method is or trains through NCL; None where there is none."""
+    method = module.base if isinstance(module, NCL) else module
+    return method if isinstance(method, TCMGC) else None
+
+
+def attends(module: RetrievalModule) -> bool:
+    """Whether a method is a TC-MGC whose videos are conditioned on texts."""
+    method = tcmgc_of(module)
+    return method is not None and method.head.attention is not None
+
+
+@torch.no_grad()
+def measure_contrasts(material: Material) -> Arrays:
+    """Return the contrasts' scores of matching pairs, and the weights of their aggregation.
+
+    Args:
+        material: of a run of TC-MGC.
+
+    Returns:
+        `names` (G,) of the contrasts, `scores` and `softmax` (G, B): cosines and their softmax at the scale that LSA
+        reads; `lsa` (G, B) where the run has LSA; scalars `spread`, the mean deviation of a pair's scores over the
+        contrasts, and `regularization`, the weight of SDR in training.
+    """
+    method = tcmgc_of(material.module)
+    assert method is not None
+    text, video = material.paired()
+    found = method.score(text, video)
+    own = torch.arange(len(text), device=found.similarity.device)
+    scores = torch.stack([part[own, own] for part in found.parts.values()])
+    scale = method.temperature() if method.head.config.aggregation_on == "logits" else 1.0
+    arrays: Arrays = {
+        "names": np.array(list(found.parts)),
+        "scores": scores.double().cpu().numpy(),
+        "softmax": (scores * scale).softmax(0).double().cpu().numpy(),
+        "spread": np.array(float(scores.std(0, correction=0).mean())),
+        "regularization": np.array(float(method.head.config.decorrelation.weight)),
+    }
+    if method.head.lsa is not None:
+        arrays["lsa"] = method.head.lsa((scores * scale).unsqueeze(-1))[..., 0].double().cpu().numpy()
+    return arrays
+
+
+def draw_contrasts(arrays: Arrays, key: str) -> list[Chart]:
+    """Draw the contrasts' scores and the weights of their aggregation over matching pairs.
+
+    Args:
+        arrays: from `measure_contrasts`.
+        key: of the card.
+    """
+    names = [str(name).replace("_", "-") for name in arrays["names"]]
+    panels = [("scores", "cosines"), ("softmax", "weights of a plain softmax"), ("lsa", "weights of LSA")]
+    panels = [(name, title) for name, title in panels if name in arrays]
+    figure, axes = new_figure(len(panels))
+    for axis, (name, title) in zip(axes, panels, strict=True):
+        boxes(axis, arrays[name], names)
+        axis.set_title(title)
+    return [
+        to_chart(
+            figure,
+            f"{key}-contrasts",
+            "Balance of the contrasts",
+            f"Box plots over matching pairs of the scores of {', '.join(names)}, and of their weights.",
+            [
+                Fact("mean deviation of a pair's scores over the contrasts", "contrasts.spread"),
+                Fact("weight of SDR in training", "contrasts.regularization"),
+            ],
+            "TC-MGC, Figs. 12 and 13, over all matching pairs of the test split.",
+        )
+    ]
+
+
+def boxes(axis, values: np.ndarray, names: Sequence[str]) -> None:  # type: ignore[no-untyped-def]
+    """Draw box plots (G, B) in the report's colours."""
+    drawn = axis.boxplot(list(values), patch_artist=True, showfliers=False)
+    for box, colour in zip(drawn["boxes"], COLOURS, strict=False):
+        box.set(facecolor=colour, alpha=0.6, edgecolor=colour)
+    for part in ("whiskers", "caps", "medians"):
+        for line in drawn[part]:
+            line.set(color=COLOURS[4], linewidth=1.0)
+    axis.set_xticks(range(1, len(names) + 1), names, fontsize=7)
+
+
+@styled
+def draw_between(arrays: dict[str, Arrays], names: dict[str, str]) -> list[Chart]:
+    """Draw the contrasts' scores of runs with and without SDR side by side; nothing unless there are both.
+
+    Args:
+        arrays: of several runs, by key.
+        names: of the runs, by key.
+    """
+    weights = {
+        key: float(found["contrasts.regularization"]) for key, found in arrays.items() if "contrasts.names" in found
+    }
+    if not any(weights.values()) or all(weights.values()):
+        return []
+    keys = sorted(weights, key=lambda key: weights[key])
+    figure, axes = new_figure(len(keys))
+    for axis, key in zip(axes, keys, strict=True):
+        labels = [str(name).replace("_", "-") for name in arrays[key]["contrasts.names"]]
+        boxes(axis, arrays[key]["contrasts.scores"], labels)
+        axis.set_title(f"{names[key]}: {'with' if weights[key] else 'without'} SDR")
+    return [
+        to_chart(
+            figure,
+            "between-sdr",
+            "Balance of the contrasts with and without SDR",
+            "Box plots of the contrasts' scores over matching pairs, one panel per run.",
+            note="TC-MGC, Fig. 12.",
+        )
+    ]
+
+
+@torch.no_grad()
+def measure_attention(material: Material) -> Arrays:
+    """Return how sentence and words attend to the frames of their own videos.
+
+    Args:
+        material: of a run whose `attends` is true.
+
+    Returns:
+        `captions` (K,), `words` (K, 1 + W) as text, the sentence first, empty where padded; `weights` (K, 1 + W, F),
+        averaged over heads; `strips` (K, F, S, S, 3) uint8.
+    """
+    method = tcmgc_of(material.module)
+    assert method is not None
+    assert method.head.attention is not None
+    attention = method.head.attention
+    pairs = material.pairs[torch.linspace(0, len(material.pairs) - 1, min(ATTENDED, len(material.pairs))).long()]
+    words, weights, strips = [], [], []
+    for text_row, video_row in pairs.tolist():
+        text = material.texts[[text_row]]
+        video = material.videos[[video_row]]
+        asked = attention.queries(torch.cat([text.sentence.unsqueeze(1), text.words], dim=1))
+        mask = video.frame_mask if method.head.config.mask_frames else None
+        found = attention.frame_weights(DensePairVectors.from_texts(asked, videos=1), video.frames, mask)
+        found = found[0, :, 0].unflatten(0, (attention.heads, -1)).mean(0).T  # (1 + W, F)
+        pieces = _pieces(material, text_row, text.words.shape[1])
+        words.append([*pieces, *[""] * (len(found) - len(pieces))])
+        weights.append(found.cpu().numpy())
+        strips.append(material.strip(video_row, frames=video.frames.shape[1]))
+    return {
+        "captions": np.array([material.caption(text) for text, _ in pairs.tolist()]),
+        "words": np.array(words),
+        "weights": np.stack(weights),
+        "strips": np.stack(strips),
+    }
+
+
+def _pieces(material: Material, text: int, words: int) -> list[str]:
+    encoder = material.module.encoder
+    if isinstance(encoder, OpenClipEncoder):
+        return ["sentence", *encoder.tokenizer.pieces(material.caption(text), words)]
+    return ["sentence", *[f"word {place}" for place in range(1, words + 1)]]
+
+
+def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
+    """Draw the attention of every word over the frames, below the frames themselves.
+
+    Args:
+        arrays: from `measure_attention`.
+        key: of the card.
+    """
+    charts = []
+    for place, caption in enumerate(arrays["captions"]):
+        words = [str(word) for word in arrays["words"][place] if word]
+        weights = arrays["weights"][place][: len(words)]
+        figure, (axis,) = new_figure(1, height=0.6 + 0.2 * len(words), width=5.0)
+        figure.subplots_adjust(left=0.22)  # room for words
+        axis.imshow(weights, aspect="auto", cmap="viridis", vmin=0)
+        axis.set_yticks(range(len(words)), words, fontsize=7)
+        axis.set_xlabel("frame")
+        alt = f"A heat map of {len(words)} rows, sentence and words, over {weights.shape[1]} frames."
+        drawn = to_chart(figure, f"{key}-attention{place}", "", alt)
+        wide = np.concatenate(list(arrays["strips"][place]), axis=1)
+        html = (
+            f'<h5>“{escape(caption)}”</h5><img class="strip" src="{picture_uri(wide)}" width="{wide.shape[1]}" '
+            f'height="{wide.shape[0]}" alt="The {weights.shape[1]} frames of its video">{drawn.svg}'
+        )
+        title = "Attention of sentence and words over frames"
+        charts.append(Chart(title, alt, html=html, note="TC-MGC, Fig. 11; brighter is more, mean over heads."))
+    return charts

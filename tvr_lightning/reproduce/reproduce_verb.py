@@ -1,0 +1,147 @@
+"""`tvr reproduce`: published tables run again, and what came out set beside the print."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tvr_lightning.data.synthetic.generate import LEAST_VIDEOS
+from tvr_lightning.reproduce.card import Card, read_cards
+from tvr_lightning.reproduce.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
+from tvr_lightning.reproduce.plan import Plan, Setting, Share, make_plan
+from tvr_lightning.reproduce.runner import Folders, carry_out, duration, estimate, open_runs, state_of, time_left
+from tvr_lightning.reproduce.tables import TableError, load_table
+from tvr_lightning.reproduce.view import NOT_COMPARABLE, view_table
+from tvr_lightning.reproduce.write_tables import write_table
+
+
+def run_reproduce(
+    tables: list[str],
+    only: str = "",
+    seeds: str = "",
+    dry_run: bool = False,
+    out: Path = Path("runs/reproduced"),
+    recipes: Path = Path("recipes"),
+    fixture: bool = False,
+    fixture_videos: int = 500,
+    overlay: Path | None = None,
+    share: Share = "nothing",
+    engine: EngineName = "local",
+    partition: str | None = None,
+    minutes: int | None = None,
+    gpus: int | None = None,
+    memory_gib: int | None = None,
+    at_once: int | None = None,
+) -> int:
+    """Run published tables again, and write them as markdown, CSV and LaTeX beside the print.
+
+    Without $TVR_DATA every run takes the synthetic dataset of its own layout. Finished runs are not repeated; exit
+    status 1 where a run failed.
+
+    Args:
+        tables: names of files in recipes/tables, such as gare-1.
+        only: runs to make, separated by commas, as RUN or TABLE/RUN; all of them by default.
+        seeds: separated by commas, such as 0,1,2; each recipe's own by default.
+        dry_run: only show the plan.
+        out: folder for cards, runs, tables and synthetic datasets.
+        recipes: folder of the recipes.
+        fixture: take the synthetic datasets even where $TVR_DATA is set.
+        fixture_videos: videos of each synthetic dataset.
+        overlay: a recipe to lay on top of every run; the tables say so.
+        share: what the synthetic runs share: nothing; the encoder, trained once, which every run goes on
+            from; or the stored features of that encoder, on which heads train, without runs of further backbones.
+        engine: local, one run after another on this machine; slurm, jobs through submitit.
+        partition: of SLURM.
+        minutes: longest time of a SLURM job; 1440 by default.
+        gpus: of a SLURM job, as many as the recipe's devices; 1 by default.
+        memory_gib: main memory of a SLURM job; 64 by default.
+        at_once: most SLURM jobs in the queue; 16 by default.
+    """
+    asked = {"partition": partition, "minutes": minutes, "gpus": gpus, "memory_gib": memory_gib, "at_once": at_once}
+    slurm = _slurm_options(engine, asked)
+    plan = make_plan(
+        [load_table(name, recipes) for name in dict.fromkeys(tables)],
+        _setting(out, recipes, fixture, fixture_videos, overlay, _numbers(seeds), share),
+        _names(only),
+    )
+    folders = Folders(out)
+    console = Console(highlight=False, soft_wrap=True)
+    cards = read_cards(folders.cards)
+    for line in plan_lines(plan, cards):
+        console.print(line, markup=False)
+    if dry_run:
+        return 0
+    starts: Engine | None = SlurmEngine(slurm, (out / "slurm").absolute()) if slurm is not None else None
+
+    def say(line: str) -> None:
+        console.print(line, markup=False)
+        sys.stdout.flush()  # into a log, too, as it happens
+
+    cards = carry_out(plan, folders, say, starts)
+    for table in plan.tables:
+        for path in write_table(view_table(table, plan, cards, folders.cards), folders.tables):
+            console.print(f"Wrote {path}", markup=False)
+    return 1 if any(card.status == "failed" for card in cards.values()) else 0
+
+
+def plan_lines(plan: Plan, cards: dict[str, Card]) -> list[str]:
+    """Return the plan as lines: every run, whether it is done, and an estimate from finished runs.
+
+    Args:
+        plan: the runs.
+        cards: by key.
+    """
+    lines = [NOT_COMPARABLE] if plan.setting.fixture_videos is not None else []
+    for run in plan.runs.values():
+        seconds = estimate(run, cards)
+        state = state_of(run, cards)
+        about = f", about {duration(seconds)}" if state != "finished" and seconds is not None else ""
+        seed = "" if run.seed is None else f", seed {run.seed}"
+        also = f" (also {', '.join(run.claims[1:])})" if len(run.claims) > 1 else ""
+        lines.append(
+            f"{state:8s} {run.verb:4s} {run.claims[0] if run.claims else run.name}{also} on {run.dataset}{seed}{about}"
+        )
+    return [*lines, time_left(open_runs(plan, cards), cards)]
+
+
+def _setting(
+    out: Path,
+    recipes: Path,
+    fixture: bool,
+    fixture_videos: int,
+    overlay: Path | None,
+    seeds: tuple[int, ...],
+    share: Share,
+) -> Setting:
+    root = os.environ.get("TVR_DATA")
+    if overlay is not None and not overlay.is_file():
+        raise TableError(f"--overlay {overlay} is no file")
+    if root and not fixture:
+        return Setting(recipes, Path(root).expanduser(), None, overlay, seeds, share)
+    if fixture_videos < LEAST_VIDEOS:
+        raise TableError(f"--fixture_videos is {fixture_videos}; it must be at least {LEAST_VIDEOS}")
+    return Setting(recipes, (out / f"fixture-{fixture_videos}").absolute(), fixture_videos, overlay, seeds, share)
+
+
+def _names(words: str) -> list[str]:
+    return [word.strip() for word in words.split(",") if word.strip()]
+
+
+def _numbers(words: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(word) for word in _names(words)))
+    except ValueError as error:
+        raise TableError(f"--seeds {words!r} must be whole numbers separated by commas, such as 0,1,2") from error
+
+
+def _slurm_options(engine: EngineName, asked: dict[str, Any]) -> SlurmOptions | None:
+    given = {name: value for name, value in asked.items() if value is not None}
+    if engine == "slurm":
+        return SlurmOptions(**given)
+    if given:
+        raise EngineError(f"{', '.join(f'--{name}' for name in given)} concern SLURM jobs; add --engine slurm")
+    return None

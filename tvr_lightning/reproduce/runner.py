@@ -1,0 +1,307 @@
+"""Carries out a plan: each run in a process of its own that an engine starts, skipping what a card says is done."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.reproduce.card import Card, card_path, read_card, read_cards, write_card
+from tvr_lightning.reproduce.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
+from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, write_order
+from tvr_lightning.reproduce.plan import FIXTURE_SEED, Plan, PlannedRun
+
+ERROR_LINES = 15
+TRAINED_IN = "--model.init_args.encoder.init_args.trained_in"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where an invocation leaves what it makes.
+
+    Attributes:
+        out: parent of all.
+    """
+
+    out: Path
+
+    @property
+    def cards(self) -> Path:
+        """Folder of the run cards."""
+        return self.out / "cards"
+
+    @property
+    def runs(self) -> Path:
+        """Folder of checkpoints and logs of the runs."""
+        return self.out / "runs"
+
+    @property
+    def stores(self) -> Path:
+        """Folder of the feature stores that runs share."""
+        return self.out / "stores"
+
+    @property
+    def tables(self) -> Path:
+        """Folder of the written tables."""
+        return self.out / "tables"
+
+
+def open_runs(plan: Plan, cards: dict[str, Card]) -> list[PlannedRun]:
+    """Return the planned runs that no card calls finished, in order.
+
+    Args:
+        plan: the runs.
+        cards: by key.
+    """
+    return [run for run in plan.runs.values() if state_of(run, cards) != "finished"]
+
+
+def state_of(run: PlannedRun, cards: dict[str, Card]) -> str:
+    """Return `finished`, `failed` or `open`."""
+    return cards[run.key].status if run.key in cards else "open"
+
+
+def estimate(run: PlannedRun, cards: dict[str, Card]) -> float | None:
+    """Return the seconds that a run may take: the median of finished runs of its dataset, else of all; None without.
+
+    Args:
+        run: to be made.
+        cards: of the same folder, real and synthetic runs never mixed.
+    """
+    alike = [
+        card
+        for card in cards.values()
+        if card.seconds
+        and card.status == "finished"
+        and card.run["fixture"] == run.fixture
+        and card.run["verb"] == run.verb
+        and (card.run.get("encoder_from") is None) == (run.encoder_from is None)
+    ]
+    same = [card for card in alike if card.run["dataset"] == run.dataset] or alike
+    return median(card.seconds for card in same if card.seconds) if same else None
+
+
+def carry_out(plan: Plan, folders: Folders, say: Say = print, engine: Engine | None = None) -> dict[str, Card]:
+    """Make every open run of a plan and return all its cards.
+
+    A run that fails leaves a card that says why; what needs its weights fails with it. Failed runs are made again by
+    the next invocation, finished ones never.
+
+    Args:
+        plan: the runs.
+        folders: where cards, checkpoints and logs go.
+        say: takes the lines of progress.
+        engine: starts the processes; by default this machine, one run after another.
+
+    Raises:
+        CardError: a card in the folder cannot be used.
+    """
+    cards = read_cards(folders.cards)
+    for key in cards.keys() & plan.runs.keys():
+        _claim(plan.runs[key], cards[key], folders)
+    todo = open_runs(plan, cards)
+    fixture = plan.setting.fixture_videos
+    if fixture is not None:
+        for dataset in dict.fromkeys(run.dataset for run in todo):
+            write_fixture(dataset, plan.setting.root, fixture, say)
+    if engine is None:
+        engine = CommandEngine() if fixture is None else ForkingEngine()
+    _Invocation(plan, folders, say, engine, cards, waiting=todo, total=len(todo)).make_all()
+    return {key: card for key, card in cards.items() if key in plan.runs}
+
+
+def _claim(run: PlannedRun, card: Card, folders: Folders) -> None:
+    """Have the card of an earlier invocation name the lines that the run stands for now: reports read cards alone."""
+    claims = list(dict.fromkeys([*card.run["claims"], *run.claims]))
+    if claims != card.run["claims"]:
+        card.run["claims"] = claims
+        write_card(card, folders.cards)
+
+
+@dataclass
+class _Invocation:
+    """The runs that are still to be made, those that run, and what has come of the others."""
+
+    plan: Plan
+    folders: Folders
+    say: Say
+    engine: Engine
+    cards: dict[str, Card]
+    waiting: list[PlannedRun]
+    total: int
+    running: dict[str, tuple[PlannedRun, Job, float]] = field(default_factory=dict)
+    started: int = 0
+
+    def make_all(self) -> None:
+        """Start what may start, and take in what has ended, until nothing is left."""
+        while self.waiting or self.running:
+            for run in [run for run in self.waiting if self._may_start(run)]:
+                if len(self.running) < self.engine.at_once:
+                    self.waiting.remove(run)
+                    self._start(run)
+            for key, (run, job, began) in list(self.running.items()):
+                status = job.status()
+                if status is not None:
+                    del self.running[key]
+                    self._ended(run, self._card(run, status, began))
+            if self.running:
+                time.sleep(self.engine.patience)
+
+    def _may_start(self, run: PlannedRun) -> bool:
+        open_keys = {waiting.key for waiting in self.waiting} | set(self.running)
+        return not open_keys & {run.trained_by, run.encoder_from}
+
+    def _start(self, run: PlannedRun) -> None:
+        self.started += 1
+        seed = "" if run.seed is None else f", seed {run.seed}"
+        self.say(f"[{self.started}/{self.total}] {run.name}{seed} ...")
+        began = time.time()
+        checkpoints = {}
+        for name, key in (("weights", run.trained_by), ("encoder", run.encoder_from)):
+            checkpoint, problem = self._checkpoint(name, key)
+            if problem:
+                return self._ended(run, _failed(run, self.folders, problem, began))
+            checkpoints[name] = checkpoint
+        problem = self._write_store(run, checkpoints["encoder"])
+        if problem:
+            return self._ended(run, _failed(run, self.folders, problem, began))
+        folder = (self.folders.runs / run.key).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        arguments = arguments_of(run, folder, checkpoints["weights"], checkpoints["encoder"], self.folders)
+        order = RunOrder(run.plain(), arguments, str(self.folders.cards.absolute()), began, self.engine.parent)
+        write_order(order, folder / "run.json")
+        self.running[run.key] = (run, self.engine.start(folder / "run.json"), began)
+        return None
+
+    def _checkpoint(self, name: str, key: str | None) -> tuple[str | None, str | None]:
+        """The checkpoint that a run of another key left, or what is wrong with it."""
+        card = self.cards.get(key) if key else None
+        if key is None:
+            return None, None
+        if card is None or card.checkpoint is None:
+            return None, f"its {name} come from run {key}, which failed"
+        if not Path(card.checkpoint).is_file():
+            return None, f"the {name} {card.checkpoint} are gone; delete the card of their run as well"
+        return card.checkpoint, None
+
+    def _write_store(self, run: PlannedRun, encoder: str | None) -> str | None:
+        """Write the store of a run unless it is complete; return what went wrong."""
+        if run.store is None:
+            return None
+        folder = (self.folders.stores / run.store).absolute()
+        finished = folder / "finished"
+        if finished.is_file():
+            return None
+        self.say(f"Storing the features of the shared encoder on {run.dataset}")
+        store = self.plan.stores[run.store]
+        overrides = [*store.overrides, f"{TRAINED_IN}={encoder}"]
+        order = StoreOrder(store.configs, overrides, str(folder / "features"), str(finished), self.engine.parent)
+        write_order(order, folder / "store.json")
+        job = self.engine.start(folder / "store.json")
+        while (status := job.status()) is None:
+            time.sleep(self.engine.patience)
+        return f"its features could not be stored: {_tail(folder, status)}" if status else None
+
+    def _card(self, run: PlannedRun, status: int, began: float) -> Card:
+        if status:
+            return _failed(run, self.folders, _tail(self.folders.runs / run.key, status), began)
+        return read_card(card_path(self.folders.cards, run.key))
+
+    def _ended(self, run: PlannedRun, card: Card) -> None:
+        self.cards[run.key] = card
+        left = [*self.waiting, *(other for other, _, _ in self.running.values())]
+        self.say(f"[{self.total - len(left)}/{self.total}] {_outcome(card)}; {time_left(left, self.cards)}")
+
+
+def _tail(folder: Path, status: int) -> str:
+    lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return "\n".join([f"exit status {status}", *lines[-ERROR_LINES:]])
+
+
+def time_left(todo: list[PlannedRun], cards: dict[str, Card]) -> str:
+    """Say how long the runs to make may take, from how long finished ones took."""
+    if not todo:
+        return "nothing left to run"
+    left = f"{len(todo)} {'run' if len(todo) == 1 else 'runs'} left"
+    seconds = [estimate(run, cards) for run in todo]
+    known = [value for value in seconds if value is not None]
+    if not known:
+        return f"{left}, no finished run to estimate from"
+    total = sum(known) * len(seconds) / len(known)
+    return f"{left}, about {duration(total)}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as words."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def write_fixture(dataset: str, root: Path, videos: int, say: Say = print) -> None:
+    """Write a synthetic dataset unless it is there as a whole.
+
+    Args:
+        dataset: layout, such as `msrvtt`.
+        root: parent folder of the datasets.
+        videos: how many.
+        say: takes the lines of progress.
+    """
+    if not (root / dataset).is_dir():
+        say(f"Writing the synthetic {dataset}: {videos} videos into {root}")
+    synthesize(dataset, root, videos, FIXTURE_SEED, workers=os.cpu_count() or 1, progress=False)  # type: ignore[arg-type]
+
+
+def arguments_of(
+    run: PlannedRun, folder: Path, checkpoint: str | None, encoder: str | None = None, folders: Folders | None = None
+) -> list[str]:
+    """Return Lightning's command line of a run, and write the table's own values where it finds them.
+
+    Args:
+        run: to be made.
+        folder: of the run.
+        checkpoint: whose weights a `test` evaluates.
+        encoder: checkpoint of the shared encoder that it starts with.
+        folders: of the invocation, where the run reads a store.
+    """
+    settings = folder / "settings.yaml"
+    settings.write_text(yaml.safe_dump(run.settings), encoding="utf-8")
+    stored = (folders.stores / run.store / "features").absolute() if run.store and folders else None
+    return [
+        run.verb,
+        *[f"--config={path}" for path in run.configs],
+        *([f"--config={settings}"] if run.settings else []),
+        *run.overrides,
+        *([f"{TRAINED_IN}={encoder}"] if encoder else []),
+        *([f"--data.init_args.features={stored}"] if stored else []),
+        f"--results.directory={folder}",
+        *(["--checkpoints.resume=true"] if run.verb == "fit" else []),
+        *(["--trainer.devices=1"] if run.fixture else []),
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+        *([f"--ckpt_path={checkpoint}"] if checkpoint else []),
+    ]
+
+
+def _failed(run: PlannedRun, folders: Folders, error: str, began: float) -> Card:
+    card = Card(run.key, run.name, "failed", run.plain(), error=error, seconds=round(time.time() - began, 1))
+    write_card(card, folders.cards)
+    return card
+
+
+def _outcome(card: Card) -> str:
+    if card.status == "failed":
+        last = (card.error or "").strip().splitlines()[-1]
+        return f"{card.name} FAILED: {last}"
+    accuracy = card.accuracy()
+    found = card.metrics("text_to_video").get("R@1")
+    said = f"accuracy {accuracy:.1f}" if accuracy is not None else f"text-to-video R@1 {found:.1f}"
+    return f"{card.name}: {said} in {duration(card.seconds or 0.0)}"

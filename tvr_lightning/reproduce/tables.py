@@ -1,0 +1,213 @@
+"""Tables as recipes: which run stands for which printed line. One file per table in recipes/tables.
+
+```yaml
+paper: gare
+table: "1"
+baseline: clip4clip                  # optional: the run that the others are compared with
+runs:
+  clip4clip:
+    config: [clip4clip.yaml]         # recipes, later ones on top of earlier ones, relative to the recipes' folder
+    backbone: vit-b-16               # optional: recipes/backbone/<name>.yaml
+    set: {model.init_args.similarity_header: meanP}    # optional: values on top
+    on_fixture: fixture-vqa          # optional: recipes/<name>.yaml on top of the fixture's
+    trained_by: other-run            # optional: evaluates that run's weights instead of training
+    row: {method: CLIP4Clip}         # the printed line, by fields of PublishedRow
+  other-run:
+    config: [xpool.yaml]
+    shows: 15 frames                 # in place of `row`: what a figure shows without printing its numbers
+```
+
+Printed lines that no run names stay in the table as published only; a table of such lines alone has `runs: {}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tvr_lightning.errors import UserError
+from tvr_lightning.reproduce.published import (
+    Entry,
+    PublishedError,
+    PublishedRow,
+    is_published,
+    select_published,
+    unprinted_entry,
+    unprinted_row,
+)
+
+_SELECTORS = ("dataset", "split", "backbone", "method", "variant", "post_process")
+
+
+class TableError(UserError, ValueError):
+    """A table is unknown, or its file says what cannot be; the message names file, run and fix."""
+
+
+@dataclass(frozen=True)
+class TableRun:
+    """One run of a table.
+
+    Attributes:
+        name: in the table.
+        config: recipe files.
+        settings: dotted option to value, on top of the recipes.
+        row: field of `PublishedRow` to value: the printed line it stands for.
+        entry: that line, or the line that `shows` adds.
+        backbone: recipe file of the backbone, where it is not the method's own; the synthetic fixture leaves it out.
+        trained_by: name of the run whose weights it evaluates, or None where it trains.
+        on_fixture: recipe file that goes on top of the fixture's, or None.
+        shows: what it stands for where the paper prints no numbers, as in most figures; None where `row` says it.
+    """
+
+    name: str
+    config: tuple[Path, ...]
+    settings: Mapping[str, Any]
+    row: Mapping[str, Any]
+    entry: Entry
+    backbone: Path | None = None
+    trained_by: str | None = None
+    on_fixture: Path | None = None
+    shows: str | None = None
+
+
+@dataclass(frozen=True)
+class TableRecipe:
+    """One published table and the runs that stand for its lines.
+
+    Attributes:
+        name: of the file, such as `gare-1`.
+        paper, table: as in the published numbers.
+        runs: in the order of the file.
+        baseline: name of the run that the others are compared with, or None.
+        printed: whether the paper prints any number of it.
+    """
+
+    name: str
+    paper: str
+    table: str
+    runs: tuple[TableRun, ...]
+    baseline: str | None = None
+    printed: bool = True
+
+    def published(self) -> list[PublishedRow]:
+        """Return every printed row of the table, with a run or without, then what figures show without numbers."""
+        shown = [run for run in self.runs if run.shows is not None]
+        return [
+            *(select_published(self.paper, self.table) if self.printed else []),
+            *(unprinted_row(run.entry, direction) for run in shown for direction in ("t2v", "v2t")),
+        ]
+
+
+@dataclass
+class _File:
+    """A table's file being read, so that messages can name it."""
+
+    path: Path
+    folder: Path
+    paper: str = ""
+    table: str = ""
+    claimed: dict[Entry, str] = field(default_factory=dict)
+
+    def error(self, text: str) -> TableError:
+        return TableError(f"{self.path}: {text}")
+
+    def keys(self, where: str, values: Any, needed: set[str], allowed: set[str]) -> dict[str, Any]:
+        if not isinstance(values, dict):
+            raise self.error(f"{where} must be a mapping, got {values!r}")
+        wrong = sorted(set(values) - needed - allowed) + sorted(needed - set(values))
+        if wrong:
+            raise self.error(
+                f"{where}: missing or unknown {', '.join(map(str, wrong))}; it needs "
+                f"{', '.join(sorted(needed)) or 'nothing'} and may have {', '.join(sorted(allowed))}"
+            )
+        return values
+
+
+def known_tables(recipes: Path) -> list[str]:
+    """Return the names of the tables in `recipes`/tables, sorted."""
+    return sorted(path.stem for path in (recipes / "tables").glob("*.yaml"))
+
+
+def load_table(name: str, recipes: Path) -> TableRecipe:
+    """Read recipes/tables/<name>.yaml and check it against the recipes and the published numbers.
+
+    Args:
+        name: such as `gare-1`.
+        recipes: the folder of the recipes.
+
+    Raises:
+        TableError: unknown table, unknown key, absent recipe, or a line that is not printed or claimed twice.
+    """
+    path = recipes / "tables" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(known_tables(recipes)) or f"none in {recipes / 'tables'}"
+        raise TableError(f"unknown table {name!r}; there are {known}")
+    file = _File(path, recipes)
+    raw = file.keys(
+        "the table", yaml.safe_load(path.read_text(encoding="utf-8")), {"paper", "table", "runs"}, {"baseline"}
+    )
+    file.paper, file.table = str(raw["paper"]), str(raw["table"])
+    if not isinstance(raw["runs"], dict):
+        raise file.error("runs must be a mapping; {} where the table is published only")
+    printed = is_published(file.paper, file.table)
+    if not printed and not any("shows" in values for values in raw["runs"].values() if isinstance(values, dict)):
+        _printed(file)  # says what is printed
+    runs = tuple(_run(file, str(run), values) for run, values in raw["runs"].items())
+    names = {run.name: run for run in runs}
+    for run in runs:
+        if run.trained_by is not None and (run.trained_by not in names or names[run.trained_by].trained_by is not None):
+            raise file.error(f"run {run.name}: trained_by {run.trained_by!r} is no run of this table that trains")
+    baseline = raw.get("baseline")
+    if baseline is not None and baseline not in names:
+        raise file.error(f"baseline {baseline!r} is no run of this table; there are {', '.join(names)}")
+    return TableRecipe(name, file.paper, file.table, runs, baseline, printed)
+
+
+def _run(file: _File, name: str, values: Any) -> TableRun:
+    optional = {"row", "shows", "backbone", "on_fixture", "set", "trained_by"}
+    raw = file.keys(f"run {name}", values, {"config"}, optional)
+    if ("row" in raw) == ("shows" in raw):
+        raise file.error(f"run {name}: give either row, the printed line, or shows, what a figure shows")
+    configs = tuple(file.folder / config for config in raw["config"])
+    backbone = file.folder / "backbone" / f"{raw['backbone']}.yaml" if "backbone" in raw else None
+    on_fixture = file.folder / f"{raw['on_fixture']}.yaml" if "on_fixture" in raw else None
+    for config in (*configs, *([backbone] if backbone else []), *([on_fixture] if on_fixture else [])):
+        if not config.is_file():
+            raise file.error(f"run {name}: there is no recipe {config}")
+    row = file.keys(f"run {name}, row", raw.get("row", {}), set(), set(_SELECTORS))
+    shows = str(raw["shows"]) if "shows" in raw else None
+    entry = _entry(file, name, row) if shows is None else unprinted_entry(file.paper, file.table, shows)
+    if entry in file.claimed:
+        what = f"printed line {row}; narrow" if shows is None else f"line {shows}; rename"
+        raise file.error(f"runs {file.claimed[entry]} and {name} claim the same {what} one of them")
+    file.claimed[entry] = name
+    settings = raw.get("set") or {}
+    return TableRun(name, configs, settings, row, entry, backbone, raw.get("trained_by"), on_fixture, shows)
+
+
+def _printed(file: _File) -> list[PublishedRow]:
+    try:
+        return select_published(file.paper, file.table)
+    except PublishedError as error:
+        raise file.error(str(error)) from error
+
+
+def _entry(file: _File, name: str, row: Mapping[str, Any]) -> Entry:
+    rows = _printed(file)
+    entries = {r.entry: r for r in rows if all(getattr(r, key) == value for key, value in row.items())}
+    if len(entries) != 1:
+        printed = "; ".join(dict.fromkeys(_words(r) for r in (entries.values() if entries else rows)))
+        raise file.error(
+            f"run {name}: row {dict(row)} names {len(entries)} printed lines of {file.paper} table {file.table}, not "
+            f"one. {'Candidates' if entries else 'Printed'}: {printed}"
+        )
+    return next(iter(entries))
+
+
+def _words(row: PublishedRow) -> str:
+    values = {key: getattr(row, key) for key in _SELECTORS}
+    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)

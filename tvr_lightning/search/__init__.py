@@ -1,0 +1,37 @@
+"""Search in one's own videos: `index` makes a folder searchable, `open` answers queries from it."""
+
+from pathlib import Path
+
+from tvr_lightning.search.engine import Filter, Searcher
+from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
+from tvr_lightning.search.indexing import IndexReport, index
+from tvr_lightning.search.results import Answer, Moment, Result
+from tvr_lightning.search.scorer import ScorerSource
+
+__all__ = [
+    "Answer",
+    "BusyError",
+    "Filter",
+    "IndexReport",
+    "Moment",
+    "Result",
+    "ScorerSource",
+    "SearchError",
+    "Searcher",
+    "UnknownVideoError",
+    "index",
+    "open",
+]
+
+
+def open(path: str | Path, device: str = "cpu") -> Searcher:
+    """Open an index for searching.
+
+    Args:
+        path: folder that `index` or `tvr index` wrote.
+        device: where the methods run.
+
+    Raises:
+        SearchError: no index, or its weights are no longer what they were.
+    """
+    return Searcher(path, device)

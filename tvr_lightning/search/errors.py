@@ -1,0 +1,39 @@
+"""Errors of the search that a user can mend, and what is said where an optional package is absent."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from tvr_lightning.errors import UserError
+
+
+class SearchError(UserError, ValueError):
+    """A query, an option or an index that cannot be used as it is; says what is wrong and what helps."""
+
+
+class UnknownVideoError(SearchError):
+    """There is no such video in the index."""
+
+
+class BusyError(SearchError):
+    """Another process writes the index."""
+
+
+def optional(module: str, purpose: str) -> ModuleType:
+    """Import a module of the extra `search`.
+
+    Args:
+        module: its name, such as `lancedb`.
+        purpose: what needs it, for the message.
+
+    Raises:
+        SearchError: it is not installed; says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SearchError(
+            f"{purpose} needs the package {module.partition('.')[0]} ({error}); install it with "
+            "pip install 'tvr-lightning[search]'"
+        ) from error

@@ -1,0 +1,341 @@
+"""`index`: videos become searchable; only new, changed and deleted files cost anything, and a kill costs one batch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import io
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from tvr_lightning.data.audio import AudioError
+from tvr_lightning.data.batch import Media
+from tvr_lightning.data.recover_captions import read_captions
+from tvr_lightning.data.video import VideoError, read_clip
+from tvr_lightning.encoders.captioner import load_captioner
+from tvr_lightning.features import VideoFeatures
+from tvr_lightning.search.captions import describe_videos, join_captions
+from tvr_lightning.search.catalog import Catalog, Entry
+from tvr_lightning.search.errors import BusyError, SearchError
+from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
+from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
+from tvr_lightning.search.vectors import VectorStore, follow, open_vectors
+
+LOCK = "writer.lock"
+PICTURE_SIZE = 224
+"""Pixels of the thumbnails, unless the encoder's own frames are about as large."""
+VIDEOS_PER_FOLLOW = 256
+"""How many videos are written before the vector store is brought in step and finds them: these, or a sixteenth of a
+large index, since comparing the two costs as much as the index has videos."""
+
+
+@dataclass
+class IndexReport:
+    """What a run did.
+
+    Attributes:
+        added: videos newly written, changed ones included. kept: videos that were there as they are.
+        removed: videos that are no longer there.
+        skipped: "path: reason" of the videos that could not be read, this time or before.
+        problems: "path: reason" of folders without permission and links that lead out.
+        total: videos in the index.
+        captioned: how many of them have captions.
+    """
+
+    added: int = 0
+    kept: int = 0
+    removed: int = 0
+    skipped: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    total: int = 0
+    captioned: int = 0
+
+    def lines(self) -> list[str]:
+        """Return the report as sentences."""
+        lines = [f"{self.added} videos added, {self.kept} kept, {self.removed} removed; {self.total} in the index"]
+        if self.captioned:
+            lines.append(f"{self.captioned} videos have captions")
+        return lines + [f"skipped {reason}" for reason in self.skipped] + [f"left out {p}" for p in self.problems]
+
+
+def index(
+    videos: Sequence[str | Path],
+    out: str | Path,
+    scorers: Sequence[ScorerSource] = (),
+    store: str | None = None,
+    bank: Sequence[str] | None = None,
+    batch_size: int = 16,
+    workers: int = 2,
+    device: str = "cpu",
+    progress: bool = True,
+    captions: str | Path | None = None,
+    captioner: str | None = None,
+) -> IndexReport:
+    """Index videos, or bring an index up to date.
+
+    Args:
+        videos: files and folders; none walks again over those that the index has.
+        out: folder of the index.
+        scorers: methods, the first of which also gives the vectors of the first stage; none takes those of the index.
+        store: where vectors are looked up (`vectors.STORES`); None takes that of the index, for a new one LanceDB.
+        bank: queries that stand for those of users, for the normalisation of scores; None keeps the index's.
+        batch_size: videos per pass through an encoder, and what a kill costs at most.
+        workers: threads that decode.
+        device: where the encoders run.
+        progress: whether a progress bar is shown.
+        captions: parquet file that says in words what videos show (`data.recover_captions`); None keeps the index's.
+        captioner: vision-language model that describes the videos instead, a hub name or a folder.
+
+    Returns:
+        What was done; unreadable videos are listed there, and the others go on.
+
+    Raises:
+        SearchError: nothing to index, other weights than the index was made with, or an option out of range.
+        BusyError: another process writes the index.
+        MissingAssetError: the captions file or the captioner's weights are absent.
+    """
+    if captions is not None and captioner is not None:
+        raise SearchError("captions and captioner conflict: give a file or a model that describes the videos, not both")
+    if captions is not None:
+        read_captions(Path(captions))  # what is wrong with it is better known before hours of indexing
+    describer = None if captioner is None else load_captioner(captioner, device)
+    if batch_size < 1 or workers < 1:
+        raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
+    given = resolve_roots(videos) if videos else []
+    folder = Path(out)
+    with _only_writer(folder), contextlib.closing(Catalog(folder, create=True)) as catalog:
+        roots = [Path(root) for root in catalog.fact("roots") or []]
+        walked = given or resolve_roots(roots)
+        models = _scorers(catalog, scorers, device)
+        name = store or catalog.fact("store") or "lancedb"
+        vectors = open_vectors(name, catalog)
+        with contextlib.closing(vectors):
+            catalog.set_fact("store", name)
+            catalog.set_fact("roots", sorted({str(root) for root in [*roots, *given]}))
+            if bank is not None:
+                catalog.set_fact("bank", [line for line in bank if line.strip()])
+            run = _Run(catalog, vectors, models, batch_size, workers)
+            report = run.bring_up_to_date(walked, progress)
+        covered = [Path(root) for root in catalog.fact("roots")]
+        if describer is not None:
+            joined = describe_videos(catalog, describer, covered, progress)
+        else:
+            joined = join_captions(catalog, None if captions is None else Path(captions), covered)
+        report.captioned = joined.captioned
+        report.problems += joined.problems
+        return report
+
+
+def load_scorers(facts: Sequence[dict[str, Any]], device: str) -> dict[str, Scorer]:
+    """Load the scorers that an index was made with, by name.
+
+    Raises:
+        SearchError: the weights are not those that the index was made with; both fingerprints are shown.
+    """
+    models = {}
+    for fact in facts:
+        model = Scorer(ScorerSource(**fact["source"]), device)
+        if model.fingerprint != fact["fingerprint"]:
+            raise SearchError(
+                f"the index was made with {fact['name']} {fact['fingerprint']}, but "
+                f"{fact['source']['checkpoint'] or fact['source']['weights']} now gives {model.fingerprint}; bring the "
+                "former weights back, or index the videos into a new folder"
+            )
+        models[fact["name"]] = model
+    return models
+
+
+def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str) -> dict[str, Scorer]:
+    """Load the wanted scorers and check that they are the index's; those of a new index are noted in it."""
+    facts = catalog.fact("scorers")
+    if not sources:
+        if facts is None:
+            raise SearchError(f"{catalog.folder}: a new index needs a checkpoint or weights")
+        return load_scorers(facts, device)
+    models: dict[str, Scorer] = {}
+    for source in sources:
+        model = Scorer(source, device)
+        same = sum(name.partition("-")[0] == model.name for name in models)
+        models[f"{model.name}-{same + 1}" if same else model.name] = model
+    made = {name: model.fingerprint for name, model in models.items()}
+    if facts is None:
+        listed = [
+            {"name": n, "fingerprint": m.fingerprint, "source": _absolute(dataclasses.asdict(m.source))}
+            for n, m in models.items()
+        ]
+        catalog.set_fact("scorers", listed)
+    elif made != {fact["name"]: fact["fingerprint"] for fact in facts}:
+        before = ", ".join(f"{fact['name']} {fact['fingerprint']}" for fact in facts)
+        raise SearchError(
+            f"{catalog.folder} was made with {before}; these weights are "
+            f"{', '.join(f'{name} {value}' for name, value in made.items())}. Index into a new folder, or drop --ckpt "
+            "and --weights to go on with the index's own"
+        )
+    return models
+
+
+def _absolute(source: dict[str, Any]) -> dict[str, Any]:
+    if source["checkpoint"]:
+        source["checkpoint"] = os.path.realpath(source["checkpoint"])
+    return source
+
+
+@contextlib.contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Hold the index's lock; the system lets it go however the process ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise SearchError(f"{folder}: cannot be written: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BusyError(f"another process writes the index {folder}; wait for it or stop it") from error
+        yield
+    finally:
+        os.close(lock)
+
+
+@dataclass
+class _Read:
+    """A file that was read: a clip per scorer, and the pictures; or why it could not be."""
+
+    file: VideoFile
+    clips: dict[str, Clip] = field(default_factory=dict)
+    pictures: dict[float, bytes] = field(default_factory=dict)
+    reason: str = ""
+
+
+class _Run:
+    """One run over some roots: compares them with the catalog, and writes what differs batch by batch."""
+
+    def __init__(
+        self, catalog: Catalog, vectors: VectorStore, models: dict[str, Scorer], batch_size: int, workers: int
+    ) -> None:
+        self.catalog, self.vectors, self.models = catalog, vectors, models
+        self.batch_size, self.workers = batch_size, workers
+
+    def bring_up_to_date(self, roots: Sequence[Path], shown: bool) -> IndexReport:
+        """Write what is new or changed below the roots, and forget what is gone."""
+        found = find_videos(roots)
+        known = self.catalog.known()
+        if not found.files and not known:
+            looked = ", ".join(map(str, roots))
+            raise SearchError(f"no videos in {looked}" + "".join(f"; {problem}" for problem in found.problems))
+        gone = self._gone(roots, {file.id for file in found.files}, found.unread)
+        if gone:
+            self.catalog.remove(gone)
+        pending = [file for file in found.files if known.get(file.id) != file.key]
+        there = self.catalog.keys()
+        kept = sum(known.get(file.id) == file.key and file.key in there for file in found.files)
+        report = IndexReport(kept=kept, removed=len(gone), problems=found.problems)
+        follow(self.vectors, self.catalog)
+        with _progress(shown) as progress, ThreadPoolExecutor(self.workers) as pool:
+            task = progress.add_task("videos", total=len(found.files), completed=len(found.files) - len(pending))
+            since = 0
+            for batch in self._batches(pool, pending):
+                report.added += self._write(batch)
+                progress.advance(task, len(batch))
+                since += len(batch)
+                if since >= max(VIDEOS_PER_FOLLOW, (kept + report.added) // 16):
+                    follow(self.vectors, self.catalog)
+                    since = 0
+        follow(self.vectors, self.catalog)
+        self.vectors.finish()
+        report.skipped = self.catalog.skipped()
+        report.total = self.catalog.count()
+        return report
+
+    def _gone(self, roots: Sequence[Path], there: set[str], unread: Sequence[Path]) -> list[str]:
+        def below(path: Path, folders: Sequence[Path]) -> bool:
+            return any(path == folder or folder in path.parents for folder in folders)
+
+        paths = self.catalog.paths()
+        return [v for v, path in paths.items() if v not in there and below(path, roots) and not below(path, unread)]
+
+    def _batches(self, pool: ThreadPoolExecutor, files: list[VideoFile]) -> Iterator[list[_Read]]:
+        """Read batches, the next one while the last one is encoded; always cut at the same places."""
+        cuts = [files[start : start + self.batch_size] for start in range(0, len(files), self.batch_size)]
+        ahead = [pool.submit(self._read, file) for file in cuts[0]] if cuts else []
+        for place in range(len(cuts)):
+            current = ahead
+            following = cuts[place + 1] if place + 1 < len(cuts) else []
+            ahead = [pool.submit(self._read, file) for file in following]
+            yield [future.result() for future in current]
+
+    def _read(self, file: VideoFile) -> _Read:
+        read = _Read(file)
+        try:
+            clips: dict[tuple[object, ...], Clip] = {}
+            for name, model in self.models.items():
+                if model.reading not in clips:
+                    clips[model.reading] = model.read(file.path)
+                read.clips[name] = clips[model.reading]
+            read.pictures = _pictures(file.path, next(iter(self.models.values())), read.clips[next(iter(self.models))])
+            state = file.path.stat()
+        except (VideoError, AudioError) as error:
+            read.reason = str(error).removeprefix(f"{file.path}: ")
+        except OSError as error:
+            read.reason = error.strerror or str(error)
+        else:
+            if (state.st_size, state.st_mtime_ns) != (file.size, file.modified):
+                read.reason = "it changed while it was read; run tvr index again"
+        return read
+
+    def _write(self, batch: Sequence[_Read]) -> int:
+        good = [read for read in batch if not read.reason]
+        entries: list[Entry] = []
+        if good:
+            features = {n: self._encode(model, [read.clips[n] for read in good]) for n, model in self.models.items()}
+            first = next(iter(self.models))
+            vectors = self.models[first].video_vectors(features[first])
+            entries = [self._entry(read, row, features, vectors[row]) for row, read in enumerate(good)]
+        self.catalog.write(entries, [(read.file, read.reason) for read in batch if read.reason])
+        return len(good)
+
+    @staticmethod
+    def _encode(model: Scorer, clips: Sequence[Clip]) -> VideoFeatures:
+        return model.encode_videos(Media.cat([clip.media for clip in clips]))
+
+    @staticmethod
+    def _entry(read: _Read, row: int, features: dict[str, VideoFeatures], vector: Tensor) -> Entry:
+        duration = next(iter(read.clips.values())).media.duration
+        assert duration is not None
+        return Entry(
+            read.file,
+            float(duration[0]),
+            vector,
+            {name: found[row : row + 1] for name, found in features.items()},
+            {name: clip.times for name, clip in read.clips.items()},
+            read.pictures,
+        )
+
+
+def _pictures(path: Path, model: Scorer, clip: Clip) -> dict[float, bytes]:
+    """Return a JPEG of every real frame by its time in seconds."""
+    pixels, mask = clip.media.pixels[0], clip.media.frame_mask[0]
+    if pixels.shape[-1] < 0.7 * PICTURE_SIZE:
+        frames = model.module.frames
+        pixels = read_clip(path, frames=frames, image_size=PICTURE_SIZE, sampling=model.sampling).pixels
+    found = {}
+    for image, time in zip(pixels[mask], clip.times[mask].tolist(), strict=True):
+        buffer = io.BytesIO()
+        Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(buffer, "JPEG", quality=80)
+        found[time] = buffer.getvalue()
+    return found
+
+
+def _progress(shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn(), disable=not shown)

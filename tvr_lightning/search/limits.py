@@ -1,0 +1,120 @@
+"""What a server lets in: who asks, how much they send, how many wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from tvr_lightning.search.errors import SearchError
+
+COOKIE = "tvr_token"
+
+
+class TooManyError(SearchError):
+    """More searches than may run and wait at once."""
+
+
+class TooSlowError(SearchError):
+    """An upload that takes longer than it may."""
+
+
+class TooLargeError(SearchError):
+    """An upload beyond the limit."""
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches a server that is bound to an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def shows_token(token: str, authorization: str | None, cookie: str | None) -> bool:
+    """Whether a request shows the token, as `Authorization: Bearer ...` or in the cookie that the page sets."""
+    given = [cookie or ""]
+    if authorization and authorization.lower().startswith("bearer "):
+        given.append(authorization[len("bearer ") :].strip())
+    # Compared in constant time, so that answers do not tell how much of a guess is right.
+    return any(hmac.compare_digest(value.encode(), token.encode()) for value in given)
+
+
+class Turnstile:
+    """Lets a number of searches in; further ones are refused rather than queued without end.
+
+    Args:
+        places: how many may run and wait at once.
+        what: they are called.
+    """
+
+    def __init__(self, places: int, what: str = "searches") -> None:
+        if places < 1:
+            raise SearchError(f"max_waiting is {places}; it must be at least 1")
+        self.places, self.what = places, what
+        self.inside = 0
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """Take a place for as long as the block runs.
+
+        Raises:
+            TooManyError: none is free.
+        """
+        with self._lock:
+            if self.inside >= self.places:
+                raise TooManyError(f"{self.places} {self.what} are under way; try again in a moment")
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.inside -= 1
+
+
+async def save_upload(
+    chunks: AsyncIterator[bytes], path: Path, promised: str | None, most: int, seconds: float
+) -> None:
+    """Write an uploaded example to a file, no byte more than allowed and no longer than allowed.
+
+    Args:
+        chunks: of the body.
+        path: the file.
+        promised: the header Content-Length, where there is one.
+        most: bytes.
+        seconds: from the first byte to the last.
+
+    Raises:
+        TooLargeError: more than that is promised or comes.
+        TooSlowError: it is not there in time.
+        SearchError: nothing came, or less than promised.
+    """
+    too_large = TooLargeError(f"the clip is larger than {most / 2**20:g} MiB; cut it, or raise --max_upload_mib")
+    if promised is not None and promised.isdigit() and int(promised) > most:
+        raise too_large
+    size = 0
+
+    async def write() -> None:
+        nonlocal size
+        with path.open("wb") as file:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > most:
+                    raise too_large
+                file.write(chunk)
+
+    try:
+        await asyncio.wait_for(write(), seconds)
+    except asyncio.TimeoutError as error:  # not yet the builtin one in Python 3.10
+        raise TooSlowError(f"the upload took longer than {seconds:g} seconds; send a shorter clip") from error
+    if not size:
+        raise SearchError("the upload is empty; send the bytes of a video as the body")
+    if promised is not None and promised.isdigit() and size < int(promised):
+        raise SearchError(f"the upload broke off after {size} of {promised} bytes; send it again")

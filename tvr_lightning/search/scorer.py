@@ -1,0 +1,203 @@
+"""A trained method as the search uses it: how its videos are read, its features of texts and videos, its score."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+import tvr_lightning.methods
+from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound
+from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
+from tvr_lightning.data.sampling import FrameSampling
+from tvr_lightning.data.video import read_clip
+from tvr_lightning.encoders import ClipEncoder
+from tvr_lightning.encoders.fingerprint import fingerprint
+from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.module import RetrievalModule
+from tvr_lightning.search.containers import require_container
+from tvr_lightning.search.errors import SearchError
+
+
+@dataclass(frozen=True)
+class ScorerSource:
+    """Where a scorer comes from; an index keeps it.
+
+    Attributes:
+        checkpoint: file that `tvr fit` wrote; None for CLIP4Clip's mean pooling, which has no weights of its own.
+        architecture: open_clip's name of the encoder, without a checkpoint.
+        weights: of that encoder, a file, an open_clip tag, or "none" for random ones.
+        seed: of random weights.
+        frames: F, without a checkpoint.
+        sampling: which frames, without a checkpoint.
+    """
+
+    checkpoint: str | None = None
+    architecture: str = "ViT-B-32"
+    weights: str = "openai"
+    seed: int = 0
+    frames: int = 12
+    sampling: FrameSampling = "one-fps-uniform"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One video as read.
+
+    Attributes:
+        media: of one video, pixels (1, F, 3, S, S).
+        times: (F,) float32 seconds of the frames, 0 where padded.
+    """
+
+    media: Media
+    times: Tensor
+
+
+class Scorer:
+    """A method in evaluation mode, without gradients.
+
+    Args:
+        source: where it comes from.
+        device: where it runs.
+
+    Raises:
+        SearchError: the checkpoint is absent, damaged, or none of a retrieval method.
+        MissingAssetError: the encoder's weights are absent.
+    """
+
+    def __init__(self, source: ScorerSource, device: str = "cpu") -> None:
+        self.source, self.device = source, device
+        if source.checkpoint is None:
+            self.module, data = _mean_pooling(source), {"sampling": source.sampling}
+        else:
+            self.module, data = _from_checkpoint(Path(source.checkpoint))
+        self.module.to(device).eval().requires_grad_(False)
+        self.name = type(self.module).__name__.lower()
+        self.sampling: FrameSampling = data.get("sampling") or "one-fps-uniform"
+        self.audio = _audio_options(self.module, data)
+        self._first = TwoStage(mask_frames=True)
+        self.fingerprint = fingerprint(
+            {
+                "method": {k: v for k, v in self.module.hparams.items() if k != "optimizer"},
+                "encoder": sorted(self.module.encoder.configuration().items()),
+                "sampling": self.sampling,
+                "audio": None if self.audio is None else self.audio.describe(),
+            },
+            self.module,
+        )[:16]
+
+    @property
+    def reading(self) -> tuple[object, ...]:
+        """What `read` depends on besides the file; scorers of equal reading can share a clip."""
+        sound = None if self.audio is None else self.audio.describe()
+        return self.module.frames, self.module.image_size, self.sampling, sound
+
+    def read(self, path: Path) -> Clip:
+        """Decode one video as the method was trained to see and hear it.
+
+        Raises:
+            VideoError: it cannot be decoded.
+        """
+        require_container(path)
+        size, frames = self.module.image_size, self.module.frames
+        clip = read_clip(path, frames=frames, image_size=size, sampling=self.sampling)
+        duration = torch.tensor([clip.duration], dtype=torch.float32)
+        media = Media(clip.pixels[None], clip.frame_mask[None], duration=duration)
+        if self.audio is not None:
+            add_sound(media, path, None, clip, self.audio, "skip")
+        return Clip(media, clip.timestamps)
+
+    @torch.no_grad()
+    def encode_videos(self, media: Media) -> VideoFeatures:
+        """Return what `score` takes of M videos, in main memory."""
+        index = torch.arange(len(media))
+        batch = VideoBatch(media, index, [str(i) for i in range(len(media))]).to(self.device)
+        return self.module.video_features(batch).float().to("cpu")
+
+    @torch.no_grad()
+    def encode_texts(self, texts: list[str]) -> TextFeatures:
+        """Return what `score` takes of N texts, in main memory."""
+        batch = TextBatch(texts, torch.arange(len(texts)))
+        return self.module.text_features(batch).float().to("cpu")
+
+    @torch.no_grad()
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        """Score N texts against M videos: the second stage."""
+        scores = self.module.score(text.to(self.device), video.to(self.device))
+        return Scores(scores.similarity.float().cpu())
+
+    def sound_share(self, text: TextFeatures, video: VideoFeatures) -> Tensor | None:
+        """Return how much of the scores (N, M) the sound brought: less what is left with the picture in its place.
+
+        None where the method does not hear.
+        """
+        if video.audio is None or self.audio is None:
+            return None
+        # GAID blends frames and sound; sound that equals the frames changes nothing, whatever the gate says.
+        silent = dataclasses.replace(video, audio=video.frames)
+        return self.score(text, video).similarity - self.score(text, silent).similarity
+
+    def text_vectors(self, text: TextFeatures) -> Tensor:
+        """Return the (N, D) vectors of length 1 that the first stage compares."""
+        return unit(self._first.text_vectors(text))
+
+    def video_vectors(self, video: VideoFeatures) -> Tensor:
+        """Return the (M, D) vectors of length 1 that the first stage compares: the means of the real frames."""
+        return unit(self._first.video_vectors(video))
+
+    def gamma(self) -> float:
+        """Return what the method divides its scores by."""
+        return self.module.score_temperature()
+
+    def truncated(self, text: str) -> bool:
+        """Whether a text has more tokens than the method reads."""
+        tokenizer: Any = getattr(self.module.encoder, "tokenizer", None)
+        if tokenizer is None:
+            return False
+        before = tokenizer.truncated_captions
+        tokenizer([text], self.module.words)
+        return bool(tokenizer.truncated_captions > before)
+
+
+def _mean_pooling(source: ScorerSource) -> RetrievalModule:
+    with torch.random.fork_rng():
+        torch.manual_seed(source.seed)  # random weights must be the same whenever the index is opened
+        try:
+            encoder = ClipEncoder(source.architecture, source.weights)
+        except ValueError as error:
+            raise SearchError(str(error)) from error
+    return CLIP4Clip(encoder, frames=source.frames)
+
+
+def _from_checkpoint(path: Path) -> tuple[RetrievalModule, dict[str, Any]]:
+    if not path.is_file():
+        raise SearchError(f"{path}: no such checkpoint")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        class_path = str(saved["hyper_parameters"]["_class_path"])
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+        raise SearchError(f"{path}: not a checkpoint that tvr fit or tvr convert wrote ({error})") from error
+    kind = getattr(tvr_lightning.methods, class_path.rpartition(".")[2], None)
+    if kind is None or not issubclass(kind, RetrievalModule):
+        raise SearchError(f"{path}: holds {class_path}; searching needs the checkpoint of a retrieval method")
+    if "encoder" not in saved["hyper_parameters"]:
+        raise SearchError(f"{path}: does not say which encoder it has; convert it again, or train with tvr fit")
+    module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    return module, dict(saved.get("datamodule_hyper_parameters") or {})
+
+
+def _audio_options(module: RetrievalModule, data: dict[str, Any]) -> AudioOptions | None:
+    if getattr(module, "audio_encoder", None) is None:
+        return None
+    kind: AudioKind = data.get("audio", "none")
+    if kind not in get_args(AudioKind):  # converted checkpoints do not say
+        kind = "wav2vec2" if "Wav2Vec2" in type(module.audio_encoder).__name__ else "whisper"
+    return AudioOptions(kind, data.get("audio_align", "duration"), data.get("audio_seconds", 60.0))

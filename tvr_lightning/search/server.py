@@ -1,0 +1,350 @@
+"""A page and an API that search an index; no path comes from a client, only ids that the index knows."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from tvr_lightning._version import __version__
+from tvr_lightning.data.video import VideoError
+from tvr_lightning.search.engine import Filter, Normalize, Searcher
+from tvr_lightning.search.errors import SearchError, UnknownVideoError, optional
+from tvr_lightning.search.limits import (
+    COOKIE,
+    TooLargeError,
+    TooManyError,
+    TooSlowError,
+    Turnstile,
+    is_local,
+    save_upload,
+    shows_token,
+)
+from tvr_lightning.search.metrics import Metrics
+from tvr_lightning.search.results import Answer
+
+optional("fastapi", "tvr serve")
+from fastapi import FastAPI, Query, Request  # noqa: E402
+from fastapi import Path as InPath  # noqa: E402
+from fastapi.concurrency import run_in_threadpool  # noqa: E402
+from fastapi.exceptions import RequestValidationError  # noqa: E402
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response  # noqa: E402
+from starlette.requests import ClientDisconnect  # noqa: E402
+
+POLICY = "default-src 'self'; media-src 'self' blob:; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
+LONGEST_QUERY = 2000
+MOST_RESULTS = 100
+MOST_CANDIDATES = 1024
+OPEN_ROUTES = ("/health",)
+MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
+MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo"}
+
+Id = Annotated[str, InPath(pattern="^[0-9a-f]{16}$", description="id of a video in the index")]
+Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="how many results")]
+Seconds = Annotated[float | None, Query(ge=0, le=1e7, description="seconds")]
+Words = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="what the path contains")]
+Said = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="words that the captions contain")]
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "the request cannot be served; `detail` says why"},
+    401: {"description": "the token is missing or wrong"},
+    403: {"description": "a page of another origin asks"},
+    404: {"description": "no such video"},
+    422: {"description": "a value out of range, or no video that decodes"},
+    429: {"description": "too many searches at once"},
+}
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How an index is served.
+
+    Attributes:
+        host: address to bind to.
+        port: to listen on.
+        token: what clients must show; None asks TVR_SEARCH_TOKEN, and beyond this machine draws one.
+        most_upload: bytes of an example clip.
+        max_waiting: searches that may run and wait at once, and uploads that may be under way.
+        upload_seconds: how long an upload may take.
+
+    Raises:
+        SearchError: a number out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8321
+    token: str | None = None
+    most_upload: int = 64 * 2**20
+    max_waiting: int = 16
+    upload_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535 or self.most_upload < 1 or self.max_waiting < 1:
+            raise SearchError("port must lie in 0..65535, and max_upload_mib and max_waiting be at least 1")
+
+    def required_token(self) -> str | None:
+        """Return what clients must show; None where anyone on this machine may ask."""
+        token = self.token or os.environ.get("TVR_SEARCH_TOKEN")
+        return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
+
+
+def create_app(searcher: Searcher, options: ServerOptions, token: str | None = None) -> FastAPI:
+    """Make the application.
+
+    Args:
+        searcher: answers the queries.
+        options: limits.
+        token: what clients must show; None for nothing.
+    """
+    app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
+    app.state.metrics, app.state.turnstile = Metrics(), Turnstile(options.max_waiting)
+    _guard(app, token, local=is_local(options.host))
+    _explain(app)
+    _add_search(app, searcher, options)
+    _add_videos(app, searcher)
+    _add_state(app, searcher)
+    _add_page(app)
+    return app
+
+
+def serve(searcher: Searcher, options: ServerOptions) -> None:
+    """Serve until interrupted; requests under way are finished first.
+
+    Raises:
+        SearchError: the port cannot be had.
+    """
+    uvicorn = optional("uvicorn", "tvr serve")
+    token = options.required_token()
+    app = create_app(searcher, options, token)
+    shown = f"?token={token}" if token else ""
+    print(f"Open http://{options.host}:{options.port}/{shown}  (Ctrl-C ends)", flush=True)
+    settings = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        log_level="warning",
+        timeout_graceful_shutdown=10,
+        server_header=False,
+    )
+    try:
+        uvicorn.Server(settings).run()
+    except SystemExit as error:  # uvicorn has printed why
+        raise SearchError(f"cannot listen on {options.host}:{options.port}; choose another --port") from error
+
+
+def _guard(app: FastAPI, token: str | None, local: bool) -> None:
+    """Check every request before anything else sees it, and count every answer."""
+
+    @app.middleware("http")
+    async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        refusal = _refusal(request, token, local)
+        response = refusal or await call_next(request)
+        route = request.scope.get("route")
+        app.state.metrics.count(getattr(route, "path", "unknown"), response.status_code)
+        response.headers["Content-Security-Policy"] = POLICY
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        return response
+
+
+def _refusal(request: Request, token: str | None, local: bool) -> Response | None:
+    host = request.url.hostname or ""
+    if local and not is_local(host):
+        # A page elsewhere may let its own name point here; its scripts must not read an index without a token.
+        return JSONResponse({"detail": f"served on this machine only, not as {host[:100]}"}, 400)
+    if request.method == "POST" and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return JSONResponse({"detail": "uploads come from this server's own page, or from a program"}, 403)
+    if token is None or request.url.path in OPEN_ROUTES:
+        return None
+    if request.url.path == "/" and shows_token(token, None, request.query_params.get("token")):
+        response = RedirectResponse("/", 303)
+        response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        return response
+    if shows_token(token, request.headers.get("authorization"), request.cookies.get(COOKIE)):
+        return None
+    detail = "show the token: Authorization: Bearer TOKEN, or open /?token=TOKEN once"
+    return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})
+
+
+def _explain(app: FastAPI) -> None:
+    """Turn errors that a client can mend into a status and a sentence; no path of this machine and no stack is told."""
+    statuses: dict[type[Exception], int] = {
+        UnknownVideoError: 404,
+        TooLargeError: 413,
+        TooManyError: 429,
+        TooSlowError: 408,
+        SearchError: 400,
+    }
+
+    async def mendable(_: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)}, next(s for kind, s in statuses.items() if isinstance(error, kind)))
+
+    async def undecodable(_: Request, error: Exception) -> Response:
+        assert isinstance(error, VideoError)
+        return JSONResponse({"detail": f"the clip {error.reason}"}, 422)
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        found = [f"{'.'.join(str(part) for part in item['loc'][1:])}: {item['msg']}" for item in error.errors()]
+        return JSONResponse({"detail": "; ".join(found)}, 422)
+
+    for kind in statuses:
+        app.add_exception_handler(kind, mendable)
+
+    async def gone(_: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": "the upload broke off"}, 400)
+
+    app.add_exception_handler(ClientDisconnect, gone)
+    app.add_exception_handler(VideoError, undecodable)
+    app.add_exception_handler(RequestValidationError, invalid)
+
+
+def _filter(shortest: float | None, longest: float | None, path: str | None, caption: str | None) -> Filter | None:
+    wanted = Filter(shortest, longest, path or None, caption or None)
+    return None if wanted == Filter() else wanted
+
+
+def _public(answer: Answer, searcher: Searcher) -> dict[str, Any]:
+    """Return an answer with paths below the indexed folders only."""
+    plain = answer.plain()
+    for result in plain["results"]:
+        result["path"] = _shown(Path(result["path"]), searcher.roots)
+    return plain
+
+
+def _shown(path: Path, roots: list[Path]) -> str:
+    root = next((root for root in roots if root in path.parents), path.parent)
+    return path.relative_to(root).as_posix()
+
+
+def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> None:
+    turnstile: Turnstile = app.state.turnstile
+    uploads = Turnstile(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
+    metrics: Metrics = app.state.metrics
+
+    def timed(ask: Callable[[], Answer]) -> dict[str, Any]:
+        with turnstile.enter():
+            began = time.perf_counter()
+            answer = ask()
+            metrics.took(time.perf_counter() - began)
+        return _public(answer, searcher)
+
+    @app.get("/api/search", responses=REFUSALS)
+    def search(
+        query: Annotated[str, Query(max_length=LONGEST_QUERY, description="what is to be seen")],
+        top: Top = 10,
+        rerank: Annotated[str | None, Query(max_length=100, description="scorer of the second stage, or none")] = None,
+        candidates: Annotated[int, Query(ge=1, le=MOST_CANDIDATES)] = 256,
+        normalize: Normalize = "none",
+        shortest: Seconds = None,
+        longest: Seconds = None,
+        path: Words = None,
+        caption: Said = None,
+    ) -> dict[str, Any]:
+        """Find videos by words."""
+        only = _filter(shortest, longest, path, caption)
+        return timed(lambda: searcher.search(query, top, rerank, candidates, normalize, only))
+
+    @app.get("/api/videos/{video}/similar", responses=REFUSALS)
+    def similar(
+        video: Id,
+        top: Top = 10,
+        shortest: Seconds = None,
+        longest: Seconds = None,
+        path: Words = None,
+        caption: Said = None,
+    ) -> dict[str, Any]:
+        """Find videos that look like one of the index."""
+        return timed(lambda: searcher.similar(video, top, _filter(shortest, longest, path, caption)))
+
+    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    body = {"required": True, "content": content}
+    too_large: dict[int | str, dict[str, Any]] = {
+        408: {"description": "the upload took too long"},
+        413: {"description": "the clip is too large"},
+    }
+
+    @app.post("/api/search/video", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
+    async def by_example(
+        request: Request,
+        top: Top = 10,
+        shortest: Seconds = None,
+        longest: Seconds = None,
+        path: Words = None,
+        caption: Said = None,
+    ) -> dict[str, Any]:
+        """Find videos that look like the clip in the body."""
+        with tempfile.TemporaryDirectory(prefix="tvr-search-") as folder:
+            clip = Path(folder) / "example"
+            with uploads.enter():
+                promised = request.headers.get("content-length")
+                await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
+            only = _filter(shortest, longest, path, caption)
+            return await run_in_threadpool(timed, lambda: searcher.search_video(clip, top, only, "example clip"))
+
+
+def _add_videos(app: FastAPI, searcher: Searcher) -> None:
+    @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
+    def file(video: Id) -> FileResponse:
+        """Return the video itself, or the range of bytes that is asked for."""
+        path = searcher.file_of(video)
+        return FileResponse(path, media_type=MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream"))
+
+    @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
+    def picture(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
+        """Return the indexed frame nearest to a time as JPEG."""
+        return Response(searcher.catalog.picture(video, time), media_type="image/jpeg")
+
+    @app.get("/api/videos/{video}/texts", responses=REFUSALS)
+    def texts(video: Id, top: Top = 10) -> list[dict[str, Any]]:
+        """Return the queries of the index's bank, or without one the captions, that fit a video, best first."""
+        return [{"text": text, "score": score} for text, score in searcher.describe(video, top)]
+
+
+def _add_state(app: FastAPI, searcher: Searcher) -> None:
+    @app.get("/api/index")
+    def index() -> dict[str, Any]:
+        """Say what is indexed, and which scorers there are."""
+        return {
+            "videos": searcher.catalog.count(),
+            "scorers": list(searcher.scorers),
+            "normalize": ["none", "sinkhorn"] if searcher.catalog.fact("bank") else ["none"],
+            "captioned": searcher.catalog.captioned(),
+            "skipped": len(searcher.catalog.skipped()),
+            "store": searcher.store.partition("://")[0],
+        }
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        """Say that requests are answered."""
+        searcher.catalog.fact("version")
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Return counters in the text format of Prometheus."""
+        text = app.state.metrics.text(searcher.catalog.count(), app.state.turnstile.inside)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def _add_page(app: FastAPI) -> None:
+    files = {
+        "/": ("index.html", "text/html"),
+        "/app.js": ("app.js", "text/javascript"),
+        "/app.css": ("app.css", "text/css"),
+    }
+    for address, (name, kind) in files.items():
+        content = (resources.files("tvr_lightning.search") / "page" / name).read_text(encoding="utf-8")
+        app.add_api_route(address, _page(content, kind), include_in_schema=False)
+
+
+def _page(content: str, kind: str) -> Callable[[], Response]:
+    def page() -> Response:
+        return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    return page

@@ -1,0 +1,171 @@
+"""`tvr index`, `tvr search` and `tvr serve`; their signatures and docstrings are the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tvr_lightning.data.sampling import FrameSampling
+from tvr_lightning.search.engine import Filter, Normalize, Searcher
+from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.indexing import index
+from tvr_lightning.search.results import Answer, clock
+from tvr_lightning.search.scorer import ScorerSource
+
+CAPTIONS_SHOWN = 2
+
+
+def run_index(
+    videos: Sequence[Path] = (),
+    out: Path = Path("index"),
+    ckpt: list[str] | None = None,
+    weights: str | None = None,
+    architecture: str = "ViT-B-32",
+    frames: int = 12,
+    sampling: FrameSampling = "one-fps-uniform",
+    seed: int = 0,
+    store: str | None = None,
+    bank: Path | None = None,
+    captions: Path | None = None,
+    captioner: str | None = None,
+    batch_size: int = 16,
+    workers: int = 2,
+    device: str | None = None,
+) -> int:
+    """Make videos searchable, or bring an index up to date: only new, changed and deleted files cost anything.
+
+    Args:
+        videos: files and folders; none walks again over those that the index has.
+        out: folder of the index.
+        ckpt: checkpoints of one method or several; the first one's vectors find candidates, each can rank them.
+        weights: without a checkpoint, of a CLIP whose frames are averaged: a file, an open_clip tag, or none.
+        architecture: open_clip's name of that CLIP.
+        frames: per video, without a checkpoint.
+        sampling: which frames, without a checkpoint.
+        seed: of random weights.
+        store: lancedb, exact, faiss-hnsw, faiss-ivf, qdrant, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
+        bank: text file with a query per line, for --normalize sinkhorn and for texts of a video.
+        captions: parquet file that says in words what videos show, as `tvr caption` writes it.
+        captioner: vision-language model that describes the videos instead, a hub name or a folder.
+        batch_size: videos per pass through an encoder.
+        workers: threads that decode.
+        device: where the encoders run; a GPU where there is one by default.
+    """
+    if ckpt and weights:
+        raise SearchError("--ckpt and --weights conflict: a checkpoint brings its own weights; drop one of both")
+    sources = [ScorerSource(checkpoint=path) for path in ckpt or []]
+    new = not (out / "catalog.sqlite").is_file()
+    if not sources and (weights or new):
+        sources = [ScorerSource(None, architecture, weights or "openai", seed, frames, sampling)]
+        if weights == "none":
+            print("WARNING: RANDOM weights: results will mean nothing; use --ckpt or --weights", file=sys.stderr)
+    try:
+        queries = None if bank is None else bank.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SearchError(f"{bank}: cannot be read as text: {error}") from error
+    chosen = _device(device)
+    report = index(
+        videos, out, sources, store, queries, batch_size, workers, chosen, captions=captions, captioner=captioner
+    )
+    for line in report.lines():
+        print(line)
+    print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
+    return 0
+
+
+def run_search(
+    query: Sequence[str] = (),
+    index: Path = Path("index"),
+    video: Path | None = None,
+    top: int = 10,
+    rerank: str | None = None,
+    candidates: int = 256,
+    normalize: Normalize = "none",
+    shortest: float | None = None,
+    longest: float | None = None,
+    path: str | None = None,
+    caption: str | None = None,
+    json: bool = False,
+    device: str | None = None,
+) -> int:
+    """Find videos in an index by words, or by an example.
+
+    Args:
+        query: what is to be seen.
+        index: folder of the index.
+        video: an example in place of words.
+        top: how many results.
+        rerank: the scorer that ranks the candidates, such as gare, tcmgc or gaid; none for the order of the vectors.
+        candidates: how many videos that scorer sees.
+        normalize: sinkhorn keeps hub videos from crowding the results; the index needs a --bank.
+        shortest: seconds that a video lasts at least.
+        longest: seconds that a video lasts at most.
+        path: what a video's path contains.
+        caption: words that a video's captions contain, all of them.
+        json: print JSON.
+        device: where the methods run; a GPU where there is one by default.
+    """
+    if video is not None and query:
+        raise SearchError("give words or --video, not both")
+    wanted = Filter(shortest, longest, path, caption)
+    only = None if wanted == Filter() else wanted
+    with Searcher(index, _device(device)) as searcher:
+        if video is not None:
+            if rerank is not None or normalize != "none":
+                raise SearchError("--video compares frames with frames; drop --rerank and --normalize")
+            answer = searcher.search_video(video, top, only)
+        else:
+            answer = searcher.search(" ".join(query), top, rerank, candidates, normalize, only)
+    _print(answer, as_json=json)
+    return 0
+
+
+def run_serve(
+    index: Path = Path("index"),
+    host: str = "127.0.0.1",
+    port: int = 8321,
+    token: str | None = None,
+    max_upload_mib: int = 64,
+    max_waiting: int = 16,
+    device: str | None = None,
+) -> int:
+    """Serve a page and an API that search an index.
+
+    Args:
+        index: folder of the index.
+        host: address to bind to; anything but this machine's own needs a token, drawn where none is given.
+        port: to listen on.
+        token: what clients must show, by header, or once in the page's address; TVR_SEARCH_TOKEN by default.
+        max_upload_mib: largest example clip in MiB.
+        max_waiting: searches that may run and wait at once; more are answered with status 429.
+        device: where the methods run; a GPU where there is one by default.
+    """
+    from tvr_lightning.search.server import ServerOptions, serve
+
+    with Searcher(index, _device(device)) as searcher:
+        serve(searcher, ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting))
+    return 0
+
+
+def _device(name: str | None) -> str:
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _print(answer: Answer, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer.plain(), indent=2, ensure_ascii=False))
+        return
+    for note in answer.notes:
+        print(f"note: {note}")
+    for r in answer.results:
+        where = ", ".join(f"{clock(m.time)} ({m.similarity:.3f})" for m in r.best)
+        extra = "" if r.sound is None else f"  sound {r.sound:+.3f}"
+        extra += "" if r.bias is None else f"  bias {r.bias:+.3f}"
+        print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {r.path}")
+        print(f"     best at {where}")
+        for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]:
+            print(f"     {text}")

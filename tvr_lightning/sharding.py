@@ -1,0 +1,97 @@
+"""FSDP2: weights, gradients and optimiser state of a method, shared out over devices."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+
+def shard(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard every child of `module` that has parameters, each block of a transformer by itself.
+
+    Between their uses only 1 / W of the parameters lies on each of W devices; a block's are gathered while it computes.
+    A second call changes nothing, as Lightning configures a model for every stage.
+
+    Args:
+        module: a method, whose parameters are touched only inside the forward or public methods of its children.
+        mesh: one dimension, the data-parallel devices.
+    """
+    # Methods return views, and change none of them in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    for unit in _units(module):
+        if isinstance(unit, FSDPModule):
+            continue
+        methods = _public_methods(unit)  # before FSDP adds its own
+        for block in _blocks(unit):
+            fully_shard(block, mesh=mesh)
+        fully_shard(unit, mesh=mesh)
+        _enter_by(unit, methods)
+
+
+def _enter_by(unit: nn.Module, names: list[str]) -> None:
+    """Have methods gather a unit's parameters as forward does, unless it called them: leaving them would free these."""
+    depth = [0]
+
+    def enter(*arguments: Any) -> None:
+        depth[0] += 1
+
+    def leave(*arguments: Any) -> None:
+        depth[0] -= 1
+
+    def wrap(plain: Callable[..., Any], gathering: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def method(*arguments: Any, **options: Any) -> Any:
+            enter()
+            try:
+                return (plain if depth[0] > 1 else gathering)(*arguments, **options)
+            finally:
+                leave()
+
+        return method
+
+    unit.register_forward_pre_hook(enter)
+    unit.register_forward_hook(leave, always_call=True)
+    for name in names:
+        plain = getattr(unit, name)
+        register_fsdp_forward_method(unit, name)
+        setattr(unit, name, wrap(plain, getattr(unit, name)))
+
+
+def _units(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children that compute; containers have no forward, and a method within a method is another container.
+
+    A child that two modules share comes once.
+    """
+    for child in dict.fromkeys(module.children()):
+        container = isinstance(child, (nn.ModuleList, nn.ModuleDict)) or hasattr(child, "training_step")
+        if container:
+            yield from _units(child)
+        elif any(True for _ in child.parameters()):
+            yield child
+
+
+def _blocks(unit: nn.Module) -> list[nn.Module]:
+    """Return the layers of the transformers within a unit: members of lists of two and more of the same kind."""
+    blocks: list[nn.Module] = []
+    for part in unit.modules():
+        if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1:
+            layers = list(part)
+            if type(layers[0]) is not nn.Linear and len({type(layer) for layer in layers}) == 1:
+                blocks += [layer for layer in layers if any(True for _ in layer.parameters())]
+    return blocks
+
+
+def _public_methods(unit: nn.Module) -> list[str]:
+    """Return the methods beside `forward` by which a unit is used, those of nn.Module left out."""
+    return [
+        name
+        for name, value in inspect.getmembers(type(unit), inspect.isfunction)
+        if not name.startswith("_") and name != "forward" and not hasattr(nn.Module, name)
+    ]

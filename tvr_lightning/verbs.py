@@ -1,0 +1,239 @@
+"""What this project's own verbs run where several rooms meet; their signatures and docstrings are the command line."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tvr_lightning.data.audio_alignment import AudioOptions
+from tvr_lightning.data.check import check, print_report, write_report
+from tvr_lightning.data.records import SplitName
+from tvr_lightning.data.sampling import FrameSampling
+from tvr_lightning.data.show import show
+from tvr_lightning.data.stats import print_stats, stats
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.captioner import MODEL, PROMPT, CaptionOptions, caption, load_captioner
+from tvr_lightning.encoders.extract import extract
+from tvr_lightning.encoders.extract_plan import Engine, ExtractOptions, ExtractSource, What
+from tvr_lightning.encoders.extract_source import source_of_data, source_of_files
+from tvr_lightning.encoders.extract_verify import verify as compare_store
+from tvr_lightning.encoders.store import StoreDtype
+from tvr_lightning.recipe import RecipeError, data_from_recipe, from_recipe
+
+Dataset = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
+
+
+def data_synth(
+    dataset: Dataset, root: Path = Path("fixture"), videos: int = 500, seed: int = 0, workers: int | None = None
+) -> int:
+    """Write a synthetic dataset of real mp4 files in a dataset's own layout.
+
+    Args:
+        dataset: whose layout and files.
+        root: parent folder; the dataset gets its own folder below it.
+        videos: how many videos in all; a fifth is held out for the test.
+        seed: the same seed gives the same dataset.
+        workers: processes that render; by default one per core.
+    """
+    print(f"Wrote {synthesize(dataset, root, videos, seed, workers=workers or os.cpu_count() or 1)}")
+    return 0
+
+
+def data_check(config: list[str], decode: bool = False, workers: int | None = None, report: Path | None = None) -> int:
+    """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything is.
+
+    Args:
+        config: recipe files or data overlays, later ones on top of earlier ones.
+        decode: also decode every video.
+        workers: processes that look at videos; by default one per core.
+        report: where to write the report as JSON besides.
+    """
+    found = check(data_from_recipe(config), decode=decode, workers=workers or os.cpu_count() or 1)
+    print_report(found)
+    if report is not None:
+        write_report(found, report)
+    return 1 if found.problems else 0
+
+
+def data_stats(config: list[str], workers: int | None = None) -> int:
+    """Print videos, captions, caption lengths in tokens, durations, and the share of videos with sound.
+
+    Args:
+        config: recipe files or data overlays, later ones on top of earlier ones.
+        workers: processes that look at videos; by default one per core.
+    """
+    print_stats(stats(data_from_recipe(config), workers=workers or os.cpu_count() or 1))
+    return 0
+
+
+def data_show(
+    video: Path, out: Path = Path("page.png"), frames: int = 12, sampling: FrameSampling = "one-fps-uniform"
+) -> int:
+    """Draw the frames of a video, its waveform and its log-mel picture onto one page.
+
+    Args:
+        video: a media file.
+        out: image to write; the suffix decides the format (.png, .pdf, .svg).
+        frames: how many frames.
+        sampling: which frames.
+    """
+    show(video, out, frames=frames, sampling=sampling)
+    print(f"Wrote {out}")
+    return 0
+
+
+def extract_features(
+    videos: Sequence[Path] = (),
+    config: list[str] | None = None,
+    out: Path = Path("features"),
+    what: list[What] | None = None,
+    verify_sample: int = 8,
+    verify: bool = False,
+    architecture: str = "ViT-B-32",
+    weights: str = "openai",
+    audio_weights: str | None = None,
+    frames: int = 12,
+    sampling: FrameSampling = "one-fps-uniform",
+    batch_size: int = 32,
+    num_workers: int = 2,
+    dtype: StoreDtype = "float32",
+    device: str | None = None,
+    seed: int = 0,
+    engine: Engine = "local",
+    actors: int = 1,
+    address: str | None = None,
+) -> int:
+    """Run the encoders once over a recipe's dataset, or over any videos, and store the features; resumes after a kill.
+
+    Args:
+        videos: files and folders, where no recipe is given; no annotations are needed.
+        config: recipe files, later ones on top of earlier ones; data and encoders come from them.
+        out: folder of the store.
+        what: text, frames, patches, audio or all; all by default.
+        verify_sample: how many items `--verify` computes again.
+        verify: compare a sample of a finished store with features computed anew, and write nothing.
+        architecture: open_clip's name of the encoder, without a recipe.
+        weights: of that encoder: a file, an open_clip tag, or none.
+        audio_weights: Whisper's weights, where sound is wanted without a recipe: a file, or none.
+        frames: per video, without a recipe.
+        sampling: which frames, without a recipe.
+        batch_size: items per pass through an encoder.
+        num_workers: processes that decode.
+        dtype: of the features on disk.
+        device: where the encoders run; a GPU where there is one by default.
+        seed: of random weights, without a recipe.
+        engine: local, or ray: actors of a Ray cluster read and encode, this process writes.
+        actors: how many of them.
+        address: of a running Ray cluster that sees the videos under the same paths; by default one is started here.
+    """
+    if bool(videos) == bool(config):
+        raise RecipeError("give either --config FILE (a recipe) or videos and folders to extract from")
+    source, encoder, audio_encoder = (
+        _recipe_source(config)
+        if config
+        else _file_source(videos, architecture, weights, audio_weights, frames, sampling, seed)
+    )
+    options = ExtractOptions(
+        str(out),
+        what=what or ["all"],
+        batch_size=batch_size,
+        num_workers=num_workers,
+        dtype=dtype,
+        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        command=shlex.join(["tvr", *sys.argv[1:]]),
+        engine=engine,
+        actors=actors,
+        address=address,
+    )
+    if verify:
+        return _verify(source, encoder, audio_encoder, options, verify_sample)
+    for line in extract(source, encoder, audio_encoder, options).lines():
+        print(line)
+    print(f"Wrote {out}")
+    return 0
+
+
+Parts = tuple[ExtractSource, Encoder, AudioEncoder | None]
+
+
+def _recipe_source(config: list[str]) -> Parts:
+    method, data = from_recipe(config)
+    return source_of_data(data), method.encoder, getattr(method, "audio_encoder", None)
+
+
+def _file_source(
+    videos: Sequence[Path],
+    architecture: str,
+    weights: str,
+    audio_weights: str | None,
+    frames: int,
+    sampling: FrameSampling,
+    seed: int,
+) -> Parts:
+    torch.manual_seed(seed)  # random weights must be the same when an interrupted extraction goes on
+    encoder = ClipEncoder(architecture, weights)
+    audio_encoder = None if audio_weights is None else WhisperEncoder(weights=audio_weights)
+    audio = None if audio_encoder is None else AudioOptions("whisper")
+    return source_of_files(videos, encoder.image_size, frames, sampling, audio), encoder, audio_encoder
+
+
+def _verify(
+    source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, options: ExtractOptions, sample: int
+) -> int:
+    deviations = compare_store(source, encoder, audio_encoder, options, sample=sample)
+    for name, deviation in deviations.items():
+        print(f"{name}: largest deviation {deviation:.1e}")
+    return 0
+
+
+def caption_videos(
+    config: list[str],
+    out: Path = Path("captions.parquet"),
+    model: str = MODEL,
+    prompt: str = PROMPT,
+    splits: list[SplitName] | None = None,
+    segments: int = 6,
+    frames: int = 4,
+    image_size: int = 448,
+    max_new_tokens: int = 64,
+    batch_size: int = 24,
+    num_workers: int = 2,
+    device: str | None = None,
+) -> int:
+    """Describe the segments of a dataset's videos with a vision-language model; resumes after a kill.
+
+    Args:
+        config: recipe files or data overlays, later ones on top of earlier ones.
+        out: parquet file; name it in data.init_args.captions to train with it.
+        model: hub name, or a folder as transformers saves models.
+        prompt: what the model is asked about the frames of a segment.
+        splits: whose videos; those of the training split by default, since tests never see descriptions.
+        segments: equal parts of a video, each described by itself.
+        frames: frames of a segment that the model sees.
+        image_size: pixels of these square frames.
+        max_new_tokens: longest description in tokens.
+        batch_size: segments described at a time.
+        num_workers: processes that decode.
+        device: where the model runs; a GPU where there is one by default.
+    """
+    data = data_from_recipe(config)
+    data.captions = None  # the recipe may name the file that is about to be written
+    options = CaptionOptions(
+        out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers, progress=sys.stdout.isatty()
+    )
+    chosen: list[SplitName] = splits or ["train"]
+    for name in chosen:
+        data.check_present("fit" if name == "train" else "validate" if name == "val" else "test")
+    videos = [video for name in chosen for video in data.read_split(name).videos]
+    for line in caption(videos, load_captioner(model, device), options).lines():
+        print(line)
+    print(f"Wrote {out}")
+    return 0
