@@ -52,7 +52,15 @@ def indexed(gallery: Path, checkpoints: dict[str, Path], tmp_path_factory: pytes
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory):
+def driver(tmp_path_factory):
     """One browser for all pages; tests open their own address in it."""
-    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
+    with open_browser(tmp_path_factory.mktemp("profile")) as made:
+        yield made
+
+
+@pytest.fixture
+def browser(driver):
+    """The browser, with an empty log: what pages of earlier tests were refused is not this test's."""
+    driver.get("about:blank")
+    driver.get_log("browser")
+    return driver
