@@ -219,7 +219,7 @@ class RetrievalModule(LightningModule):
         raise TypeError(f"{type(self).__name__} has no released protocol of its own; use protocol: query")
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the weighted terms whose sum is trained, from B matching pairs; pure.
+        """Return the weighted terms whose sum is trained, scalars by name, from B matching pairs; pure.
 
         The base method is InfoNCE over rows and columns of the scaled scores (CLIP4Clip, `CrossEn` in both directions).
         """
@@ -227,13 +227,16 @@ class RetrievalModule(LightningModule):
         return {"info_nce": info_nce(self.contrastive_logits(logits))}
 
     def local_losses(self, own: PairedFeatures, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return this device's share of `losses`, from its own B pairs and those of all devices (`gather: local`)."""
+        """Return this device's share of `losses`, from its own B pairs and those of all devices (`gather: local`).
+
+        Scalars by name; the mean of their sums over the devices is that of `losses`.
+        """
         rows = self.logits(self.score(own.text, pairs.video).similarity)
         columns = self.logits(self.score(pairs.text, own.video).similarity)
         return {"info_nce": local_info_nce(rows, columns, rank() * len(own.text))}
 
     def logits(self, similarity: Tensor) -> Tensor:
-        """Return what InfoNCE sees of scores, shaped as `similarity`: by default scaled by the temperature."""
+        """Return what InfoNCE sees of scores (N, M), of the same shape: by default scaled by the temperature."""
         return self.temperature() * similarity
 
     def contrastive_logits(self, logits: Tensor) -> Tensor:
@@ -285,7 +288,7 @@ class RetrievalModule(LightningModule):
     # Training
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
-        """Encode, gather, and return the sum of the loss terms; every term is logged."""
+        """Encode, gather, and return the sum of the loss terms, a scalar; every term is logged."""
         self._skipped.update(batch.video.skipped)
         chunk = self.optimizer_config.gradient_cache
         encoded = encode_in_chunks(self.pair_features, batch, chunk) if chunk else self.pair_features(batch)
@@ -374,7 +377,7 @@ class RetrievalModule(LightningModule):
         self._evaluate("test")
 
     def collected_features(self) -> tuple[TextFeatures, Tensor, VideoFeatures, Tensor]:
-        """Return what the evaluation loaders gave, over all devices: texts, their indices, videos, their indices.
+        """Return what the evaluation loaders gave, over all devices: N texts, indices (N,), M videos, indices (M,).
 
         Indices may repeat where loaders were padded over devices.
 

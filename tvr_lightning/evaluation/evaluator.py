@@ -154,9 +154,9 @@ class Evaluator:
 
         Args:
             texts: features of the texts, repetitions allowed.
-            text_index: int64, place of each text in the split; a place that comes twice counts once.
+            text_index: (N,) int64, place of each text in the split; a place that comes twice counts once.
             videos: features of the videos, repetitions allowed.
-            video_index: int64, place of each video in the split.
+            video_index: (M,) int64, place of each video in the split.
             truth: the pairing of the split.
             normalizer: score normalisation, applied to each direction by itself.
             bank: training texts and videos, for normalisers that need them.

@@ -27,11 +27,11 @@ class Shard:
     gather: Callable[[Tensor], Tensor] = field(default=lambda tensor: tensor[None])
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over the processes."""
+        """Return the sum over the processes, of the tensor's own shape (any shape)."""
         return self.gather(tensor).sum(0)
 
     def logsumexp(self, tensor: Tensor) -> Tensor:
-        """Return the log sum of exponentials over the processes."""
+        """Return the log sum of exponentials over the processes, of the tensor's own shape (any shape)."""
         return self.gather(tensor).logsumexp(0)
 
 

@@ -130,14 +130,14 @@ class WeightedMax(Interaction):
         self.simplified = simplified
 
     def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
-        """Return unit tokens with the logits of their weights."""
+        """Return unit tokens (N, T, D) with the logits (N, T) of their weights, from a mask (N, T) of real ones."""
         if self.text_weights is None:
             return super().text(tokens, mask)
         found: Tokens = self.text_weights(tokens, mask)
         return found
 
     def video(self, tokens: Tensor, mask: Tensor) -> Tokens:
-        """Return unit tokens with the logits of their weights."""
+        """Return unit tokens (N, T, D) with the logits (N, T) of their weights, from a mask (N, T) of real ones."""
         found: Tokens = self.video_weights(tokens, mask)
         return found
 

@@ -135,7 +135,7 @@ class CLIP4Clip(RetrievalModule):
         return Scores(mean_pooling_similarity(text, video))
 
     def logits(self, similarity: Tensor) -> Tensor:
-        """Return what the released loss sees, shaped as `similarity`: scaled cosines; tightTransf's logits as is."""
+        """Return what the released loss sees, (N, M): scaled cosines; tightTransf's logits as is."""
         return similarity if self.cross is not None else self.temperature() * similarity
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:

@@ -338,7 +338,7 @@ class DRL(RetrievalModule):
         return self.head(text, video)
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return InfoNCE and the weighted channel decorrelation of B matching pairs.
+        """Return scalars: InfoNCE and the weighted channel decorrelation of B matching pairs.
 
         With fewer than two tokens there is no variance to standardise by: decorrelation is left out, with a warning.
         """

@@ -517,7 +517,7 @@ class GAID(RetrievalModule):
         return text.without_words()
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the weighted terms of perturbed and support texts for B matching pairs (Eqs. 8-10)."""
+        """Return scalars: the weighted terms of perturbed and support texts for B matching pairs (Eqs. 8-10)."""
         return self.head.losses(pairs, self.temperature(), contrast=self.contrastive_logits)
 
 

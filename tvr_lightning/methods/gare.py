@@ -411,7 +411,7 @@ class GARE(RetrievalModule):
         return text.without_words()
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return InfoNCE and the weighted regularization of B matching pairs' B x B increments (Eq. 28).
+        """Return scalars: InfoNCE and the weighted regularization of B matching pairs' B x B increments (Eq. 28).
 
         A single pair has no variances: the terms that need them are left out, with a warning.
         """

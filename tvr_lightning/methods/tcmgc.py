@@ -413,7 +413,7 @@ class TCMGC(RetrievalModule):
         return self.head(text, video, self.temperature())
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return InfoNCE and the weighted similarity decorrelation of B matching pairs (Eqs. 33-37)."""
+        """Return scalars: InfoNCE and the weighted similarity decorrelation of B matching pairs (Eqs. 33-37)."""
         scores, scale = self.score(pairs.text, pairs.video), self.temperature()
         logits = self.contrastive_logits(scale * scores.similarity)
         terms = {"info_nce": info_nce(logits, reduction=self.head.config.loss_reduction)}

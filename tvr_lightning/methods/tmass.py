@@ -291,5 +291,5 @@ class TMASS(RetrievalModule):
         return text.without_words()
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return InfoNCE of drawn texts and the weighted one of support texts, for B matching pairs."""
+        """Return scalars: InfoNCE of drawn texts and the weighted one of support texts, for B matching pairs."""
         return self.head.losses(pairs, self.temperature(), contrast=self.contrastive_logits)

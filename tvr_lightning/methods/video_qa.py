@@ -229,7 +229,7 @@ class VideoQuestionAnswering(LightningModule):
         _, self._training_right = self._numbered("train")
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy of the right answers; questions with a rare one do not count."""
+        """Return the cross-entropy of the right answers, a scalar; questions with a rare one do not count."""
         self._skipped.update(batch.video.skipped)
         logits = self.logits(self.method.text_features(batch.text), self.method.video_features(batch.video))
         right = self._training_right.to(logits.device)[batch.text.index]
