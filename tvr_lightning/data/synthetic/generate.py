@@ -84,12 +84,7 @@ def synthesize(
         ValueError: unknown dataset, fewer than 8 videos, or fewer than 1 worker.
         FileExistsError: the folder holds something else, which is never overwritten.
     """
-    if dataset not in LAYOUTS:
-        raise ValueError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
-    if videos < LEAST_VIDEOS:
-        raise ValueError(f"videos={videos} leaves nothing to train on; at least {LEAST_VIDEOS} are needed")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers}; at least 1 is needed, or None for one per core")
+    _check_arguments(dataset, videos, workers)
     folder = Path(root) / dataset
     if folder.exists() and any(folder.iterdir()):
         if _same(folder / "scenes.json", dataset, videos, seed):
@@ -118,6 +113,15 @@ def synthesize(
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _check_arguments(dataset: str, videos: int, workers: int | None) -> None:
+    if dataset not in LAYOUTS:
+        raise ValueError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
+    if videos < LEAST_VIDEOS:
+        raise ValueError(f"videos={videos} leaves nothing to train on; at least {LEAST_VIDEOS} are needed")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers}; at least 1 is needed, or None for one per core")
 
 
 def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:
