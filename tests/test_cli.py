@@ -41,6 +41,22 @@ def run(fixture_root, tmp_path_factory) -> Path:
     return folder
 
 
+def test_eval_memory_is_the_budget_of_scoring(fixture_root, tmp_path):
+    options = overlay(fixture_root, tmp_path)
+    method, _ = from_recipe([], [*options, "--eval-memory", "512MiB"])
+    assert method.evaluation_config.memory_gib == 0.5
+    recall = "--model.init_args.evaluation.recall=[1,50]"
+    method, _ = from_recipe([], [*options, recall, "--eval-memory=4GiB"])
+    assert method.evaluation_config.memory_gib == 4
+    assert method.evaluation_config.recall == [1, 50]
+
+
+@pytest.mark.parametrize("size", ["4", "4GB", "0GiB", "much"])
+def test_an_unreadable_eval_memory_says_what_is_expected(size, fixture_root, tmp_path, capsys):
+    assert main(["test", *overlay(fixture_root, tmp_path), f"--eval-memory={size}"]) == 1
+    assert f"--eval-memory {size}: expected a size such as 4GiB" in capsys.readouterr().err
+
+
 def test_fit_leaves_table_config_checkpoints_and_logs(run):
     results = json.loads((run / "results.json").read_text())
     assert set(results["text_to_video"]) >= {"R@1", "R@5", "R@10", "MdR", "MnR", "RSum"}

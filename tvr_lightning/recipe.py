@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tvr_lightning.evaluation.answers import (
     write_answer_results,
     write_answers,
 )
+from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
 from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
@@ -85,6 +86,8 @@ class RecipeCLI(LightningCLI):
         """Add `results` and `checkpoints`, and tie what model and data must agree on."""
         parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
         parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
+        short = "short for model.init_args.evaluation.memory_gib, which it overrides: a size such as 4GiB"
+        parser.add_argument("--eval-memory", type=str | None, default=None, help=short)
         parser.link_arguments("data.init_args.words", "model.init_args.words")
         parser.link_arguments("data.init_args.frames", "model.init_args.frames")
         # Question answering holds a method; links to arguments that a class does not have are left out.
@@ -121,6 +124,7 @@ class RecipeCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Stop before anything heavy where data or weights are missing, and say all of it at once."""
+        self._set_memory(self.options.eval_memory)
         absent = []
         encoder = self.options.model.init_args.encoder
         checks: list[Callable[[], object]] = [instantiate_data(self.options.data).check_present]
@@ -134,6 +138,19 @@ class RecipeCLI(LightningCLI):
                 absent.append(str(error))
         if absent:
             raise MissingAssetError("\n\n".join(absent))
+
+    def _set_memory(self, size: str | None) -> None:
+        if size is None:
+            return
+        method = self.options.model.init_args
+        if "evaluation" not in method:
+            raise RecipeError("--eval-memory is for retrieval; answering questions scores no pairs")
+        try:
+            budget = gibibytes(size)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+        method.evaluation = method.evaluation or Namespace(asdict(EvaluationConfig()))
+        method.evaluation.memory_gib = budget
 
     def instantiate_classes(self) -> None:
         """Build model, data and trainer; options that conflict end in one sentence."""

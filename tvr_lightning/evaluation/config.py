@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from tvr_lightning.evaluation.normalization import Normalizer
@@ -41,3 +42,15 @@ class EvaluationConfig:
             raise ValueError(f"evaluation.top_k must be at least 1, not {self.top_k}")
         if self.bank_size < 1:
             raise ValueError(f"evaluation.bank_size must be at least 1, not {self.bank_size}")
+
+
+def gibibytes(size: str) -> float:
+    """Return a size such as "4GiB" or "512MiB" in GiB.
+
+    Raises:
+        ValueError: no number before KiB, MiB, GiB or TiB, or zero.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])iB\s*", size)
+    if found is None or not float(found[1]):
+        raise ValueError(f"--eval-memory {size}: expected a size such as 4GiB or 512MiB")
+    return float(found[1]) * 1024.0 ** ("KMGT".index(found[2]) - 2)
