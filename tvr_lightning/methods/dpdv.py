@@ -63,7 +63,10 @@ from tvr_lightning.pairwise import score_in_blocks
 
 @dataclass
 class TextSide(Record):
-    """What N texts bring to a path: their sentence (or captions), their words, and the sentence that divides frames."""
+    """What N texts bring to a path: their sentence (or captions), their words, and the sentence that divides frames.
+
+    The dividing sentence `query` is (N, D), at unit length.
+    """
 
     macro: Tokens | None
     micro: Tokens | None

@@ -143,6 +143,8 @@ class Candidate(Record):
 class GAIDHead(nn.Module):
     """Gated fusion, attention under the text, and directional perturbation.
 
+    Scores of N texts and M videos are cosines (N, M).
+
     Args:
         dimension: D.
         frames: F, which the radius is tied to.

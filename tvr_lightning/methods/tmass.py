@@ -111,6 +111,8 @@ class TrainingScores:
 class TMASSHead(nn.Module):
     """X-Pool's head and the region of a text (model/clip_stochastic.py).
 
+    Scores of N texts and M videos are cosines (N, M).
+
     Args:
         dimension: D.
         frames: F, which a linear radius is tied to.

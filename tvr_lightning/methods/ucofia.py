@@ -57,7 +57,7 @@ class PreparedVideo(Record):
 
 
 class UCoFiAHead(nn.Module):
-    """Features to the scores of up to three alignments and their mean.
+    """Features to the scores (N, M) of up to three alignments and their mean.
 
     Args:
         dimension: D.

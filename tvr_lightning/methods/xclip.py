@@ -43,7 +43,7 @@ class SimilarityAttention(nn.Module):
     The matrix comes after the softmax as released, so that weights need be neither positive nor add up to one.
 
     Args:
-        slots: S, rows and columns of A, which starts as the identity.
+        slots: S; the matrix A is (S, S) and starts as the identity.
         temperature: tau.
         kind: `attention` as above, `softmax` without the matrix, `mean` without either.
     """

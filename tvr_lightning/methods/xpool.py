@@ -133,7 +133,7 @@ class Query(Record):
 
 
 class XPoolHead(nn.Module):
-    """Frames pooled as every text asks, and the cosine of both (model/clip_transformer.py).
+    """Frames (M, F, D) pooled as every text asks, and the cosines (N, M) of both (model/clip_transformer.py).
 
     Args:
         dimension: D.

@@ -110,7 +110,7 @@ def audit_scores(
         texts: features of N texts after the method's own layers.
         videos: features of M videos after the method's own layers.
         video_of_text: (N,) int64, the video that each text describes; every video has a text.
-        score: the method's `score`.
+        score: the method's `score`, (N, M) for N texts and M videos.
         score_as_released: instead of `score`, a released protocol that hands every video its own caption.
         seed: of the random partners and orders.
 
@@ -190,7 +190,7 @@ def audit_encoding(encode: Callable[[Tensor], F], items: int, noise: float = 1e-
     """Audit an encoding of items: whether an item's features depend on the batch it came in.
 
     Args:
-        encode: rows (n,) of the items to their features.
+        encode: rows (n,) int64 of the items to their features, whose first dimension is n.
         items: how many there are.
         noise: largest change that counts as noise, in standard deviations of each feature tensor; matrix products of
             other batch sizes round differently through many layers.

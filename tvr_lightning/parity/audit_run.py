@@ -50,7 +50,7 @@ def audit_method(
         seed: of the draw, orders and partners.
 
     Returns:
-        What was found of the encoding, and the audit of the scores.
+        What was found of the encoding, and the audit of the scores (N, M) of the M drawn videos and their N texts.
     """
     method.eval()
     split = data.load_split("test")

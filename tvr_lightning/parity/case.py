@@ -34,7 +34,7 @@ class ParityCase:
         inputs: `input.*` without the prefix, and tensors under other names unchanged.
         features: intermediate features (`feature.*` without the prefix).
         expected: `expected.*` without the prefix, tensors that `RESULTS` names, and the numbers of a JSON file of the
-            same stem where there is one.
+            same stem where there is one, each (1,) float64.
     """
 
     path: Path

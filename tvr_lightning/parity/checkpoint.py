@@ -127,6 +127,8 @@ def rename(
 ) -> dict[str, Tensor]:
     """Return the checkpoint's tensors under our names, with the shapes and types of `expected`.
 
+    Tensors of one number fit each other, be they scalar or (1,).
+
     Args:
         checkpoint: tensors by the authors' names.
         names: the map from their names to ours.

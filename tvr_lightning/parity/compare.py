@@ -78,7 +78,8 @@ def compare(case: ParityCase, ours: Mapping[str, Tensor]) -> list[Comparison]:
         ours: what we computed, under the names of `case.expected`; features as `feature.{name}`.
 
     Returns:
-        One comparison per tensor, largest relative difference first. A tensor that was not computed is a failure.
+        One comparison per tensor, largest relative difference first. A tensor that was not computed, or has another
+        shape, is a failure; single numbers may be scalar or (1,).
     """
     found = [_compare(f"expected.{name}", tensor, ours.get(name)) for name, tensor in case.expected.items()]
     for name, tensor in case.features.items():

@@ -40,6 +40,8 @@ BUFFERS = ("text_model.embeddings.position_ids", "vision_model.embeddings.positi
 def with_openai_names(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     """Return a checkpoint whose `clip.*` tensors have OpenAI's names and layout; all others are left as they are.
 
+    Projections become (width, D); a block's query, key and value matrices are joined to one (3 width, width).
+
     Args:
         checkpoint: tensors by the authors' names; without transformers' names below `clip.` nothing changes.
         source: the file, for the error.

@@ -110,7 +110,7 @@ def _rebuilt(config: dict[str, object]) -> tuple[RetrievalModule, TextVideoDataM
 
 @torch.no_grad()
 def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Material:
-    """Encode the test split and score all its pairs.
+    """Encode the test split and score all its pairs, (N, M) on the CPU.
 
     Args:
         module: in evaluation mode, on its device.
