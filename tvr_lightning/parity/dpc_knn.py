@@ -28,7 +28,7 @@ def import_stage(checkpoint: Mapping[str, Tensor], source: str, config: PatchMer
     """Build one stage of merging from HBI's `ctm` and `block`.
 
     Args:
-        checkpoint: tensors by the authors' names.
+        checkpoint: tensors by the authors' names; `block.norm1.weight` (D,) gives the width.
         source: the file, for the error.
         config: neighbours and heads; the rest is HBI's.
 

@@ -45,7 +45,7 @@ def import_head(checkpoint: Mapping[str, Tensor], source: str, config: DPDVConfi
     """Build the head from the tensors `weight.{token kind}.{layer}` of a case, in float64.
 
     Args:
-        checkpoint: tensors by the case's names.
+        checkpoint: tensors by the case's names; `weight.frame.0.weight` (2D, D) gives the width.
         source: the file, for the error.
         config: switches.
 
@@ -64,6 +64,8 @@ def import_head(checkpoint: Mapping[str, Tensor], source: str, config: DPDVConfi
 def import_merging(checkpoint: Mapping[str, Tensor], source: str, config: PatchMergingConfig) -> PatchMerging:
     """Build the stages of patch merging from the tensors `pfmm.{stage}` of a case, in float64.
 
+    `pfmm.0.norm.weight` (D,) gives the width.
+
     Raises:
         ParityError: names are missing or unexpected.
     """
@@ -74,7 +76,7 @@ def import_merging(checkpoint: Mapping[str, Tensor], source: str, config: PatchM
 
 
 def compute_dpdv(case: ParityCase) -> dict[str, Tensor]:
-    """Compute selections, merging stages, scores and losses of a DPDV case, in float64."""
+    """Compute selections, merging stages, scores (B, B) and scalar losses of a DPDV case of B pairs, in float64."""
     given, source = case.config, str(case.path)
     found: dict[str, Tensor] = {}
     merging_config = PatchMergingConfig(

@@ -44,7 +44,7 @@ def import_gaid(
         checkpoint: tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
         source: the file, for errors.
         words: text positions W that the method is for.
-        frames: frames F that the method is for; the checkpoint is tied to it.
+        frames: frames F that the method is for; the checkpoint's layer of the radius, (D, F), is tied to it.
         audio_encoder: whose features it was trained on; authors' checkpoints do not hold it. By default the released
             one of the width that the checkpoint takes: Whisper base (512) or wav2vec 2.0 base (768).
         heads: attention heads (released: 1).

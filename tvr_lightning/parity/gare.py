@@ -101,7 +101,7 @@ def _module(case: ParityCase) -> GARE:
 
 
 def compute_gare(case: ParityCase) -> dict[str, Tensor]:
-    """Compute features, cosines, increments, pooled videos and every loss term of a GARE case."""
+    """Compute features, cosines (N, M), increments and pooled videos (N, M, D), and scalar losses of a GARE case."""
     module = _module(case)
     text, video = encode_case(case, module.encoder)
     related = module.encode_video(video)

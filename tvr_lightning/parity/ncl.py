@@ -59,7 +59,10 @@ def _scored(case: ParityCase) -> Scored:
 
 
 def compute_ncl(case: ParityCase) -> dict[str, Tensor]:
-    """Compute biases, losses, gradients, probabilities and ranks of an NCL case with one text per video."""
+    """Compute biases, losses, gradients, probabilities and ranks of an NCL case with one text per video.
+
+    For B pairs cosines are (B, B); biases, sums of probabilities and ranks (B,); losses scalar.
+    """
     scored = _scored(case)
     cosine, gamma = scored.cosine, scored.gamma
     found = {"cosine": cosine} | dict(_losses("plain", cosine / gamma))
@@ -77,7 +80,10 @@ def compute_ncl(case: ParityCase) -> dict[str, Tensor]:
 
 
 def compute_ncl_multi_caption(case: ParityCase) -> dict[str, Tensor]:
-    """Compute biases, probabilities and ranks of an NCL case with several captions per video, both marginals."""
+    """Compute biases, probabilities and ranks of an NCL case with several captions per video, both marginals.
+
+    Cosines are (N, M); biases, sums of probabilities and ranks (N,) of texts and (M,) of videos.
+    """
     scored = _scored(case)
     cosine, owner = scored.cosine, case.input("caption_video")
     counts = torch.bincount(owner, minlength=cosine.shape[1]).double(), torch.ones(len(owner), dtype=torch.float64)

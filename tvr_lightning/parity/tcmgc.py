@@ -83,7 +83,7 @@ def import_tcmgc(
         source: the file, for errors.
         words: text positions W that the method is for.
         frames: frames F that the method is for.
-        keep_rate: r; None chooses one that the matrices' k = int(W r) fits.
+        keep_rate: r; None chooses one that the matrices' k = int(W r) fits; `attentive_word_logit_weight` is (k, k).
         softmax_lambda: factor inside the softmaxes over slots.
         decorrelation_weight: alpha of SDR.
         heads: attention heads.
@@ -118,7 +118,10 @@ def import_tcmgc(
 
 
 def compute_tcmgc(case: ParityCase) -> dict[str, Tensor]:
-    """Compute features, scores with the factor exp(logit_scale), conditioned features and losses of a TC-MGC case."""
+    """Compute features, scores with the factor exp(logit_scale), conditioned features and losses of a TC-MGC case.
+
+    Scores are (N, M), videos conditioned on sentences (N, M, D), frames conditioned on words (N, W, M, D).
+    """
     config = case.config
     module = import_tcmgc(
         case.checkpoint,

@@ -37,7 +37,10 @@ PAPER_KEEP_RATES = tuple(step / 10 for step in range(1, 10))
 
 
 def compute_tcmgc_switches(case: ParityCase) -> dict[str, Tensor]:
-    """Compute every reorganisation, aggregation, loss and parameter count of a switches case, in float64."""
+    """Compute every reorganisation, aggregation, loss and parameter count of a switches case, in float64.
+
+    Aggregated scores are (B, B), losses scalar.
+    """
     missing = [key for key in ("k", "softmax_lambda") if key not in case.config]
     if missing:
         raise ParityError(f"{case.path}: its config has no {' and no '.join(missing)}")

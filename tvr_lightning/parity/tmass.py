@@ -39,7 +39,7 @@ def import_tmass(
         checkpoint: tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
         source: the file, for errors.
         words: text positions W that the method is for.
-        frames: frames F that the method is for; the checkpoint is tied to it.
+        frames: frames F that the method is for; the checkpoint's layer of the radius, (D, F), is tied to it.
         stochastic: prior, trials, weight.
         heads: attention heads (released: 1).
 
@@ -57,7 +57,7 @@ def import_tmass(
 
 
 def check_frames(checkpoint: Mapping[str, Tensor], frames: int, source: str) -> None:
-    """Refuse another number of frames than the layer from similarities to radius has inputs.
+    """Refuse another number of frames than the layer from similarities to radius, (D, F), has inputs.
 
     Raises:
         ParityError: says how many it has.
@@ -68,7 +68,7 @@ def check_frames(checkpoint: Mapping[str, Tensor], frames: int, source: str) -> 
 
 
 def compute_tmass(case: ParityCase) -> dict[str, Tensor]:
-    """Compute both protocols' scores, and the training step where the case has one, of a T-MASS case."""
+    """Compute both protocols' scores (N, M), and the training step where the case has one, of a T-MASS case."""
     text, video = embedded(case)
     head = TMASSHead(text.sentence.shape[1], video.frames.shape[1], case_attention(case))
     load(head, case, NameMap(HEAD_NAMES, UNUSED))

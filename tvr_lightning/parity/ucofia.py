@@ -72,8 +72,8 @@ def import_ucofia(checkpoint: Mapping[str, Tensor], source: str, words: int = 32
     Args:
         checkpoint: tensors by the authors' names.
         source: the file, for errors.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for.
+        words: text positions W that the method is for; `word_mat_weight` is (W, W).
+        frames: frames F that the method is for; `frame_logit_weight` is (F, F).
 
     Raises:
         ParityError: another method's checkpoint, unexpected or missing names, or words and frames that its matrices are
@@ -118,7 +118,10 @@ class _Parts(nn.Module):
 
 
 def compute_ucofia(case: ParityCase) -> dict[str, Tensor]:
-    """Compute selected patches, scores with their released scale, loss, and Sinkhorn-normalised scores of a case."""
+    """Compute selected patches, scores with their released scale, loss, and Sinkhorn-normalised scores of a case.
+
+    Scores are (N, M), the selected patches of all frames in a row (M, F P', D).
+    """
     given, checkpoint = case.config, case.checkpoint
     trains = str(given.get("variant", "train")) == "train"
     selection = PatchSelectionConfig(

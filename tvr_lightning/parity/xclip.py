@@ -45,8 +45,8 @@ def import_xclip(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
     Args:
         checkpoint: tensors by the authors' names.
         source: the file, for errors.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for.
+        words: text positions W that the method is for; `word_mat_weight` is (W, W).
+        frames: frames F that the method is for; `frame_mat_weight` is (F, F).
 
     Raises:
         ParityError: another method's checkpoint, unexpected or missing names, or words and frames that its matrices are
