@@ -59,7 +59,7 @@ def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
     """Concatenate the tensors of all devices along the first dimension, in rank order.
 
     Args:
-        tensor: (B, ...), equally long on every device.
+        tensor: (B, ...), such as sentences (B, D), equally long on every device.
         mode: which gradient comes back; see the module's docstring.
 
     Returns:

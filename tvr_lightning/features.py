@@ -23,6 +23,7 @@ class Record:
     """A dataclass whose fields share their first dimension: tensors, lists, dicts, other records, or None.
 
     A field declared with `metadata=WHOLE` belongs to the record as a whole: indexing keeps it, `cat` joins it.
+    The tensors of N items are (N, ...), such as (N, D).
     """
 
     def _fields(self) -> list[tuple[str, Any]]:
@@ -170,8 +171,8 @@ class PairedFeatures(Record):
     """Features of B matching pairs: row i of `text` and row i of `video` belong together.
 
     Attributes:
-        text: features of B texts.
-        video: features of B videos.
+        text: features of B texts, sentences (B, D) and words (B, W, D).
+        video: features of B videos, frames (B, F, D).
         text_index, video_index: (B,) int64, position of each item in its dataset split; a video that appears twice
             in a batch has the same `video_index` twice.
         extras: what a method's loss may use besides (DPDV's recover captions), keyed by name, first dimension B.

@@ -44,7 +44,7 @@ Protocol = Literal["query", "as-released"]
 
 
 class Temperature(nn.Module):
-    """CLIP's learnt inverse temperature exp(logit_scale), never above 100 (CLIP4Clip clamps after every step)."""
+    """CLIP's learnt inverse temperature exp(logit_scale), a scalar up to 100 (CLIP4Clip clamps after every step)."""
 
     maximum = math.log(100.0)
 

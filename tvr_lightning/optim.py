@@ -182,7 +182,7 @@ def is_encoder_parameter(name: str) -> bool:
 
 
 def is_decayed(name: str, parameter: Tensor, decay: Decay) -> bool:
-    """Whether weight decay applies to a parameter under a rule of `OptimizerConfig.decay`."""
+    """Whether weight decay applies to a parameter, say a matrix (D, D), under a rule of `OptimizerConfig.decay`."""
     if decay == "all":
         return True
     if decay == "released":

@@ -56,7 +56,10 @@ class Media(Record):
 
 @dataclass
 class TextBatch(Record):
-    """N texts. `text` holds caption strings, or features from a store; `index` (N,) int64 is each text's place."""
+    """N texts. `text` holds caption strings, or features from a store: sentences (N, D) and words (N, W, D).
+
+    `index` (N,) int64 is each text's place.
+    """
 
     text: list[str] | TextFeatures
     index: Tensor
@@ -64,10 +67,10 @@ class TextBatch(Record):
 
 @dataclass
 class VideoBatch(Record):
-    """M videos. `video` holds decoded media, or features from a store; `index` (M,) int64 is each video's place.
+    """M videos. `video` holds decoded media, pixels (M, F, 3, S, S), or features from a store, frames (M, F, D).
 
-    `video_id` names the videos in errors and results; `skipped` names files that could not be read on the way to this
-    batch, each with its reason.
+    `index` (M,) int64 is each video's place. `video_id` names the videos in errors and results;
+    `skipped` names files that could not be read on the way to this batch, each with its reason.
     """
 
     video: Media | VideoFeatures

@@ -14,7 +14,7 @@ from tvr_lightning.features import VideoFeatures
 
 
 class AudioEncoder(nn.Module, ABC):
-    """The sound of videos to one vector per frame, aligned as the data say; always frozen.
+    """The sound of M videos to one vector per frame, (M, F, D_a), aligned as the data say; always frozen.
 
     The released GAID code computes these features beforehand (datasets/audio_feature_extraction.py), so they never
     train there either. They are computed in the precision of the weights, outside autocast, so that a feature store

@@ -23,7 +23,7 @@ class TemporalInitialization:
     Attributes:
         blocks: float32 state of each of the first blocks, under the names `ln_1.weight`, `attn.in_proj_weight`,
             `attn.out_proj.weight`, `mlp.c_fc.weight`, `mlp.c_proj.weight`, `ln_2.weight` and their biases.
-        positional_embedding: (context length, width) float32.
+        positional_embedding: (L, D) float32, L the context length and D the width.
         heads: attention heads of the text transformer.
     """
 

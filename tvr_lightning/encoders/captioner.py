@@ -107,7 +107,7 @@ class CaptionReport:
 
 
 class Captioner:
-    """A vision-language model with its processor.
+    """A vision-language model with its processor, which describes segments of pixels (B, F, 3, S, S).
 
     Attributes:
         name: hub name or folder, as results name it.

@@ -17,7 +17,7 @@ def fingerprint(configuration: Mapping[str, object], module: nn.Module) -> str:
 
     Args:
         configuration: what besides the weights changes the features, by name.
-        module: whose state counts.
+        module: whose state counts: tensors of any shape, scalars included.
     """
     digest = hashlib.sha256()
     for key, value in sorted(configuration.items()):

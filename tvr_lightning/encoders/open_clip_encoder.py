@@ -31,6 +31,7 @@ CLIP4CLIP_TRAINED = (
 class OpenClipEncoder(Encoder):
     """Wraps a built open_clip model; `ClipEncoder` and `TinyClipEncoder` say how it is built.
 
+    Texts become sentences (N, D) and words (N, W, D), videos frames (M, F, D) and, on request, patches (M, F, P, D).
     The model's own logit scale is taken out of the parameters: a method has the one that trains.
 
     Args:

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClipTokenizer:
-    """Captions to `[SOT] tokens [EOT]`, zero-padded; text is cleaned and lower-cased as CLIP does.
+    """Captions to `[SOT] tokens [EOT]`, (N, W) int64, zero-padded; text is cleaned and lower-cased as CLIP does.
 
     The pad id 0 is also the id of the token "!", so that the mask comes from the position of EOT and not from the ids
     (CLIP4Clip, dataloaders/dataloader_msrvtt_retrieval.py).

@@ -110,7 +110,7 @@ def read_torchscript(path: Path, root: str) -> dict[str, Tensor]:
         root: its top folder, from `archive_root`.
 
     Returns:
-        All parameters and buffers of the module tree.
+        All parameters and buffers of the module tree, of any shape; CLIP's `logit_scale` is a scalar.
 
     Raises:
         pickle.UnpicklingError: the archive holds more than a tree of tensors.

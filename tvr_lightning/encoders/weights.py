@@ -28,7 +28,8 @@ class StateDict:
     """Weights as read from a file.
 
     Attributes:
-        tensors: by name, in the dtypes of the file, without OpenAI's `input_resolution` and the like.
+        tensors: by name, in the dtypes of the file, without OpenAI's `input_resolution` and the like; of any shape,
+            `logit_scale` is a scalar or (1,).
         openai: whether the file is OpenAI's, hence trained with QuickGELU: it has `input_resolution` and the like, or
             half-precision matrices beside float32 norms as `convert_weights` leaves them.
     """
@@ -81,7 +82,8 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], source: str) -> N
 
     Args:
         model: `open_clip.CLIP` or `open_clip.CustomTextCLIP`.
-        tensors: by name; other known layouts are renamed as open_clip does.
+        tensors: by name, in the model's shapes (`logit_scale`: scalar or (1,)); other known layouts are renamed as
+            open_clip does.
         source: where they come from, for the error.
 
     Raises:
