@@ -22,7 +22,7 @@ from tvr_lightning.evaluation.results import SelectOn, environment
 
 
 class AnswerAccuracy(Metric):
-    """Percentage of questions answered with the right word.
+    """Percentage of questions answered with the right word, a scalar.
 
     A question that comes twice, because a sampler padded the last batch, counts once.
     """

@@ -71,7 +71,7 @@ def retrieval_mass(scores: ScoreSource, temperature: float) -> Tensor:
     """Sum of the retrieval probabilities of every gallery item, sum_i P(j | i) (NCL, section 3.2).
 
     Args:
-        scores: Q queries against G gallery items.
+        scores: (Q, G), Q queries against G gallery items.
         temperature: gamma, what scores are divided by.
 
     Returns:
@@ -101,7 +101,7 @@ def balance(scores: ScoreSource, temperature: float, query_group: Tensor, galler
     """Measure how evenly one direction retrieves its gallery.
 
     Args:
-        scores: Q queries against G gallery items.
+        scores: (Q, G), Q queries against G gallery items.
         temperature: gamma, what scores are divided by.
         query_group: (Q,) int64; a query's matches are the items of the same group.
         gallery_group: (G,) int64.

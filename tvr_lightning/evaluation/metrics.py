@@ -72,9 +72,9 @@ def sum_of_recalls(text_to_video: dict[str, float], video_to_text: dict[str, flo
 
 
 class RankMetric(Metric):
-    """Gathers ranks, over batches and over processes, as a basis for metrics that are functions of all of them.
+    """Gathers ranks, over batches and over processes, as a basis for scalar metrics that are functions of all of them.
 
-    Updated with `Ranks`. A query that comes twice, because a sampler padded the last batch, counts once.
+    Updated with `Ranks` (Q,). A query that comes twice, because a sampler padded the last batch, counts once.
     """
 
     full_state_update = False
@@ -109,7 +109,7 @@ class RankMetric(Metric):
 
 
 class RecallAtK(RankMetric):
-    """Percentage of queries whose match is among the first K."""
+    """Percentage of queries whose match is among the first K, a scalar."""
 
     higher_is_better = True
 
@@ -125,7 +125,7 @@ class RecallAtK(RankMetric):
 
 
 class MedianRank(RankMetric):
-    """Median rank of the matches, from 1."""
+    """Median rank of the matches, from 1, a scalar."""
 
     higher_is_better = False
 
@@ -135,7 +135,7 @@ class MedianRank(RankMetric):
 
 
 class MeanRank(RankMetric):
-    """Mean rank of the matches, from 1."""
+    """Mean rank of the matches, from 1, a scalar."""
 
     higher_is_better = False
 
@@ -145,7 +145,7 @@ class MeanRank(RankMetric):
 
 
 class RetrievalMetrics(RankMetric):
-    """The whole row of a results table for one direction, from one set of ranks.
+    """The whole row of a results table for one direction, scalars by name, from one set of ranks.
 
     Args:
         recall: the K of the recalls.

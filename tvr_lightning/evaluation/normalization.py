@@ -51,7 +51,7 @@ class Context:
 
     Attributes:
         direction: which of the two directions.
-        bank: scores of K training queries against the G gallery items.
+        bank: scores (K, G) of K training queries against the G gallery items.
         query_counts: (Q,) float64, number of matches of each query in the other modality of the test set.
         gallery_counts: (G,) float64, the same for each gallery item.
         temperature: gamma, what the method divides its scores by.
@@ -65,7 +65,7 @@ class Context:
 
 
 class Normalizer(ABC):
-    """A post-processing of scores.
+    """A post-processing of scores (Q, G), Q queries against G gallery items.
 
     Attributes:
         name: what result tables call it.
@@ -126,7 +126,7 @@ def normalize_scores(
 
 
 class DualSoftmax(Normalizer):
-    """Scores weighted by a softmax over all test queries: s_ij softmax_i(t s_ij) (CAMoE, Cheng et al. 2021, DSL).
+    """Scores (Q, G) times a softmax over all test queries: s_ij softmax_i(t s_ij) (CAMoE, Cheng et al. 2021, DSL).
 
     Args:
         temperature: t, the factor inside the softmax (GAID and T-MASS, released: 100).
@@ -159,7 +159,7 @@ class QueryBankNorm(Normalizer):
     """QB-Norm with the dynamic inverted softmax (Bogolin et al., CVPR 2022; released code).
 
     exp(beta s_ij) / sum over bank queries of exp(beta s_kj), for those test queries whose best gallery item is among
-    the best k of some bank query; the other queries keep their scores.
+    the best k of some bank query; the other queries keep their scores. Scores are (Q, G), those of the bank (K, G).
 
     Args:
         beta: factor of the scores inside the exponentials (released: 20).
@@ -202,6 +202,8 @@ class QueryBankNorm(Normalizer):
 
 class SinkhornBias(Normalizer):
     """A bias for every gallery item, from Sinkhorn's algorithm: s_ij + b_j (NCL, Eqs. 10 and 11, and Table 5).
+
+    Scores s are (Q, G), biases b (G,) float64.
 
     Args:
         temperature: gamma, what scores are divided by; None takes the method's own (1 / exp(logit_scale); CLIP: 0.01).
@@ -289,7 +291,7 @@ class SinkhornBias(Normalizer):
 
 
 class NormalizerChain(Normalizer):
-    """Several normalisers, each applied to what the former ones returned.
+    """Several normalisers, each applied to the scores (Q, G) that the former ones returned.
 
     Args:
         normalizers: in order of application. One that needs a bank must come first, since the bank's scores are raw.

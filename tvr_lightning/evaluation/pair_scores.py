@@ -18,7 +18,7 @@ BYTES_OF_A_PASS = 32  # per pair: the block itself, and the comparisons and doub
 
 
 class PairScores(ScoreSource):
-    """Scores of N texts against M videos by a method, block by block with few videos and many texts each.
+    """Scores (N, M) of N texts against M videos by a method, block by block with few videos and many texts each.
 
     Blocks have the same shapes in every pass, so that passes agree to the last bit. Scores are computed without
     gradient, with autocast off, from features of float32 at least.

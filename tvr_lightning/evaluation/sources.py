@@ -107,7 +107,7 @@ def gallery_logsumexp(source: ScoreSource, scale: float, query_weights: Tensor |
     """Return the (G,) float64 log sums over all queries of exp(scale * score + weight of the query).
 
     Args:
-        source: the scores.
+        source: the scores (Q, G).
         scale: factor of the scores, an inverse temperature.
         query_weights: (Q,) logarithms of the queries' weights; zero where not given.
     """
@@ -121,7 +121,10 @@ def gallery_logsumexp(source: ScoreSource, scale: float, query_weights: Tensor |
 
 
 def query_logsumexp(source: ScoreSource, scale: float, gallery_weights: Tensor | None = None) -> Tensor:
-    """Return the (Q,) float64 log sums over the gallery of exp(scale * score + weight of the gallery item)."""
+    """Return the (Q,) float64 log sums over the gallery of exp(scale * score + weight of the gallery item).
+
+    Scores are (Q, G), `gallery_weights` (G,) logarithms; zero where not given.
+    """
     return gallery_logsumexp(TransposedSource(source), scale, gallery_weights)
 
 

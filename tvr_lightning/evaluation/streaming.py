@@ -23,7 +23,7 @@ def streamed_ranks(
     and a match is left out of its own comparison, so that no rounding makes it its own competitor.
 
     Args:
-        source: scores of N texts against M videos.
+        source: scores (N, M) of N texts against M videos.
         video_of_text: (N,) int64, column of each text's video.
         adjust_texts: post-processing of text-to-video scores, given blocks of texts against videos.
         adjust_videos: post-processing of video-to-text scores, given blocks of videos against texts.

@@ -25,7 +25,7 @@ class TwoStage(Normalizer):
     A table made with this option is what a search over such an index would give: each query's candidates in the order
     of the method, then everything else in the order of the first stage. The recall of the candidates is reported with
     it. Any method may be ranked so; one with other vectors for the first stage overrides `text_vectors` and
-    `video_vectors`.
+    `video_vectors`, which return (N, D) and (M, D).
 
     Args:
         candidates: k, how many gallery items of each query are ranked anew (paper: 256 hold the first ten of GARE).

@@ -17,7 +17,7 @@ Hits = list[tuple[int, float]]
 
 
 class VectorStore(ABC):
-    """Vectors by key, and the nearest ones to a query. The catalog is the truth; a store only follows it."""
+    """Vectors (K, D) by key, and the nearest ones to a query. The catalog is the truth; a store only follows it."""
 
     @abstractmethod
     def keys(self) -> set[int]:
@@ -54,7 +54,7 @@ class VectorStore(ABC):
 
 
 class ExactStore(VectorStore):
-    """All cosines, computed; the vectors are the catalog's own, so there is nothing to keep in step.
+    """All cosines, computed; the vectors (M, D) are the catalog's own, so there is nothing to keep in step.
 
     Args:
         catalog: whose vectors.

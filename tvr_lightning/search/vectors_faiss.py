@@ -21,6 +21,8 @@ SEARCH_WIDTH = 512
 class FaissStore(VectorStore):
     """HNSW (a graph) or IVF (cells around centres); written as a whole, so for galleries that fit into memory.
 
+    Vectors are (M, D) float32.
+
     Args:
         path: the file.
         kind: which index. HNSW forgets nothing, so that removing vectors builds it anew.

@@ -24,7 +24,7 @@ Partitions may hold more than `ROWS_PER_PARTITION` rows once LanceDB has joined 
 
 
 class LanceStore(VectorStore):
-    """One table of key and vector.
+    """One table of M keys and vectors (M, D) float32.
 
     Args:
         address: a folder, or `s3://...`, `gs://...`, `az://...`.
