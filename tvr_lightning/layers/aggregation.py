@@ -19,7 +19,7 @@ class InteractiveSimilarityAggregation(nn.Module):
     """ISA: weights from a softmax over a linear map of a softmax of the similarities (TC-MGC, Eqs. 18-19).
 
     Args:
-        slots: S, rows and columns of the matrix, which starts as the identity.
+        slots: S, rows and columns of the matrix (S, S), which starts as the identity.
         temperature: lambda, factor inside both softmaxes (released code: 100; the paper writes them plainly).
     """
 
@@ -39,7 +39,7 @@ class InteractiveSimilarityAggregation(nn.Module):
 
 
 class SoftmaxSimilarityAggregation(nn.Module):
-    """Weights from one softmax, as X-CLIP has it and as TC-MGC's Table 4 does.
+    """Weights from one softmax, as X-CLIP has it and as TC-MGC's Table 4 does: (S, N, M) to (N, M) for instance.
 
     Args:
         temperature: lambda, factor inside the softmax.
@@ -55,7 +55,7 @@ class SoftmaxSimilarityAggregation(nn.Module):
 
 
 class MeanSimilarityAggregation(nn.Module):
-    """The mean over the slots that are there."""
+    """The mean over the slots that are there: (S, N, M) to (N, M) for instance."""
 
     def forward(self, similarities: Tensor) -> Tensor:
         """Return (...) for similarities (S, ...)."""
@@ -67,7 +67,7 @@ class BidirectionalAggregation(nn.Module):
 
     Args:
         kind: aggregation of each of the four steps.
-        frames: rows of the matrix of similarities.
+        frames: rows of the matrix of similarities, such as (F, W, N, M).
         words: columns.
         temperature: lambda.
     """
@@ -95,7 +95,7 @@ class LinearSoftmaxAggregation(nn.Module):
     """LSA: weights of scores of several granularities from a softmax over a linear map of them (TC-MGC, Eqs. 31-32).
 
     Args:
-        scores: G, rows and columns of the matrix, which starts as the identity.
+        scores: G, rows and columns of the matrix (G, G), which starts as the identity.
     """
 
     def __init__(self, scores: int) -> None:

@@ -14,6 +14,8 @@ from tvr_lightning.features import VideoFeatures
 class Gate(nn.Module):
     """How much a frame listens: g = sigmoid(W [v; a; t] + b), f = g a + (1 - g) v (Eqs. 1-2).
 
+    Frames v and their sounds a are (M, F, D), texts t (N, D).
+
     Args:
         dimension: D.
         level: a number per `frame`, per `sample` (from the means over the frames), or per dimension (`token`).

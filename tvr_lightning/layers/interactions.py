@@ -24,7 +24,7 @@ from tvr_lightning.layers.weighted_max import (
 
 
 class Interaction(nn.Module, ABC):
-    """Scores of all pairs from the tokens of both sides."""
+    """Scores (N, M) of all pairs from the tokens of both sides."""
 
     def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
         """Prepare un-normalised tokens (N, T, D) of texts, with their mask (N, T)."""
@@ -50,7 +50,7 @@ class Interaction(nn.Module, ABC):
 
 
 class MeanPooling(Interaction):
-    """Cosine of the mean tokens of both sides (DPDV, Eq. 1): no parameters."""
+    """Cosine (N, M) of the mean tokens of both sides (DPDV, Eq. 1): no parameters."""
 
     def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
         """Keep tokens (N, T, D) as they are: their means are un-normalised."""
@@ -71,7 +71,7 @@ class MeanPooling(Interaction):
 class SimilarityAggregation(Interaction):
     """UCoFiA's interactive similarity aggregation of the cosines, in one direction or both (DPDV, Table 5).
 
-    Its matrices have a row for every token, so that the number of tokens is fixed.
+    Its matrices have a row for every token, so that the number of tokens is fixed. Scores are (N, M).
 
     Args:
         text_slots: tokens of a text; with 1 there is one direction.
@@ -115,7 +115,7 @@ class SimilarityAggregation(Interaction):
 
 
 class WeightedMax(Interaction):
-    """Weighted-max (DPDV, Eqs. 5, 6 and 9).
+    """Weighted-max: scores (N, M) of texts and videos (DPDV, Eqs. 5, 6 and 9).
 
     Args:
         dimension: D.

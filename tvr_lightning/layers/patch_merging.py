@@ -96,7 +96,7 @@ class ScoredTokens(nn.Module):
     """Tokens through a convolution along the sequence, its input added, and a LayerNorm; and a score for each (HBI).
 
     Args:
-        dimension: D.
+        dimension: D, width of tokens (B, T, D).
     """
 
     def __init__(self, dimension: int) -> None:
@@ -112,7 +112,7 @@ class ScoredTokens(nn.Module):
 
 
 class PatchMergingStage(nn.Module):
-    """One stage: cluster, merge, attend.
+    """One stage: cluster, merge, attend; tokens (B, T, D) become (B, K, D).
 
     Args:
         dimension: D.
@@ -145,7 +145,7 @@ class PatchMerging(nn.Module):
     """All stages, each with parameters of its own; frames are independent of each other.
 
     Args:
-        dimension: D.
+        dimension: D, width of patches (M, F, P, D).
         config: switches.
     """
 

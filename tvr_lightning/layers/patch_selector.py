@@ -51,7 +51,7 @@ class PatchSelectionConfig:
 
 
 class PatchScores(nn.Module):
-    """Score of each patch in the light of its frame (UCoFiA's `PredictorLG`), in (-1, 1).
+    """Score of each patch in the light of its frame (UCoFiA's `PredictorLG`), (M, F, P) in (-1, 1).
 
     Args:
         dimension: D.
@@ -139,7 +139,7 @@ def perturbed_top_k(scores: Tensor, noise: Tensor, kept: int, sigma: float) -> T
 
 
 class PatchSelector(nn.Module):
-    """CLS and a few patches of every frame.
+    """CLS (M, F, D) and a few of the patches (M, F, P, D) of every frame.
 
     Args:
         dimension: D.

@@ -16,7 +16,7 @@ PREFIX = "stored_"
 
 
 class FeatureQueue(nn.Module):
-    """The last K records that were pushed (NCL, section 3.4), as buffers.
+    """The last K records that were pushed (NCL, section 3.4), as buffers of K rows, such as (K, D).
 
     What a record consists of is known with the first one; its buffers come into being then, or with a checkpoint.
 

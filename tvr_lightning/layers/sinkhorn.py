@@ -22,7 +22,7 @@ def sinkhorn_log_weights(
     log_row_marginal: Tensor | float = 0.0,
     log_column_marginal: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Run Sinkhorn's iterations on a matrix that is only known by its sums (NCL, Fig. 4, in logarithms).
+    """Run Sinkhorn's iterations on a matrix (N, M) that is only known by its sums (NCL, Fig. 4, in logarithms).
 
     beta starts at c / column sums; then alpha = r / (M beta) and beta = c / (alpha M), `iterations` times; finally both
     are divided by their sums. A constant factor in a marginal cancels there.

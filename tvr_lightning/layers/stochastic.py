@@ -16,7 +16,7 @@ Trials = int | Literal["mean"]
 
 @dataclass
 class Prior:
-    """Distribution of the draws sigma (T-MASS, modules/stochastic_module.py).
+    """Distribution of the draws sigma, such as (B, D) (T-MASS, modules/stochastic_module.py).
 
     Attributes:
         distribution: `uniform01` draws from [0, 1), so that draws are not centred (released default); `normal` from

@@ -29,7 +29,7 @@ class QuickGELU(nn.Module):
 
 
 class TemporalBlock(nn.Module):
-    """Pre-norm transformer block over the frames of a video (CLIP4Clip, modules/module_cross.py)."""
+    """Pre-norm transformer block over the frames (M, F, D) of each video (CLIP4Clip, modules/module_cross.py)."""
 
     def __init__(self, dimension: int, heads: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class TemporalBlock(nn.Module):
 
 
 class TemporalTransformer(nn.Module):
-    """CLIP4Clip's `seqTransf`: a transformer over the frames of each video, added to the frames it was given.
+    """CLIP4Clip's `seqTransf`: a transformer over the frames (M, F, D) of each video, added to the frames it was given.
 
     The frames get learnt position embeddings, the residual does not (CLIP4Clip, modules/modeling.py; TC-MGC, Eq. 1).
     Padded frames are no keys, but they are queries, so their outputs are not zero.
@@ -133,7 +133,7 @@ class TemporalTransformer(nn.Module):
 
 
 class TemporalLSTM(nn.Module):
-    """CLIP4Clip's `seqLSTM`: an LSTM over the frames of each video, added to the frames it was given.
+    """CLIP4Clip's `seqLSTM`: an LSTM over the frames (M, F, D) of each video, added to the frames it was given.
 
     Args:
         dimension: D, width of the frame vectors and of the hidden state.

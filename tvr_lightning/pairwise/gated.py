@@ -20,7 +20,7 @@ class GatedAttention(TextConditionedAttention):
     Where the gate belongs to the video, the fused frames are simply the frames of `forward`. Where it is one number per
     pair and frame, `blended` keeps two basis vectors per frame: LN1 of a blend is a blend of the centred v and d, times
     one number per pair and frame. Where it has an element per dimension, `each_pair` takes the fused frames of every
-    pair. Arguments as of `TextConditionedAttention`, with all four projections.
+    pair. Arguments as of `TextConditionedAttention`, with all four projections. v, a and d are (M, F, D).
     """
 
     def __init__(self, dimension: int, heads: int = 1, dropout: float = 0.0) -> None:
