@@ -138,7 +138,7 @@ def test_an_absent_package_is_named(indexed, monkeypatch):
         open_vectors("lancedb", searcher.catalog)
 
 
-def test_the_command_line(gallery, checkpoints, tmp_path, capsys):
+def test_the_command_line(gallery, checkpoints, tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "index")
     ckpts = [item for path in checkpoints.values() for item in ("--ckpt", str(path))]
     assert main(["index", str(gallery), "--out", out, "--store", "exact", *ckpts]) == 0
@@ -147,7 +147,12 @@ def test_the_command_line(gallery, checkpoints, tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert (answer["query"], answer["rerank"], len(answer["results"])) == ("a red square", "clip4clip", 2)
     assert main(["search", "a red square", "--index", out, "--top", "2"]) == 0
-    assert "best at 0:0" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "best at 0:0" in said
+    assert str(gallery) in said
+    monkeypatch.chdir(gallery.parent)
+    assert main(["search", "a red square", "--index", out, "--top", "2"]) == 0
+    assert f"  {gallery.name}/" in capsys.readouterr().out, "from the working folder on"
     assert main(["search", "--video", str(gallery / "clip1.mp4"), "--index", out, "--top", "1"]) == 0
     assert "clip1.mp4" in capsys.readouterr().out
     assert main(["search", "--index", out]) == 1

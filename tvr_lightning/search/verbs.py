@@ -165,7 +165,13 @@ def _print(answer: Answer, as_json: bool) -> None:
         where = ", ".join(f"{clock(m.time)} ({m.similarity:.3f})" for m in r.best)
         extra = "" if r.sound is None else f"  sound {r.sound:+.3f}"
         extra += "" if r.bias is None else f"  bias {r.bias:+.3f}"
-        print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {r.path}")
+        path = _from_here(Path(r.path))
+        print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
         print(f"     best at {where}")
         for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]:
             print(f"     {text}")
+
+
+def _from_here(path: Path) -> Path:
+    """Return a path as a user would type it: from the working folder on where it lies inside."""
+    return path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path
