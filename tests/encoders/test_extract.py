@@ -279,14 +279,14 @@ def test_a_run_says_what_comes_from_the_store_and_refuses_other_encoders(extract
 
 
 @torch.no_grad()
-def same_text(clip, decoded, read):
+def assert_same_text(clip, decoded, read):
     assert torch.equal(decoded.index, read.index)
     assert isinstance(read.text, TextFeatures)
     assert torch.allclose(clip.encode_text(decoded.text, 12).words, read.text.words, atol=1e-5)
 
 
 @torch.no_grad()
-def same_video(clip, whisper, decoded, read):
+def assert_same_video(clip, whisper, decoded, read):
     assert torch.equal(decoded.index, read.index)
     assert decoded.video_id == read.video_id
     assert isinstance(read.video, VideoFeatures)
@@ -301,13 +301,13 @@ def test_the_same_batches_come_from_the_store_as_from_the_videos(dataset, extrac
     stored.setup()
     pairs = zip(raw.train_dataloader(), stored.train_dataloader(), strict=True)
     for decoded, read in itertools.islice(pairs, 3):
-        same_text(clip, decoded.text, read.text)
-        same_video(clip, whisper, decoded.video, read.video)
+        assert_same_text(clip, decoded.text, read.text)
+        assert_same_video(clip, whisper, decoded.video, read.video)
     (texts, videos), (stored_texts, stored_videos) = raw.val_dataloader(), stored.val_dataloader()
     for decoded, read in zip(texts, stored_texts, strict=True):
-        same_text(clip, decoded, read)
+        assert_same_text(clip, decoded, read)
     for decoded, read in zip(videos, stored_videos, strict=True):
-        same_video(clip, whisper, decoded, read)
+        assert_same_video(clip, whisper, decoded, read)
 
 
 class Losses(Callback):
