@@ -41,6 +41,14 @@ def run(fixture_root, tmp_path_factory) -> Path:
     return folder
 
 
+def test_the_last_weights_are_those_of_an_epoch_that_was_not_validated(fixture_root, tmp_path):
+    assert main(["fit", *overlay(fixture_root, tmp_path), "--trainer.check_val_every_n_epoch=3"]) == 0
+    results = json.loads((tmp_path / "clip4clip-msrvtt" / "version_0" / "results.json").read_text())
+    saved = torch.load(results["checkpoint"], map_location="cpu", weights_only=True)
+    assert saved["epoch"] == 1
+    assert saved["global_step"] == 4
+
+
 def test_eval_memory_is_the_budget_of_scoring(fixture_root, tmp_path):
     options = overlay(fixture_root, tmp_path)
     method, _ = from_recipe([], [*options, "--eval-memory", "512MiB"])

@@ -179,10 +179,17 @@ class RecipeCLI(LightningCLI):
                 plugins = trainer.get("plugins") or []
                 kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
                 callbacks += [RandomState(), SaveRunning(self.options.checkpoints.every_n_steps)]
-                # Not one callback with save_last, which writes only when the monitored value has improved.
+                # Not one callback with save_last, which writes only when the monitored value has improved. The last
+                # weights are written after every epoch, for the last epoch need not be validated.
                 callbacks += [
                     ModelCheckpoint(monitor=getattr(self.model, "monitor", MONITOR), mode="max", filename="best"),
-                    ModelCheckpoint(monitor="step", mode="max", filename="last", enable_version_counter=False),
+                    ModelCheckpoint(
+                        monitor="step",
+                        mode="max",
+                        filename="last",
+                        enable_version_counter=False,
+                        save_on_train_epoch_end=True,
+                    ),
                 ]
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 

@@ -186,7 +186,7 @@ class _Invocation:
         if key is None:
             return None, None
         if card is None or card.checkpoint is None:
-            return None, f"its {name} come from run {key}, which failed"
+            return None, f"what it starts from ({name}) is made by run {key}, which failed"
         if not Path(card.checkpoint).is_file():
             return None, f"the {name} {card.checkpoint} are gone; delete the card of their run as well"
         return card.checkpoint, None
