@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -22,6 +21,7 @@ from tvr_lightning.data.synthetic.layouts import DatasetName, Item, Layout, Part
 from tvr_lightning.data.synthetic.questions import write_questions
 from tvr_lightning.data.synthetic.scene import Scene, draw_scenes
 from tvr_lightning.data.synthetic.write import write_video
+from tvr_lightning.data.workers import worker_context
 
 LAYOUTS: dict[DatasetName, Layout] = {
     "msrvtt": msrvtt.LAYOUT,
@@ -160,8 +160,7 @@ def _write_videos(items: list[Item], folder: Path, fps: int, workers: int, progr
                 write_video(scene, path, fps)
                 bar.advance(task)
             return
-        # spawned, not forked: the caller may hold threads of torch or of a decoder
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(workers, mp_context=worker_context()) as pool:
             for _ in pool.map(write_video, scenes, paths, [fps] * len(items), chunksize=4):
                 bar.advance(task)
 
