@@ -15,6 +15,7 @@ LeakingScore = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
 
 LARGEST_VIDEO_BLOCK = 128  # few enough that every process gets blocks, enough to fill an accelerator
 BYTES_OF_A_PASS = 32  # per pair: the block itself, and the comparisons and double-precision sums made of it
+COPIES_OF_TEXTS = 4  # what a score makes of its texts before it meets the videos: unit vectors, projections
 
 
 class PairScores(ScoreSource):
@@ -63,7 +64,9 @@ class PairScores(ScoreSource):
         pairs = max(memory_budget_bytes // 2 // (pair_bytes + BYTES_OF_A_PASS), 1)
         fitting = min(LARGEST_VIDEO_BLOCK, max(8, pairs // max(self.queries, 1)))
         self.block_videos = block_videos or max(min(fitting, self.gallery), 1)
-        self.block_texts = block_texts or max(min(self.queries, pairs // self.block_videos), 1)
+        text_bytes = max(_size_in_bytes(texts) // max(self.queries, 1), 1)
+        texts_at_once = memory_budget_bytes // 4 // (COPIES_OF_TEXTS * text_bytes)
+        self.block_texts = block_texts or max(min(self.queries, pairs // self.block_videos, texts_at_once), 1)
         self.budget = memory_budget_bytes
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._keeps: bool | None = None
