@@ -484,3 +484,19 @@ def test_training_with_dropout_lowers_the_loss(encoder):
         optimizer.step()
         history.append(float(loss.detach()))
     assert history[-1] < 0.7 * history[0]
+
+
+def test_decorrelation_lowers_the_variance_it_penalises():
+    text, video = random_features()
+    text, variances = text[:M], {}
+    for weight in (0.0, 0.5):
+        head = random_head(decorrelation=DecorrelationConfig(weight=weight))
+        optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+        for _ in range(30):
+            scores = head(text, video, SCALE)
+            loss = info_nce(SCALE * scores.similarity) + weight * head.decorrelation(scores, SCALE)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        variances[weight] = float(head.decorrelation(head(text, video, SCALE), SCALE))
+    assert variances[0.5] < 0.5 * variances[0.0]
