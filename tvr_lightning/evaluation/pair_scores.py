@@ -13,7 +13,7 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 Score = Callable[[TextFeatures, VideoFeatures], Scores]
 LeakingScore = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
 
-LARGEST_VIDEO_BLOCK = 128  # few enough that every process gets blocks, enough to fill an accelerator
+LARGEST_VIDEO_BLOCK = 128  # of small galleries: few enough that every process gets blocks, enough for an accelerator
 BYTES_OF_A_PASS = 32  # per pair: the block itself, and the comparisons and double-precision sums made of it
 COPIES_OF_TEXTS = 4  # what a score makes of its texts before it meets the videos: unit vectors, projections
 
@@ -62,11 +62,12 @@ class PairScores(ScoreSource):
         self.text_index = text_index
         self.video_index = video_index
         pairs = max(memory_budget_bytes // 2 // (pair_bytes + BYTES_OF_A_PASS), 1)
-        fitting = min(LARGEST_VIDEO_BLOCK, max(8, pairs // max(self.queries, 1)))
-        self.block_videos = block_videos or max(min(fitting, self.gallery), 1)
         text_bytes = max(_size_in_bytes(texts) // max(self.queries, 1), 1)
-        texts_at_once = memory_budget_bytes // 4 // (COPIES_OF_TEXTS * text_bytes)
-        self.block_texts = block_texts or max(min(self.queries, pairs // self.block_videos, texts_at_once), 1)
+        texts_at_once = min(max(memory_budget_bytes // 4 // (COPIES_OF_TEXTS * text_bytes), 1), max(self.queries, 1))
+        columns = memory_budget_bytes // 2 // (BYTES_OF_A_PASS * max(self.queries, 1))  # of a pass
+        fitting = min(self._largest_video_block(), max(8, columns), max(8, pairs // texts_at_once))
+        self.block_videos = block_videos or max(min(fitting, self.gallery), 1)
+        self.block_texts = block_texts or max(min(texts_at_once, pairs // self.block_videos), 1)
         self.budget = memory_budget_bytes
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._keeps: bool | None = None
@@ -75,6 +76,10 @@ class PairScores(ScoreSource):
         if _size_in_bytes(texts) <= memory_budget_bytes // 8:
             texts = texts.to(self.device)
         self.texts, self.videos = texts, videos
+
+    def _largest_video_block(self) -> int:
+        # Every block of videos meets all texts anew: with many videos, larger blocks do less of what is done per text.
+        return max(LARGEST_VIDEO_BLOCK, min(8 * LARGEST_VIDEO_BLOCK, self.gallery // (8 * self.shard.world)))
 
     def _split_texts(self, slot_sizes: Sequence[int]) -> list[tuple[slice, int]]:
         blocks, start = [], 0
