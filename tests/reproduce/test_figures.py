@@ -195,6 +195,13 @@ def test_steps_are_taken_by_a_copy(materials):
     assert (found["negative"] > 0).all()
 
 
+def test_pairs_whose_gradient_has_vanished_take_no_step(materials, monkeypatch):
+    scale = materials["gare"].module.temperature.logit_scale
+    monkeypatch.setattr(scale, "data", torch.full_like(scale, 12.0))  # so steep that most probabilities are 0
+    found = measure_steps(materials["gare"])
+    assert len(found["positive"]) == len(found["negative"]) > 0
+
+
 def test_contrasts_and_their_weights(materials, measured):
     found, material = measured["tcmgc"], materials["tcmgc"]
     assert list(found["contrasts.names"]) == ["video_sentence", "video_word", "sentence_frame", "frame_word"]

@@ -214,7 +214,8 @@ def measure_steps(material: Material) -> Arrays:
         material: of a run whose `gare_of` is not None.
 
     Returns:
-        `positive` and `negative` (STEPS,), means over matching and other pairs.
+        `positive` and `negative` (STEPS,), means over matching and other pairs; NaN where there are none. Pairs whose
+        gradient has vanished in floating point have no analytic step and are left out.
     """
     method = gare_of(material.module)
     assert method is not None
@@ -231,15 +232,16 @@ def measure_steps(material: Material) -> Arrays:
         for _ in range(STEPS):
             gradient = _increment_gradient(method, pairs, before)
             radius = before.norm(dim=-1).amax(1, keepdim=True).clamp(min=1e-12)
+            pulled = (gradient / gradient.norm(dim=-1, keepdim=True)).isfinite().all(-1)
             # In units of each text's radius, so that one radius serves all.
-            _, alpha = trust_region_step(before / radius.unsqueeze(-1), gradient, 1.0)
+            _, alpha = trust_region_step((before / radius.unsqueeze(-1))[pulled], gradient[pulled], 1.0)
             optimizer.zero_grad()
             torch.stack([term.reshape(()) for term in method.losses(pairs).values()]).sum().backward()
             optimizer.step()
             after = _increments(method, pairs)
-            error = ((after - before).norm(dim=-1) - alpha * radius).abs()
-            found["positive"].append(float(error[own].mean()))
-            found["negative"].append(float(error[~own].mean()))
+            error = ((after - before).norm(dim=-1)[pulled] - alpha * radius.expand_as(pulled)[pulled]).abs()
+            found["positive"].append(float(error[own[pulled]].mean()))
+            found["negative"].append(float(error[~own[pulled]].mean()))
             before = after
     finally:
         method.head = original

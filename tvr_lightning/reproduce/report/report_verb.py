@@ -66,7 +66,7 @@ def part_of(card: Card, directory: Path, tables_only: bool = False) -> RunPart:
     try:
         with _quiet():
             part.arrays = figures_of(card, directory / "figures")
-    except UserError as error:
+    except (UserError, ValueError, ArithmeticError, RuntimeError) as error:  # the page says so; other runs keep theirs
         part.missing = _short(str(error))
     else:
         part.charts += draw(part.arrays, card.key)
