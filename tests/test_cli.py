@@ -59,6 +59,13 @@ def test_eval_memory_is_the_budget_of_scoring(fixture_root, tmp_path):
     assert method.evaluation_config.recall == [1, 50]
 
 
+def test_eval_memory_is_refused_where_no_pairs_are_scored(fixture_root, tmp_path, capsys):
+    recipes = [f"--config={RECIPES / name}.yaml" for name in ("dpdv-vqa", "fixture", "fixture-vqa")]
+    options = [f"--data.init_args.root={fixture_root}", f"--results.directory={tmp_path}", "--eval-memory=1GiB"]
+    assert main(["test", *recipes, *options]) == 1
+    assert "answering questions scores no pairs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("size", ["4", "4GB", "0GiB", "much"])
 def test_an_unreadable_eval_memory_says_what_is_expected(size, fixture_root, tmp_path, capsys):
     assert main(["test", *overlay(fixture_root, tmp_path), f"--eval-memory={size}"]) == 1

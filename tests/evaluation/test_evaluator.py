@@ -107,6 +107,20 @@ def test_a_small_budget_scores_in_small_blocks():
     assert_same_ranks(plain, small)
 
 
+def test_what_a_score_makes_of_its_texts_counts_towards_the_budget():
+    texts, videos = text_features(torch.randn(600, 256)), video_features(torch.randn(2000, 256))
+    budget, seen = 2**20, []
+
+    def counting(text, video):
+        seen.append((text.sentence.numel() + text.words.numel()) * 4)
+        return cosine(text, video)
+
+    Evaluator(counting, memory_budget_bytes=budget).evaluate(
+        texts, torch.arange(600), videos, torch.arange(2000), GroundTruth(torch.arange(600), 2000, "X", "test", "one")
+    )
+    assert 4 * max(seen) <= budget // 4
+
+
 def test_order_and_repetitions_of_what_comes_in_do_not_matter():
     texts, videos, truth = split()
     plain = evaluate(Evaluator(cosine), texts, videos, truth)

@@ -63,3 +63,17 @@ def test_the_page_is_drawn_once_the_weights_are_gone(folder):
     assert run_report(folder, RECIPES) == 0
     assert (folder / "report.html").read_text(encoding="utf-8") == first
     assert figures_of(card, folder / "figures")["sheet.strips"].std() > 1
+
+
+def test_a_figure_that_fails_is_said_on_the_page_and_loses_nothing_else(folder, monkeypatch, capsys):
+    (card,) = read_folder(folder).values()
+
+    def fail(*_):
+        raise ValueError("no direction of a gradient of zero")
+
+    monkeypatch.setattr("tvr_lightning.reproduce.report.report_verb.figures_of", fail)
+    assert run_report(folder, RECIPES) == 0
+    assert f"No figures of {card.name}: no direction of a gradient of zero" in capsys.readouterr().out
+    written = (folder / "report.html").read_text(encoding="utf-8")
+    assert "no direction of a gradient of zero" in written
+    assert "Training curves" in written
