@@ -248,10 +248,10 @@ class RecipeCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Write the best videos of every text as parquet."""
-        predictions = self.model.predictions
+        predictions, folder = self.model.predictions, self._run_folder()
         if predictions is None or not self.trainer.is_global_zero:
             return
-        path = Path(self.trainer.log_dir or self.options.results.directory) / "predictions.parquet"
+        path = (folder or Path(self.options.results.directory)) / "predictions.parquet"
         if isinstance(self.model, VideoQuestionAnswering):
             write_answers(path, predictions)
             Console().print(f"Wrote {path}", highlight=False, soft_wrap=True)
@@ -276,7 +276,13 @@ class RecipeCLI(LightningCLI):
                 f"{self.datamodule.validation} validation split; choose results.select_on: val or last"
             )
 
+    def _run_folder(self) -> Path | None:
+        """Where the run logs; asks every process, so that none may have left."""
+        folder = self.trainer.log_dir
+        return Path(folder) if folder else None
+
     def _close(self, checkpoint: str | None, select_on: SelectOn) -> None:
+        folder = self._run_folder()
         if self.model.evaluation is None:
             return
         skipped = self.model.skipped
@@ -291,7 +297,6 @@ class RecipeCLI(LightningCLI):
             "precision": str(self.trainer.precision),
             "seed": self.options.get("seed_everything"),
         }
-        folder = Path(self.trainer.log_dir) if self.trainer.log_dir else None
         if isinstance(self.model, VideoQuestionAnswering):
             paths = self._close_answers(run, folder)
         else:

@@ -13,11 +13,11 @@ from tvr_lightning.cli import Verb, verb_parser
 from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.card import read_cards, read_ranks
-from tvr_lightning.reproduce.engines import SlurmEngine, SlurmOptions
-from tvr_lightning.reproduce.execute import StoreOrder, read_order, write_order
+from tvr_lightning.reproduce.engines import ForkingEngine, SlurmEngine, SlurmOptions
+from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, execute, read_order, write_order
 from tvr_lightning.reproduce.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
-from tvr_lightning.reproduce.runner import Folders, carry_out, duration, open_runs, time_left
+from tvr_lightning.reproduce.runner import Folders, RunnerError, carry_out, duration, open_runs, time_left
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.reproduce.view import view_table
 
@@ -27,6 +27,14 @@ TINY = """
 trainer: {max_epochs: 1, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
 model: {init_args: {encoder: {init_args: {width: 64, vision_layers: 1}}}}
 data: {init_args: {frames: 4, batch_size: 8, num_workers: 0}}
+"""
+TWO_DEVICES = """
+trainer: {max_epochs: 1, log_every_n_steps: 1, accelerator: cpu, devices: 2, strategy: ddp}
+model:
+  init_args:
+    encoder: {class_path: TinyClipEncoder, init_args: {width: 64, vision_layers: 1, freeze: none}}
+    optimizer: {name: adamw, lr: 1.0e-3, encoder_lr: 1.0e-3, per_tensor_clip: null}
+data: {init_args: {frames: 4, batch_size: 8, num_workers: 0, captions_per_epoch: one, augmentation: none}}
 """
 
 
@@ -55,7 +63,7 @@ def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
     assert card.seconds > 0
     assert card.peak_memory_mib > 50
     assert Path(card.checkpoint).is_file()
-    assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights"}
+    assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights", "files"}
     ranks, _ = read_ranks(card, folders.cards, "text_to_video")
     assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
     assert any("nothing left to run" in line for line in said)
@@ -109,6 +117,55 @@ def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_p
     assert job.status() == 1
     assert "absent.yaml" in order.with_name("log.txt").read_text()
     assert not order.with_name("job.txt").exists()
+
+
+def test_a_run_on_two_devices_ends_in_its_card(root, tmp_path):
+    # As with real data: a command of its own, which Lightning repeats for the second device.
+    overlay = tmp_path / "two.yaml"
+    overlay.write_text(TWO_DEVICES)
+    plan = make_plan([load_table("gaid-1", RECIPES)], Setting(RECIPES, root, overlay=overlay), ["clip4clip"])
+    (card,) = carry_out(plan, Folders(tmp_path / "out"), [].append).values()
+    assert card.status == "finished", card.error
+    assert card.results["config"]["trainer"]["devices"] == 2
+    assert card.steps == 2
+
+
+def test_two_invocations_do_not_share_a_folder(root, tmp_path):
+    plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
+
+    class Second(ForkingEngine):
+        def start(self, order):
+            with pytest.raises(RunnerError, match="another tvr reproduce works in"):
+                carry_out(plan, folders, [].append)
+            return super().start(order)
+
+    (card,) = carry_out(plan, folders, [].append, Second()).values()
+    assert card.status == "finished", card.error
+
+
+def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
+    plan, folders, said = tiny_plan(root, tmp_path, only=("clip4clip", "x-pool")), Folders(tmp_path / "out"), []
+
+    class Refusing(ForkingEngine):
+        refused = False
+
+        def start(self, order):
+            if not self.refused:
+                self.refused = True
+                raise OSError("the queue is full")
+            return super().start(order)
+
+    first, second = carry_out(plan, folders, said.append, Refusing()).values()
+    assert (first.status, first.error) == ("failed", "OSError: the queue is full")
+    assert second.status == "finished", second.error
+
+
+def test_a_run_is_not_made_with_recipes_that_changed_since(root, tmp_path):
+    (run,) = tiny_plan(root, tmp_path).runs.values()
+    order = RunOrder(run.plain(), [], str(tmp_path / "cards"), str(tmp_path))
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("max_epochs: 1", "max_epochs: 2"))
+    with pytest.raises(UserError, match=r"gaid-1/clip4clip: config changed after the run was planned"):
+        execute(order)
 
 
 def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):

@@ -30,8 +30,12 @@ from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
 from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
+from tvr_lightning.reproduce.fingerprint import code_fingerprint, config_fingerprint
 
 _WATCH_SECONDS = 1.0
+_LEGS = "legs.json"
+# Of the code that this process computes with, which an editor may change on disk while it runs.
+_CODE = code_fingerprint()
 
 
 @dataclass
@@ -42,14 +46,14 @@ class RunOrder:
         run: the planned run, as plain values.
         arguments: of Lightning's command line, the verb first.
         cards: folder of the cards.
-        began: when it was ordered, in seconds since the epoch.
+        folder: of the run's logs and checkpoints.
         parent: process that waits for this one; where it ends, so does this one. None for a job that outlives it.
     """
 
     run: dict[str, Any]
     arguments: list[str]
     cards: str
-    began: float
+    folder: str
     parent: int | None = None
 
 
@@ -104,14 +108,18 @@ def execute(order: RunOrder) -> Path | None:
         The card; None in the processes of a distributed run that do not write it.
 
     Raises:
-        UserError: what a user can mend, such as missing data.
+        RecipeError: code or recipes are no longer those that the run was planned with, or it evaluates nothing.
+        UserError: what else a user can mend, such as missing data.
     """
+    _check_plan(order.run)
+    earlier, began = _earlier_legs(Path(order.folder)), time.time()
     warned: list[str] = []
     _collect_warnings(warned)
     cli = RecipeCLI(args=order.arguments)
+    logs = cli.trainer.log_dir  # asks every process, so that none may have left
     if not cli.trainer.is_global_zero:
         return None
-    evaluation, logs = cli.model.evaluation, cli.trainer.log_dir
+    evaluation = cli.model.evaluation
     if not isinstance(evaluation, Evaluation | AnswerEvaluation) or logs is None:
         raise RecipeError(f"{order.run['name']} evaluated nothing; a table's run must end in an evaluation")
     results = json.loads((Path(logs) / "results.json").read_text(encoding="utf-8"))
@@ -125,7 +133,7 @@ def execute(order: RunOrder) -> Path | None:
         checkpoint=results["checkpoint"],
         steps=int(saved["global_step"]),
         epochs=int(saved["epoch"]) + 1,
-        seconds=round(time.time() - order.began, 1),
+        seconds=round(earlier + time.time() - began, 1),
         peak_memory_mib=_peak_memory_mib(),
         peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         warnings=list(dict.fromkeys(warned)),
@@ -140,6 +148,34 @@ def execute(order: RunOrder) -> Path | None:
             truth.video_of_text,
         )
     return write_card(card, folder)
+
+
+def _check_plan(run: dict[str, Any]) -> None:
+    """A number must not bear the fingerprint of what it was not made with: a queue may be days long."""
+    now = {"code": _CODE, "config": config_fingerprint([Path(path) for path in run["configs"]], run["settings"])}
+    changed = [name for name, value in now.items() if value != run["fingerprints"][name]]
+    if changed:
+        raise RecipeError(
+            f"{run['name']}: {' and '.join(changed)} changed after the run was planned; call tvr reproduce again"
+        )
+
+
+def _earlier_legs(folder: Path) -> float:
+    """Seconds of interrupted legs of this run, each up to the checkpoint that the next went on from.
+
+    Notes the start of this leg. Processes of further devices only read.
+    """
+    path, checkpoint = folder / _LEGS, max(folder.glob("*/*/checkpoints/last.ckpt"), default=None, key=_written)
+    legs = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"done": 0.0, "began": None}
+    if legs["began"] is not None and checkpoint is not None:
+        legs["done"] += max(_written(checkpoint) - legs["began"], 0.0)
+    if "LOCAL_RANK" not in os.environ and os.environ.get("SLURM_PROCID", "0") == "0":
+        path.write_text(json.dumps({**legs, "began": time.time()}), encoding="utf-8")
+    return float(legs["done"])
+
+
+def _written(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def _collect_warnings(into: list[str]) -> None:
@@ -176,7 +212,9 @@ def carry_out_order(path: Path) -> int:
     """
     order = read_order(path)
     if order.parent is not None:
-        threading.Thread(target=_end_with, args=(order.parent,), daemon=True).start()
+        # For further devices Lightning repeats this command: such a process lives as long as the one that started it.
+        parent = os.getppid() if "LOCAL_RANK" in os.environ else order.parent
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         write_store(order) if isinstance(order, StoreOrder) else execute(order)
     except UserError as error:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 import tvr_lightning
 
@@ -33,21 +37,61 @@ def code_fingerprint() -> str:
     return digest([[str(path.relative_to(folder)), _file(path)] for path in files])
 
 
-@cache
-def data_fingerprint(folder: Path) -> str:
-    """Return the fingerprint of a dataset's folder: annotations by content, videos by name and size.
+def config_fingerprint(recipes: Sequence[Path], settings: Mapping[str, Any]) -> str:
+    """Return the fingerprint of a run's recipes, by content, and of the table's own values on top of them.
 
     Args:
-        folder: of one dataset. A folder that is not there has the fingerprint `absent`.
+        recipes: files, later ones on top of earlier ones.
+        settings: nested as in a recipe.
+    """
+    return digest([read_recipe(path) for path in recipes], settings)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Return a recipe's values; empty for an empty file. Hundreds of runs share a few files, and YAML is slow."""
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _read(path: Path, _changed: int) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+
+
+@cache
+def data_fingerprint(folder: Path) -> str:
+    """Return the fingerprint of a folder: annotations by content, anything else, such as videos, by name and size.
+
+    Args:
+        folder: of one dataset or feature store, links in it included. One that is not there is `absent`.
     """
     if not folder.is_dir():
         return "absent"
     found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            content = _file(path) if path.suffix.lower() in ANNOTATIONS else path.stat().st_size
-            found.append([str(path.relative_to(folder)), content])
+    for path in sorted(_files_below(folder)):
+        content = _file(path) if path.suffix.lower() in ANNOTATIONS else path.stat().st_size
+        found.append([str(path.relative_to(folder)), content])
     return digest(found)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Every file; videos often lie on another disk, behind a link, which may not lead back to where it came from."""
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (path for path in (Path(place) / name for name in names) if path.is_file())
+
+
+def named_fingerprint(name: str) -> str | None:
+    """Return the fingerprint of the file or folder that an option names; None where it names neither.
+
+    Args:
+        name: a path, or a tag such as `openai`.
+    """
+    path = Path(name).expanduser()
+    return _file(path) if path.is_file() else data_fingerprint(path) if path.is_dir() else None
 
 
 @cache

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 import tvr_lightning.data
-from tvr_lightning.reproduce.fingerprint import code_fingerprint, data_fingerprint, digest, weights_fingerprint
+from tvr_lightning.reproduce.fingerprint import (
+    code_fingerprint,
+    config_fingerprint,
+    data_fingerprint,
+    digest,
+    named_fingerprint,
+    read_recipe,
+    weights_fingerprint,
+)
 from tvr_lightning.reproduce.tables import TableError, TableRecipe, TableRun
 
 FIXTURE_SEED = 0
@@ -19,6 +24,13 @@ Share = Literal["nothing", "encoder", "features"]
 # What trains the shared encoder: the plainest head there is, so that the encoder leans to no method.
 SHARED_METHOD, SHARED_DATASET = "clip4clip", "msrvtt"
 SHARED_RECIPES = {"encoder": "fixture-shared.yaml", "features": "fixture-features.yaml"}
+# Options that name what a run reads besides its dataset and its encoder's weights.
+FURTHER_FILES = (
+    "data.init_args.captions",
+    "data.init_args.features",
+    "model.init_args.audio_encoder.init_args.weights",
+    "model.init_args.pretrained",
+)
 SHARED_SETTINGS = {"model.init_args.similarity_header": "meanP", "model.init_args.temporal_layers": None}
 
 
@@ -80,7 +92,7 @@ class PlannedRun:
         seed: of the run; None for the recipe's own.
         dataset: name of the layout, such as `msrvtt`.
         fixture: runs on the synthetic dataset.
-        fingerprints: of `config`, `code`, `data` and `weights`.
+        fingerprints: of `config`, `code`, `data`, `weights`, and `files` that options name besides.
         trained_by: key of the run that trained the weights, for `test`.
         encoder_from: key of the run that trained the encoder it starts with, or None.
         store: key of the feature store it reads, or None.
@@ -138,7 +150,7 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
         only: `<run>` or `<table>/<run>` to restrict them to; all where empty. What trains their weights is added.
 
     Raises:
-        TableError: `only` names a run that no table has.
+        TableError: `only` names a run that no table has, or none that `share` leaves.
     """
     if setting.share != "nothing" and setting.fixture_videos is None:
         raise TableError(
@@ -157,6 +169,10 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
             if not left_out and (not only or run.name in only or f"{table.name}/{run.name}" in only):
                 for seed in setting.seeds or (None,):
                     _add(plan, table, runs, run, seed)
+    if only and not plan.runs:
+        raise TableError(
+            f"--only {', '.join(only)} leaves no run: --share features leaves out those of other backbones"
+        )
     return plan
 
 
@@ -195,7 +211,7 @@ def _planned(
     starts_fresh: bool = False,
 ) -> PlannedRun:
     setting = plan.setting
-    contents = [_read(path, path.stat().st_mtime_ns) for path in files]
+    contents = [*(read_recipe(path) for path in files), nested(settings)]
     kind = str(_last(contents, "data.class_path")).rpartition(".")[2]
     if kind not in tvr_lightning.data.__all__:
         raise TableError(f"{name}: the recipes name no dataset (data.class_path is {kind})")
@@ -203,16 +219,19 @@ def _planned(
     shared = None if setting.share == "nothing" or starts_fresh else _shared_encoder(plan)
     store = _shared_store(plan, shared, layout) if shared is not None and setting.share == "features" else None
     fingerprints = {
-        "config": digest(contents, dict(settings)),
+        "config": config_fingerprint(files, nested(settings)),
         "code": code_fingerprint(),
         "data": _data(setting, layout),
         "weights": f"run {shared.key}" if shared else _weights(setting, contents),
+        "files": _further_files(contents),
     }
     overrides = [f"--data.init_args.root={setting.root}"]
     if seed is not None:
         overrides.append(f"--seed_everything={seed}")
+    # A seed that is asked for and is the recipe's own makes the same run.
+    decided = _last(contents, "seed_everything") if seed is None else seed
     return PlannedRun(
-        key=digest(fingerprints, seed, trained_by.key if trained_by else None, store.key if store else None),
+        key=digest(fingerprints, decided, trained_by.key if trained_by else None, store.key if store else None),
         name=name,
         claims=[],
         verb="test" if trained_by else "fit",
@@ -241,8 +260,7 @@ def _shared_store(plan: Plan, shared: PlannedRun, layout: str) -> PlannedStore:
     """The shared encoder's features of a dataset; GAID's recipe names the sound beside the pictures."""
     names = ("gaid.yaml", f"data/{layout}.yaml", "fixture.yaml", SHARED_RECIPES["features"])
     files = _with_overlay(plan.setting, names)
-    contents = [_read(path, path.stat().st_mtime_ns) for path in files]
-    key = digest(shared.key, contents)
+    key = digest(shared.key, config_fingerprint(files, {}))
     configs, overrides = [str(path.absolute()) for path in files], [f"--data.init_args.root={plan.setting.root}"]
     return plan.stores.setdefault(key, PlannedStore(key, layout, configs, overrides, shared.key))
 
@@ -253,14 +271,16 @@ def _with_overlay(setting: Setting, names: Sequence[str]) -> list[Path]:
 
 def _data(setting: Setting, layout: str) -> str:
     if setting.fixture_videos is not None:
-        return f"synthetic, {setting.fixture_videos} videos, seed {FIXTURE_SEED}"
+        return f"synthetic, {setting.fixture_videos} videos, seed {FIXTURE_SEED}, {layout}"
     return data_fingerprint(setting.root / layout)
 
 
-@cache
-def _read(path: Path, _changed: int) -> dict[str, Any]:
-    """A recipe; hundreds of runs share a few files, and reading YAML is slow."""
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+def _further_files(contents: Sequence[dict[str, Any]]) -> str:
+    """The fingerprint of files that options name; `none` where they name none."""
+    values = {option: _last(contents, option) for option in FURTHER_FILES}
+    found = {option: named_fingerprint(str(value)) for option, value in values.items() if value is not None}
+    read = {option: fingerprint for option, fingerprint in found.items() if fingerprint is not None}
+    return digest(read) if read else "none"
 
 
 def _weights(setting: Setting, contents: Sequence[dict[str, Any]]) -> str:
@@ -272,13 +292,15 @@ def _weights(setting: Setting, contents: Sequence[dict[str, Any]]) -> str:
 
 
 def _last(contents: Sequence[dict[str, Any]], option: str) -> Any:
-    """The value that the last of some recipes to name an option gives it; None where none does."""
+    """The value that the last of some recipes to name an option gives it, be it null; None where none does."""
+    *parents, name = option.split(".")
     found = None
     for content in contents:
-        value: Any = content
-        for key in option.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        found = value if value is not None else found
+        inner: Any = content
+        for key in parents:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and name in inner:
+            found = inner[name]
     return found
 
 

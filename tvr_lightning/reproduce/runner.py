@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -12,14 +14,21 @@ from statistics import median
 import yaml
 
 from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.card import Card, card_path, read_card, read_cards, write_card
 from tvr_lightning.reproduce.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
 from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, write_order
 from tvr_lightning.reproduce.plan import FIXTURE_SEED, Plan, PlannedRun
 
 ERROR_LINES = 15
+# A card written on another machine may take a while to be seen on a shared disk.
+CARD_SECONDS = 30.0
 TRAINED_IN = "--model.init_args.encoder.init_args.trained_in"
 Say = Callable[[str], None]
+
+
+class RunnerError(UserError, RuntimeError):
+    """Runs cannot be made in this folder now; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,25 @@ def carry_out(plan: Plan, folders: Folders, say: Say = print, engine: Engine | N
 
     Raises:
         CardError: a card in the folder cannot be used.
+        RunnerError: another invocation makes runs in the same folder.
     """
+    with _alone(folders.out):
+        return _carry_out(plan, folders, say, engine)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the folder: two invocations would write into each other's runs. The system drops the lock of the dead."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunnerError(f"another tvr reproduce works in {out}; wait for it, or give another --out") from error
+        yield
+
+
+def _carry_out(plan: Plan, folders: Folders, say: Say, engine: Engine | None) -> dict[str, Card]:
     cards = read_cards(folders.cards)
     for key in cards.keys() & plan.runs.keys():
         _claim(plan.runs[key], cards[key], folders)
@@ -145,14 +172,27 @@ class _Invocation:
             for run in [run for run in self.waiting if self._may_start(run)]:
                 if len(self.running) < self.engine.at_once:
                     self.waiting.remove(run)
-                    self._start(run)
-            for key, (run, job, began) in list(self.running.items()):
-                status = job.status()
-                if status is not None:
-                    del self.running[key]
-                    self._ended(run, self._card(run, status, began))
+                    self._guarded(run, self._start)
+            for run, _, _ in list(self.running.values()):
+                self._guarded(run, self._take_in)
             if self.running:
                 time.sleep(self.engine.patience)
+
+    def _guarded(self, run: PlannedRun, step: Callable[[PlannedRun], None]) -> None:
+        """Whatever goes wrong with a run is its card's error, and the others go on."""
+        began = time.time()
+        try:
+            step(run)
+        except Exception as error:  # noqa: BLE001  a queue that refuses, a full disk: the card says it
+            self.running.pop(run.key, None)
+            self._ended(run, _failed(run, self.folders, f"{type(error).__name__}: {error}", began))
+
+    def _take_in(self, run: PlannedRun) -> None:
+        _, job, began = self.running[run.key]
+        status = job.status()
+        if status is not None:
+            del self.running[run.key]
+            self._ended(run, self._card(run, status, began))
 
     def _may_start(self, run: PlannedRun) -> bool:
         open_keys = {waiting.key for waiting in self.waiting} | set(self.running)
@@ -175,7 +215,10 @@ class _Invocation:
         folder = (self.folders.runs / run.key).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         arguments = arguments_of(run, folder, checkpoints["weights"], checkpoints["encoder"], self.folders)
-        order = RunOrder(run.plain(), arguments, str(self.folders.cards.absolute()), began, self.engine.parent)
+        cards = self.folders.cards.absolute()
+        if run.key in self.cards:  # of a failure, which is made good now
+            card_path(cards, run.key).unlink(missing_ok=True)
+        order = RunOrder(run.plain(), arguments, str(cards), str(folder), self.engine.parent)
         write_order(order, folder / "run.json")
         self.running[run.key] = (run, self.engine.start(folder / "run.json"), began)
         return None
@@ -210,23 +253,37 @@ class _Invocation:
         return f"its features could not be stored: {_tail(folder, status)}" if status else None
 
     def _card(self, run: PlannedRun, status: int, began: float) -> Card:
-        if status:
+        """The card that a run left; its process may still have stumbled at its own end."""
+        path = card_path(self.folders.cards, run.key)
+        deadline = time.monotonic() + CARD_SECONDS
+        while status == 0 and not path.is_file() and time.monotonic() < deadline:
+            time.sleep(self.engine.patience)
+        if not path.is_file():
             return _failed(run, self.folders, _tail(self.folders.runs / run.key, status), began)
-        return read_card(card_path(self.folders.cards, run.key))
+        return read_card(path)
 
     def _ended(self, run: PlannedRun, card: Card) -> None:
         self.cards[run.key] = card
         left = [*self.waiting, *(other for other, _, _ in self.running.values())]
-        self.say(f"[{self.total - len(left)}/{self.total}] {_outcome(card)}; {time_left(left, self.cards)}")
+        remains = time_left(left, self.cards, self.engine.at_once)
+        self.say(f"[{self.total - len(left)}/{self.total}] {_outcome(card)}; {remains}")
 
 
 def _tail(folder: Path, status: int) -> str:
-    lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    """The end of what a process said; one that died at once said nothing."""
+    path = folder / LOG
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
     return "\n".join([f"exit status {status}", *lines[-ERROR_LINES:]])
 
 
-def time_left(todo: list[PlannedRun], cards: dict[str, Card]) -> str:
-    """Say how long the runs to make may take, from how long finished ones took."""
+def time_left(todo: list[PlannedRun], cards: dict[str, Card], at_once: int = 1) -> str:
+    """Say how long the runs to make may take, from how long finished ones took.
+
+    Args:
+        todo: the runs.
+        cards: by key.
+        at_once: how many of them are made at a time.
+    """
     if not todo:
         return "nothing left to run"
     left = f"{len(todo)} {'run' if len(todo) == 1 else 'runs'} left"
@@ -234,7 +291,7 @@ def time_left(todo: list[PlannedRun], cards: dict[str, Card]) -> str:
     known = [value for value in seconds if value is not None]
     if not known:
         return f"{left}, no finished run to estimate from"
-    total = sum(known) * len(seconds) / len(known)
+    total = sum(known) * len(seconds) / len(known) / min(at_once, len(seconds))
     return f"{left}, about {duration(total)}"
 
 
