@@ -473,8 +473,9 @@ class RetrievalModule(LightningModule):
         for direction, found in self.evaluation.balance.items():
             short = "t2v" if direction == "text-to-video" else "v2t"
             values[f"{stage}/{short}_normalization_error"] = found.error
-        # Every device holds all ranks, so the values are equal already.
-        self.log_dict({name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()})
+        # Every device holds all ranks, so the values are equal already: their largest is exact, their mean might round.
+        logged = {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+        self.log_dict(logged, sync_dist=True, reduce_fx="max")
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
+from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.reproduce.profile import Load, measure_costs, random_batch
 from tvr_lightning.reproduce.profile_card import read_profiles
 
@@ -67,9 +68,28 @@ def test_sound_is_part_of_encoding_a_video():
     assert hears.flops_by_stage["encode_text"] == deaf.flops_by_stage["encode_text"]
 
 
+def test_times_and_memory_are_those_of_the_given_precision_and_the_gradient_cache():
+    made = module(CLIP4Clip, optimizer=OptimizerConfig(gradient_cache=1))
+    kinds, encoded = [], []
+    made.score = watched(made.score, lambda *_: kinds.append(torch.is_autocast_enabled("cpu")))
+    made.pair_features = watched(made.pair_features, lambda batch: encoded.append(len(batch.text.text)))
+    measure_costs(made, Load(batch=2, queries=4, repeats=1), lambda: torch.autocast("cpu", torch.bfloat16))
+    assert True in kinds  # timed; operations are counted without
+    assert set(encoded) == {1}
+
+
+def watched(function, look):
+    def watching(*given):
+        look(*given)
+        return function(*given)
+
+    return watching
+
+
 def test_a_recipe_is_profiled_without_its_dataset(tmp_path, capsys):
     overlay = tmp_path / "tiny.yaml"
     overlay.write_text(
+        "trainer: {precision: bf16-mixed}\n"
         "model: {init_args: {encoder: {init_args: {width: 64, image_size: 32, vision_layers: 1}}}}\n"
         f"data: {{init_args: {{root: {tmp_path / 'nowhere'}, frames: 4}}}}\n"
     )
@@ -79,6 +99,7 @@ def test_a_recipe_is_profiled_without_its_dataset(tmp_path, capsys):
     assert main(["profile", *words, *options]) == 0
     (card,) = read_profiles(tmp_path / "profiles")
     assert (card.method, card.batch, card.frames, card.queries) == ("DPDV", 2, 4, 4)
+    assert card.precision == "bf16-mixed"
     assert card.options["class_path"].endswith("DPDV")
     assert f"{card.costs.parameters / 1e6:.2f} M" in capsys.readouterr().out
 

@@ -333,8 +333,9 @@ class VideoQuestionAnswering(LightningModule):
         )
         self.log(f"{stage}/accuracy", self.accuracy)
         values = {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority}
-        # Every device holds all answers, so the values are equal already.
-        self.log_dict({f"{stage}/{name}": torch.tensor(value, dtype=torch.float32) for name, value in values.items()})
+        # Every device holds all answers, so the values are equal already: their largest is exact.
+        logged = {f"{stage}/{name}": torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+        self.log_dict(logged, sync_dist=True, reduce_fx="max")
 
     def on_validation_epoch_end(self) -> None:
         """Compare the answers and log the accuracy."""

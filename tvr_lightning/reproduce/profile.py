@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -17,13 +17,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.gradient_cache import encode_in_chunks
 from tvr_lightning.module import RetrievalModule
 from tvr_lightning.optim import build_optimizer
 
 WORDS = "a person walks along the street while a small dog runs beside a red car"
 AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000
 """Half a minute of sound: vectors of 20 ms, and samples at 16 kHz."""
+
+Precision = Callable[[], AbstractContextManager[Any]]
 
 DEPTH = 3
 """Names of a module's place in the method whose FLOPs are listed: `encoder.visual.transformer` has three."""
@@ -42,7 +45,7 @@ class Costs:
         flops_by_module: of inference on one batch, by the module's dotted name in the method; inner ones are part of
             outer ones.
         training_step_ms: of one optimiser step on a batch, median.
-        encode_video_ms, encode_text_ms: of one item, media in memory, median over batches.
+        encode_video_ms, encode_text_ms: of one item as its share of a batch, media in memory, median over batches.
         score_ms_per_video: of scoring all `queries` against one video, media and text encoded.
         ms_per_video: encode_video_ms plus score_ms_per_video: what a further video costs while `queries` texts ask.
         peak_inference_mib, peak_training_mib: on a GPU the most memory allocated; on a CPU the largest resident memory
@@ -115,28 +118,35 @@ def _random_audio(module: RetrievalModule, count: int, frames: int, generator: t
     )
 
 
-def measure_costs(module: RetrievalModule, load: Load) -> Costs:
+def measure_costs(module: RetrievalModule, load: Load, precision: Precision = nullcontext) -> Costs:
     """Measure a method.
 
     Args:
         module: on the device where it is to be measured.
         load: batch, queries, repeats.
+        precision: context that forward passes run in, such as autocast; times and memory are those of it.
     """
     batch = random_batch(module, load)
+    # Operations are counted last: the form of attention that can be counted takes more memory than the one that runs.
     _reset_peak(module.device)
     module.eval()
     with torch.no_grad():
-        text, video = module.text_features(batch.text), module.video_features(batch.video)
-        flops, by_module = _inference_flops(module, batch, text, video)
-        text_ms = _median_ms(module, load, lambda: module.text_features(batch.text)) / load.batch
-        video_ms = _median_ms(module, load, lambda: module.video_features(batch.video)) / load.batch
+        with precision():
+            text, video = module.text_features(batch.text), module.video_features(batch.video)
+        text_ms = _median_ms(module, load, lambda: module.text_features(batch.text), precision) / load.batch
+        video_ms = _median_ms(module, load, lambda: module.video_features(batch.video), precision) / load.batch
         asked = _repeated(text, load.queries)
-        score_ms = _median_ms(module, load, lambda: module.score(asked, video)) / load.batch
+        score_ms = _median_ms(module, load, lambda: module.score(asked, video), precision) / load.batch
     inference = _peak_mib(module.device)
     _reset_peak(module.device)
     module.train()
+    step_ms = _training_ms(module, batch, load, precision)
+    training = _peak_mib(module.device)
+    module.eval()
+    with torch.no_grad():
+        flops, by_module = _inference_flops(module, batch, text.float(), video.float())
+    module.train()
     flops["training_step"] = _training_flops(module, batch)
-    step_ms = _training_ms(module, batch, load)
     children = {name: sum(p.numel() for p in child.parameters()) for name, child in module.named_children()}
     return Costs(
         parameters=sum(p.numel() for p in module.parameters()),
@@ -150,7 +160,7 @@ def measure_costs(module: RetrievalModule, load: Load) -> Costs:
         score_ms_per_video=score_ms,
         ms_per_video=video_ms + score_ms,
         peak_inference_mib=inference,
-        peak_training_mib=_peak_mib(module.device),
+        peak_training_mib=training,
     )
 
 
@@ -215,8 +225,12 @@ def _heard_flops(module: RetrievalModule, batch: PairBatch) -> int:
 
 
 def _loss(module: RetrievalModule, batch: PairBatch) -> Tensor:
-    pairs: PairedFeatures = module.pair_features(batch)
-    return torch.stack([term.reshape(()) for term in module.losses(pairs.float()).values()]).sum()
+    """As a training step takes it, chunks of the gradient cache included; one device, so nothing is gathered."""
+    chunk = module.optimizer_config.gradient_cache
+    pairs = encode_in_chunks(module.pair_features, batch, chunk) if chunk else module.pair_features(batch)
+    with torch.autocast(module.device.type, enabled=False):
+        terms = module.losses(pairs.float())
+    return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 
 
 def _training_flops(module: RetrievalModule, batch: PairBatch) -> int:
@@ -226,24 +240,29 @@ def _training_flops(module: RetrievalModule, batch: PairBatch) -> int:
     return int(counter.get_total_flops())
 
 
-def _training_ms(module: RetrievalModule, batch: PairBatch, load: Load) -> float:
+def _training_ms(module: RetrievalModule, batch: PairBatch, load: Load, precision: Precision) -> float:
     optimizer, scheduler = build_optimizer(module, module.optimizer_config, total_steps=load.repeats + 1, epochs=1)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        _loss(module, batch).backward()
+        with precision():
+            loss = _loss(module, batch)
+        loss.backward()
         optimizer.step()
         scheduler.step()
 
     return _median_ms(module, load, step)
 
 
-def _median_ms(module: RetrievalModule, load: Load, run: Callable[[], object]) -> float:
+def _median_ms(
+    module: RetrievalModule, load: Load, run: Callable[[], object], precision: Precision = nullcontext
+) -> float:
     times = []
     for _ in range(load.repeats + 1):
         _wait(module.device)
         began = time.perf_counter()
-        run()
+        with precision():
+            run()
         _wait(module.device)
         times.append(1000 * (time.perf_counter() - began))
     return median(times[1:])

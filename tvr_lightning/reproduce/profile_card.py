@@ -10,7 +10,7 @@ from typing import Any
 from tvr_lightning.reproduce.card import CardError
 from tvr_lightning.reproduce.profile import Costs
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass
@@ -24,6 +24,7 @@ class ProfileCard:
         options: of the method, as its recipe resolved them.
         batch, queries, frames, words, image_size: what was run.
         repeats: measurements behind each time.
+        precision: of the forward passes whose time and memory were measured, as Lightning names it.
         costs: what was measured.
         environment: versions, git state, machine, date.
         schema: of this file.
@@ -39,6 +40,7 @@ class ProfileCard:
     words: int
     image_size: int
     repeats: int
+    precision: str
     costs: Costs
     environment: dict[str, Any]
     schema: int = SCHEMA

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods import NCL
 from tvr_lightning.module import RetrievalModule
 from tvr_lightning.recipe import RecipeCLI, RecipeError, plain
-from tvr_lightning.reproduce.profile import Load, measure_costs
+from tvr_lightning.reproduce.profile import Load, Precision, measure_costs
 from tvr_lightning.reproduce.profile_card import ProfileCard, write_profile
 
 STAGES = {
@@ -47,7 +48,8 @@ def run_profile(
 ) -> int:
     """Measure what a method costs on random media of the recipe's sizes; no dataset is needed.
 
-    Milliseconds per video: encoding one video (media in memory) and scoring all queries against it.
+    Milliseconds per video: encoding one video (its share of a batch, media in memory) and scoring all queries against
+    it. Times and memory are those of the recipe's precision and gradient cache.
 
     Args:
         config: recipe files, later ones on top of earlier ones.
@@ -69,7 +71,9 @@ def run_profile(
     options = plain(cli.parser, cli.config)["model"]
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     load = Load(batch_size, queries, repeats)
-    card = profile_card(module.to(chosen), options, load)
+    plugin = cli.trainer.precision_plugin
+    module = plugin.convert_module(module.to(chosen))
+    card = profile_card(module, options, load, str(cli.trainer.precision), plugin.forward_context)
     _print(card)
     Console(highlight=False, soft_wrap=True).print(f"Wrote {write_profile(card, out / 'profiles')}", markup=False)
     return 0
@@ -88,13 +92,21 @@ def _random(config: Sequence[str]) -> list[str]:
     return options
 
 
-def profile_card(module: RetrievalModule, options: dict[str, Any], load: Load) -> ProfileCard:
+def profile_card(
+    module: RetrievalModule,
+    options: dict[str, Any],
+    load: Load,
+    precision: str = "32-true",
+    context: Precision = nullcontext,
+) -> ProfileCard:
     """Measure a method and return its card.
 
     Args:
         module: on the device where it is to be measured.
         options: of the method, for the card.
         load: batch, queries, repeats.
+        precision: name of what `context` sets.
+        context: that forward passes run in.
     """
     method = type(module).__name__
     if isinstance(module, NCL):
@@ -111,14 +123,17 @@ def profile_card(module: RetrievalModule, options: dict[str, Any], load: Load) -
         words=module.words,
         image_size=module.image_size,
         repeats=load.repeats,
-        costs=measure_costs(module, load),
+        precision=precision,
+        costs=measure_costs(module, load, context),
         environment={**environment(), "device": str(module.device)},
     )
 
 
 def _print(card: ProfileCard) -> None:
     costs = card.costs
-    table = Table(title=f"{card.method}, {card.encoder}, batch {card.batch}, {card.environment['device']}")
+    table = Table(
+        title=f"{card.method}, {card.encoder}, batch {card.batch}, {card.precision}, {card.environment['device']}"
+    )
     table.add_column("what")
     table.add_column("measured", justify="right")
     rows = [("parameters", f"{costs.parameters / 1e6:.2f} M"), ("trained", f"{costs.trainable / 1e6:.2f} M")]
