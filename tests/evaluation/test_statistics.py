@@ -1,11 +1,19 @@
 """Bootstrap intervals and paired tests against scipy, and what groups of captions change."""
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
 
 from tvr_lightning.evaluation.ranks import Ranks, count_ranks
-from tvr_lightning.evaluation.statistics import bootstrap_interval, compare, recall_values
+from tvr_lightning.evaluation.statistics import (
+    bootstrap_interval,
+    compare,
+    effective_queries,
+    percentile_interval,
+    recall_values,
+    resample,
+)
 
 
 def ranks_of(better: list[int] | torch.Tensor) -> Ranks:
@@ -37,6 +45,37 @@ def test_a_wider_confidence_gives_a_wider_interval_around_the_figure():
     ranks, _ = two_systems()
     narrow, wide = (bootstrap_interval(ranks, Ranks.expected, confidence=c, resamples=2000) for c in (0.5, 0.99))
     assert wide.low < narrow.low < narrow.estimate < narrow.high < wide.high
+
+
+def test_the_interval_of_a_median_equals_scipys():
+    values = two_systems()[0].expected()[:41]
+    drawn = resample(values, statistic="median", resamples=20_000)
+    expected = scipy.stats.bootstrap(
+        (values.numpy(),), np.median, n_resamples=20_000, method="percentile", rng=1
+    ).confidence_interval
+    found = percentile_interval(float(values.median()), drawn)
+    assert found.low == pytest.approx(expected.low, abs=1.0)
+    assert found.high == pytest.approx(expected.high, abs=1.0)
+    even = resample(torch.tensor([1.0, 2.0]), statistic="median", resamples=1000)
+    assert even.unique().tolist() == [1.0, 1.5, 2.0]
+
+
+def test_figures_over_the_same_groups_are_paired_draw_by_draw():
+    values, video = torch.rand(30), torch.arange(30) // 3
+    both = resample(values, video, resamples=500) + resample(-values, video, resamples=500)
+    assert both.abs().max() < 1e-12
+    large = torch.rand(4000)  # more draws than are kept
+    torch.testing.assert_close(resample(large, resamples=6000)[:5], resample(large, resamples=6000)[:5])
+
+
+def test_captions_of_a_video_that_agree_are_worth_one_query():
+    video = torch.arange(60) // 3
+    assert effective_queries(torch.rand(20).repeat_interleave(3), video) == pytest.approx(20)
+    generator = torch.Generator().manual_seed(0)
+    unrelated = torch.rand(30_000, generator=generator)
+    assert effective_queries(unrelated, torch.arange(30_000) // 3) == pytest.approx(30_000, rel=0.05)
+    assert effective_queries(torch.rand(60)) == 60
+    assert effective_queries(torch.ones(60), video) == 20  # nothing tells them apart
 
 
 def test_paired_test_equals_scipys_permutation_test():

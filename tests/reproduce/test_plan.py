@@ -82,6 +82,56 @@ def test_data_are_recognised_by_annotations_and_videos(tmp_path):
     assert data_fingerprint(tmp_path / "absent") == "absent"
 
 
+def test_videos_behind_a_link_count_and_a_link_back_ends(tmp_path):
+    from tvr_lightning.reproduce.fingerprint import data_fingerprint
+
+    disk, found = tmp_path / "disk", []
+    disk.mkdir()
+    for name, content in (("a", b"1"), ("b", b"22")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "videos").symlink_to(disk)
+        (disk / "video1.mp4").write_bytes(content)
+        (disk / "back").unlink(missing_ok=True)
+        (disk / "back").symlink_to(disk)
+        found.append(data_fingerprint(tmp_path / name))
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    "option", ["data: {init_args: {captions: FILE}}", "data: {init_args: {features: FILE}}",
+               "model: {init_args: {audio_encoder: {init_args: {weights: FILE}}}}",
+               "model: {init_args: {pretrained: FILE}}"]
+)  # fmt: skip
+def test_what_options_name_besides_is_recognised_by_content(setting, tmp_path, option):
+    file, overlay, found = tmp_path / "named.bin", tmp_path / "overlay.yaml", set()
+    overlay.write_text(option.replace("FILE", str(file)))
+    for content in ("one", "other"):
+        file.write_text(content)
+        made = plan(replace(setting, overlay=overlay), "gare-1")
+        found |= {run.fingerprints["files"] for run in made.runs.values()}
+    assert len(found) == 2
+    assert "none" not in found
+
+
+def test_an_option_that_is_set_back_to_null_names_nothing(setting, tmp_path):
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text("model: {init_args: {encoder: {init_args: {weights: null}}}}\n")
+    real = replace(setting, fixture_videos=None)
+    for changed, said in ((real, "ViT-B-32: tag openai"), (replace(real, overlay=overlay), "ViT-B-32: random")):
+        made = plan(changed, "gare-1")
+        assert made.runs[made.chosen["gare-1/gare"][0]].fingerprints["weights"] == said
+
+
+def test_the_recipes_own_seed_is_the_same_run_when_it_is_asked_for(setting):
+    own = plan(setting, "gare-1").chosen["gare-1/clip4clip"]
+    assert plan(replace(setting, seeds=(42, 43)), "gare-1").chosen["gare-1/clip4clip"][0] == own[0]
+
+
+def test_a_choice_that_leaves_no_run_is_refused(setting):
+    with pytest.raises(UserError, match="gaid-b16 leaves no run"):
+        plan(replace(setting, share="features"), "gaid-1", only=["gaid-b16"])
+
+
 def test_one_run_per_seed(setting):
     made = plan(replace(setting, seeds=(0, 1, 2)), "gare-1")
     assert len(set(made.chosen["gare-1/gare"])) == 3

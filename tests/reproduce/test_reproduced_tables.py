@@ -11,6 +11,7 @@ import pytest
 from run_cards import make_card
 
 from tvr_lightning.reproduce.plan import Setting, make_plan
+from tvr_lightning.reproduce.published import printed_figure, published_rows
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.reproduce.uncertainty import compare_runs, measure, smallest_difference
 from tvr_lightning.reproduce.view import NOT_COMPARABLE, view_table
@@ -40,12 +41,10 @@ def test_every_measured_number_is_found_in_a_card(tmp_path):
         card = cards[row["cards"].removesuffix(".json")]
         direction = {"t2v": "text_to_video", "v2t": "video_to_text"}[row["direction"]]
         assert float(row["measured"]) == card.metrics(direction)[row["metric"]]
-        if row["metric"] != "MdR":  # a median is no mean over queries
-            assert float(row["low"]) <= float(row["measured"]) <= float(row["high"])
+        assert float(row["low"]) <= float(row["measured"]) <= float(row["high"])
     shown = re.findall(r"\| (\d+\.\d) \[", markdown(table))
-    means = [row for row in rows if row["metric"] != "MdR"]
-    assert len(shown) == len(means)
-    assert sorted(shown) == sorted(f"{float(row['measured']):.1f}" for row in means)
+    assert len(shown) == len(rows)
+    assert sorted(shown) == sorted(f"{float(row['measured']):.1f}" for row in rows)
 
 
 def test_printed_lines_without_a_run_are_published_only(tmp_path):
@@ -118,19 +117,44 @@ def test_differences_to_the_baseline_are_paired_over_queries(tmp_path):
     table, cards = view(tmp_path)
     said = next(line for line in table.statistics if line.startswith("gare against baseline"))
     runs = {card.name: card for card in cards.values()}
-    found = compare_runs(runs["gare-1/baseline"], runs["gare-1/gare"], tmp_path / "cards", "text_to_video", "R@1")
-    first, second = (runs[f"gare-1/{name}"].metrics("text_to_video")["R@1"] for name in ("baseline", "gare"))
-    assert found.difference.estimate == pytest.approx(second - first)
-    assert f"{second - first:+.1f} [" in said
+    pair = [runs["gare-1/baseline"]], [runs["gare-1/gare"]]
+    written = list(csv.DictReader(io.StringIO(comma_separated(table))))
+    for metric in ("R@1", "R@5", "R@10", "MdR", "MnR", "RSum", "SumR"):
+        found = compare_runs(*pair, tmp_path / "cards", "text_to_video", metric)
+        first, second = (
+            card.results["sum_of_recalls"] if metric == "SumR" else card.metrics("text_to_video")[metric]
+            for (card,) in pair
+        )
+        assert found.difference.estimate == pytest.approx(second - first)
+        assert found.difference.low <= second - first <= found.difference.high
+        assert math.isnan(found.p_value) if metric == "MdR" else found.p_value < 0.01
+        for row in written:
+            if (row["run"], row["direction"], row["metric"]) == ("gare", "t2v", metric):
+                assert float(row["against_baseline"]) == pytest.approx(second - first)
+                assert float(row["against_baseline_low"]) == found.difference.low
+    r1 = [runs[f"gare-1/{name}"].metrics("text_to_video")["R@1"] for name in ("baseline", "gare")]
+    assert f"{r1[1] - r1[0]:+.1f} [" in said
     assert "resolved" in said
 
 
-def test_sum_of_both_directions_has_no_interval_per_query(tmp_path):
+def test_runs_on_other_data_are_not_compared(tmp_path):
+    _, cards = view(tmp_path)
+    first, second = (
+        next(card for card in cards.values() if card.name.endswith(name)) for name in ("/baseline", "/gare")
+    )
+    second.run["fingerprints"]["data"] = "of another dataset"
+    assert compare_runs([first], [second], tmp_path / "cards", "text_to_video", "R@1") is None
+
+
+@pytest.mark.parametrize("metric", ["R@1", "R@5", "R@10", "MdR", "MnR", "RSum", "SumR"])
+def test_every_metric_has_an_interval_around_it(tmp_path, metric):
     _, cards = view(tmp_path, {"gare": 2.0})
     (card,) = cards.values()
-    found = measure([card], tmp_path / "cards", "text_to_video", "SumR")
-    assert found.mean == pytest.approx(card.results["sum_of_recalls"])
-    assert found.interval is None
+    found = measure([card], tmp_path / "cards", "text_to_video", metric)
+    own = card.results["sum_of_recalls"] if metric == "SumR" else card.metrics("text_to_video")[metric]
+    assert found.mean == pytest.approx(own)
+    assert found.interval.low <= own <= found.interval.high
+    assert found.interval.low < found.interval.high
     assert measure([card], tmp_path / "cards", "text_to_video", "R@50") is None
 
 
@@ -141,6 +165,12 @@ def test_more_queries_resolve_smaller_differences_and_few_hits_do_not_look_certa
     assert smallest_difference(48.0, 1000, confidence=0.5) < smallest_difference(48.0, 1000)
     with pytest.raises(ValueError, match="at least one query"):
         smallest_difference(48.0, 0)
+
+
+def test_figures_keep_the_digits_of_the_print():
+    assert [printed_figure(value) for value in (49.0, 8.25, 441.3)] == ["49.0", "8.25", "441.3"]
+    (row,) = (row for row in published_rows() if row.mean_rank == 8.25)
+    assert (row.paper, row.table) == ("GAID", "6")
 
 
 def test_all_three_formats_are_written_and_latex_is_escaped(tmp_path):

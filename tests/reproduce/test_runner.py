@@ -1,5 +1,6 @@
 """Runs in processes of their own on a real synthetic dataset: cards, failures, and what a kill costs."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -166,6 +167,20 @@ def test_a_run_is_not_made_with_recipes_that_changed_since(root, tmp_path):
     (tmp_path / "tiny.yaml").write_text(TINY.replace("max_epochs: 1", "max_epochs: 2"))
     with pytest.raises(UserError, match=r"gaid-1/clip4clip: config changed after the run was planned"):
         execute(order)
+
+
+def test_seconds_of_interrupted_processes_count_up_to_their_checkpoint(tmp_path):
+    from tvr_lightning.reproduce.execute import _earlier_legs
+
+    checkpoint = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    assert _earlier_legs(tmp_path) == 0
+    checkpoint.touch()
+    began = time.time()
+    os.utime(checkpoint, (began + 40, began + 40))  # the first process wrote it after 40 s, and was killed
+    assert _earlier_legs(tmp_path) == pytest.approx(40, abs=5)
+    (tmp_path / "legs.json").write_text(f"[40.0, {began + 100}]")  # a second, killed before its first checkpoint
+    assert _earlier_legs(tmp_path) == 40
 
 
 def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):

@@ -41,8 +41,8 @@ class Card:
             metrics, resolved config, precision, seed, skipped files, versions, git state, machine, date.
         checkpoint: file of the weights that made the results.
         steps, epochs: optimiser steps and epochs behind the weights.
-        seconds: wall time from the order to the card; an interrupted run goes on from its last checkpoint, and the time
-            before the interruption is not in it.
+        seconds: wall time from the start of the run's process to the card. Of a run that was interrupted, also that of
+            the earlier processes, each up to the checkpoint that the next one went on from.
         peak_memory_mib: largest resident memory of the process.
         peak_device_memory_mib: largest memory allocated on the GPU; None without one.
         warnings: sentences that were warned, each once.

@@ -123,7 +123,7 @@ def execute(order: RunOrder) -> Path | None:
     if not isinstance(evaluation, Evaluation | AnswerEvaluation) or logs is None:
         raise RecipeError(f"{order.run['name']} evaluated nothing; a table's run must end in an evaluation")
     results = json.loads((Path(logs) / "results.json").read_text(encoding="utf-8"))
-    saved = torch.load(results["checkpoint"], map_location="cpu", weights_only=True, mmap=True)
+    steps, epochs = _trained(results["checkpoint"], cli)
     card = Card(
         key=order.run["key"],
         name=order.run["name"],
@@ -131,8 +131,8 @@ def execute(order: RunOrder) -> Path | None:
         run=order.run,
         results=results,
         checkpoint=results["checkpoint"],
-        steps=int(saved["global_step"]),
-        epochs=int(saved["epoch"]) + 1,
+        steps=steps,
+        epochs=epochs,
         seconds=round(earlier + time.time() - began, 1),
         peak_memory_mib=_peak_memory_mib(),
         peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
@@ -148,6 +148,14 @@ def execute(order: RunOrder) -> Path | None:
             truth.video_of_text,
         )
     return write_card(card, folder)
+
+
+def _trained(checkpoint: str | None, cli: RecipeCLI) -> tuple[int, int]:
+    """Steps and epochs behind the weights: those of their file, or of this run where it keeps no checkpoints."""
+    if checkpoint is None:
+        return cli.trainer.global_step, cli.trainer.current_epoch
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    return int(saved["global_step"]), int(saved["epoch"]) + 1
 
 
 def _check_plan(run: dict[str, Any]) -> None:
@@ -166,12 +174,12 @@ def _earlier_legs(folder: Path) -> float:
     Notes the start of this leg. Processes of further devices only read.
     """
     path, checkpoint = folder / _LEGS, max(folder.glob("*/*/checkpoints/last.ckpt"), default=None, key=_written)
-    legs = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"done": 0.0, "began": None}
-    if legs["began"] is not None and checkpoint is not None:
-        legs["done"] += max(_written(checkpoint) - legs["began"], 0.0)
+    done, began = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else (0.0, None)
+    if began is not None and checkpoint is not None:
+        done += max(_written(checkpoint) - began, 0.0)
     if "LOCAL_RANK" not in os.environ and os.environ.get("SLURM_PROCID", "0") == "0":
-        path.write_text(json.dumps({**legs, "began": time.time()}), encoding="utf-8")
-    return float(legs["done"])
+        path.write_text(json.dumps([done, time.time()]), encoding="utf-8")
+    return float(done)
 
 
 def _written(path: Path) -> float:

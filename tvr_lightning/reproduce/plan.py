@@ -42,7 +42,7 @@ class Setting:
         recipes: folder of the recipes.
         root: parent folder of the datasets: $TVR_DATA, or where the synthetic ones are written.
         fixture_videos: videos per synthetic dataset, or None with real data.
-        overlay: a recipe on top of every run, or None.
+        overlay: a recipe on top of every run's recipes, below the table's own values; or None.
         seeds: of the runs; empty for each recipe's own.
         share: what the synthetic runs share: `nothing`, every run trains its own encoder from random weights;
             `encoder`, each goes on from one that was trained once, on the synthetic MSR-VTT; `features`, that one

@@ -72,7 +72,7 @@ def run_profile(
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     load = Load(batch_size, queries, repeats)
     plugin = cli.trainer.precision_plugin
-    module = plugin.convert_module(module.to(chosen))
+    plugin.convert_module(module.to(chosen))
     card = profile_card(module, options, load, str(cli.trainer.precision), plugin.forward_context)
     _print(card)
     Console(highlight=False, soft_wrap=True).print(f"Wrote {write_profile(card, out / 'profiles')}", markup=False)

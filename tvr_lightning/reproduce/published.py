@@ -93,6 +93,15 @@ class PublishedRow:
         return [*([self.note] if self.note else []), *disagreements(self)]
 
 
+def printed_figure(value: float) -> str:
+    """Return a printed figure with the digits of the print: one decimal, or two where the paper has two.
+
+    Args:
+        value: as transcribed.
+    """
+    return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
+
+
 def disagreements(row: PublishedRow) -> list[str]:
     """Say where a printed RSum or SumR is not the sum of the printed recalls, further than rounding explains.
 

@@ -11,7 +11,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from tvr_lightning.reproduce.published import PRINTED, PublishedRow, select_published
+from tvr_lightning.reproduce.published import PRINTED, PublishedRow, printed_figure, select_published
 
 IDENTITY = ("paper", "table", "dataset", "backbone", "variant", "direction")
 
@@ -36,11 +36,13 @@ def run_published(
     """
     rows = select_published(paper, table, dataset, method, direction)
     if format == "json":
-        print(json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False))
+        plain = [{**asdict(row), "remarks": row.remarks()} for row in rows]
+        print(json.dumps(plain, indent=2, ensure_ascii=False))
     elif format == "csv":
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(asdict(rows[0])), lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, fieldnames=[*asdict(rows[0]), "remarks"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({**asdict(row), "extra": json.dumps(row.extra)} for row in rows)
+        for row in rows:
+            writer.writerow({**asdict(row), "extra": json.dumps(row.extra), "remarks": "; ".join(row.remarks())})
     else:
         _print_table(rows)
     return 0
@@ -76,7 +78,7 @@ def _print_table(rows: list[PublishedRow]) -> None:
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}" if value >= 1000 else f"{value:.1f}"
+    return "-" if value is None else f"{value:g}" if value >= 1000 else printed_figure(value)
 
 
 def _literal(text: str) -> str:

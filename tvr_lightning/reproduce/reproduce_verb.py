@@ -51,7 +51,7 @@ def run_reproduce(
         recipes: folder of the recipes.
         fixture: take the synthetic datasets even where $TVR_DATA is set.
         fixture_videos: videos of each synthetic dataset.
-        overlay: a recipe to lay on top of every run; the tables say so.
+        overlay: a recipe to lay on top of every run's recipes, below the table's own values; the tables say so.
         share: what the synthetic runs share: nothing; the encoder, trained once, which every run goes on
             from; or the stored features of that encoder, on which heads train, without runs of further backbones.
         engine: local, one run after another on this machine; slurm, jobs through submitit.

@@ -9,19 +9,24 @@ from pathlib import Path
 from statistics import NormalDist, mean, stdev
 
 import torch
+from torch import Tensor
 
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.statistics import (
     Comparison,
     Interval,
     PerQuery,
-    bootstrap_interval,
-    compare,
+    Statistic,
+    effective_queries,
+    exchange_p_value,
+    percentile_interval,
     recall_values,
+    resample,
 )
 from tvr_lightning.reproduce.card import Card, CardDirection, read_ranks
 
 RESAMPLES = 10_000
+RECALLS = (1, 5, 10)
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Measured:
     Attributes:
         mean: over seeds.
         deviation: over seeds, None with one.
-        interval: over queries, of the per-query values averaged over seeds; None where the figure is no mean of any.
+        interval: over queries, of the figure averaged over seeds; None where no ranks per query are stored.
         seeds: how many.
     """
 
@@ -41,11 +46,19 @@ class Measured:
     seeds: int
 
 
-def per_query(metric: str) -> PerQuery | None:
-    """Return the per-query values whose mean is a metric: R@K in percent or MnR; None for any other."""
+def per_query(metric: str) -> tuple[PerQuery, Statistic] | None:
+    """Return the per-query values of a metric of one direction and what is taken of them; None where there are none.
+
+    Args:
+        metric: R@K, RSum (the recalls at 1, 5 and 10 added up), MnR or MdR.
+    """
     if metric.startswith("R@"):
-        return recall_values(int(metric[2:]))
-    return Ranks.expected if metric == "MnR" else None
+        return recall_values(int(metric[2:])), "mean"
+    if metric == "RSum":
+        return lambda ranks: torch.stack([recall_values(k)(ranks) for k in RECALLS]).sum(0), "mean"
+    if metric in ("MnR", "MdR"):
+        return Ranks.expected, "mean" if metric == "MnR" else "median"
+    return None
 
 
 def measure(cards: Sequence[Card], folder: Path, direction: CardDirection, metric: str) -> Measured | None:
@@ -64,13 +77,30 @@ def measure(cards: Sequence[Card], folder: Path, direction: CardDirection, metri
     known = [value for value in values if value is not None and not math.isnan(value)]
     if not known:
         return None
-    values_of = per_query(metric)
-    interval = None
-    if values_of is not None:
-        stored = [read_ranks(card, folder, direction) for card in cards]
-        averaged = torch.stack([values_of(ranks) for ranks, _ in stored]).mean(0)
-        interval = bootstrap_interval(stored[0][0], lambda _: averaged, group=stored[0][1], resamples=RESAMPLES)
+    drawn = [_drawn(card, folder, direction, metric) for card in cards]
+    parts = [each for each in drawn if each is not None]
+    interval = percentile_interval(mean(known), torch.stack(parts).mean(0)) if parts else None
     return Measured(mean(known), stdev(known) if len(known) > 1 else None, interval, len(known))
+
+
+def _drawn(card: Card, folder: Path, direction: CardDirection, metric: str) -> Tensor | None:
+    """The metric over draws of queries; both directions of SumR draw the same videos."""
+    if card.accuracy() is not None:
+        return None
+    if metric == "SumR":
+        texts, videos = (_drawn(card, folder, each, "RSum") for each in ("text_to_video", "video_to_text"))
+        return texts + videos if texts is not None and videos is not None and _same_videos(card, folder) else None
+    found = per_query(metric)
+    if found is None:
+        return None
+    values_of, statistic = found
+    ranks, video = read_ranks(card, folder, direction)
+    return resample(values_of(ranks), video, statistic, resamples=RESAMPLES)
+
+
+def _same_videos(card: Card, folder: Path) -> bool:
+    texts, videos = (read_ranks(card, folder, each)[1].unique() for each in ("text_to_video", "video_to_text"))
+    return torch.equal(texts, videos)
 
 
 def _value(card: Card, direction: CardDirection, metric: str) -> float | None:
@@ -81,30 +111,83 @@ def _value(card: Card, direction: CardDirection, metric: str) -> float | None:
     return card.metrics(direction).get(metric)
 
 
-def compare_runs(first: Card, second: Card, folder: Path, direction: CardDirection, metric: str) -> Comparison | None:
-    """Compare two runs on the same queries, second minus first.
+def compare_runs(
+    first: Sequence[Card], second: Sequence[Card], folder: Path, direction: CardDirection, metric: str
+) -> Comparison | None:
+    """Compare two runs on the same queries, second minus first, each over its seeds.
 
     Args:
-        first, second: finished runs.
+        first, second: finished runs, one card per seed.
         folder: of the cards.
         direction: of the metric.
-        metric: R@K or MnR.
+        metric: as of `measure`.
 
     Returns:
-        None where they did not rank the same queries, or the metric is no mean over queries.
+        None where they did not rank the same queries, or the metric has no values per query. The p-value exchanges
+        values per query, which a median has none of: NaN for MdR.
     """
-    values_of = per_query(metric)
-    (one, group), (other, _) = (read_ranks(card, folder, direction) for card in (first, second))
-    if values_of is None or not torch.equal(one.index, other.index) or _data(first) != _data(second):
+    cards = [*first, *second]
+    if any(card.accuracy() is not None for card in cards) or len({_data(card) for card in cards}) > 1:
         return None
-    return compare(one, other, values_of, group=group, resamples=RESAMPLES)
+    stored = [read_ranks(card, folder, direction) for card in cards]
+    if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
+        return None
+    drawn = [_drawn(card, folder, direction, metric) for card in cards]
+    parts = [each for each in drawn if each is not None]
+    if len(parts) < len(cards):
+        return None
+    difference = torch.stack(parts[len(first) :]).mean(0) - torch.stack(parts[: len(first)]).mean(0)
+    one, other = (
+        mean(value for value in (_value(card, direction, metric) for card in side) if value is not None)
+        for side in (first, second)
+    )
+    return Comparison(percentile_interval(other - one, difference), _p_value(first, second, folder, direction, metric))
+
+
+def _p_value(
+    first: Sequence[Card], second: Sequence[Card], folder: Path, direction: CardDirection, metric: str
+) -> float:
+    if metric == "MdR":
+        return math.nan
+    if metric != "SumR":
+        one, group = _averaged(first, folder, direction, metric)
+        other, _ = _averaged(second, folder, direction, metric)
+        return exchange_p_value(other - one, group, resamples=RESAMPLES)
+    # A video's share of SumR: that of its texts and its own.
+    shares, groups = [], []
+    for each in ("text_to_video", "video_to_text"):
+        one, group = _averaged(first, folder, each, "RSum")
+        other, _ = _averaged(second, folder, each, "RSum")
+        shares.append((other - one) / len(group))
+        groups.append(group)
+    return exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES)
+
+
+def _averaged(cards: Sequence[Card], folder: Path, direction: CardDirection, metric: str) -> tuple[Tensor, Tensor]:
+    """Per-query values over seeds, and the video of each query."""
+    found = per_query(metric)
+    assert found is not None
+    stored = [read_ranks(card, folder, direction) for card in cards]
+    return torch.stack([found[0](ranks) for ranks, _ in stored]).mean(0), stored[0][1]
 
 
 def _data(card: Card) -> str:
     return str(card.run["fingerprints"]["data"])
 
 
-def smallest_difference(recall: float, queries: int, confidence: float = 0.95) -> float:
+def unrelated_queries(card: Card, folder: Path, direction: CardDirection) -> tuple[int, int, float]:
+    """Return the queries of a direction, their videos, and how many unrelated queries know as much about R@1.
+
+    Args:
+        card: of a finished run.
+        folder: of the cards.
+        direction: of the queries.
+    """
+    ranks, video = read_ranks(card, folder, direction)
+    return len(ranks), len(video.unique()), effective_queries(recall_values(1)(ranks), video)
+
+
+def smallest_difference(recall: float, queries: float, confidence: float = 0.95) -> float:
     """Return the smallest difference of two recalls that a test set resolves when both fail on unrelated queries.
 
     Half the width of the interval of the difference of two shares, z sqrt(2 p (1 - p) / (Q + 2)), where p counts one
@@ -113,7 +196,7 @@ def smallest_difference(recall: float, queries: int, confidence: float = 0.95) -
 
     Args:
         recall: of both, in percent.
-        queries: Q.
+        queries: Q, unrelated ones.
         confidence: of the interval, in (0, 1).
 
     Returns:

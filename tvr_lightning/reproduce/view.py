@@ -11,7 +11,13 @@ from tvr_lightning.reproduce.card import Card, CardDirection
 from tvr_lightning.reproduce.plan import Plan, PlannedRun, Setting
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow
 from tvr_lightning.reproduce.tables import TableRecipe
-from tvr_lightning.reproduce.uncertainty import Measured, compare_runs, measure, smallest_difference
+from tvr_lightning.reproduce.uncertainty import (
+    Measured,
+    compare_runs,
+    measure,
+    smallest_difference,
+    unrelated_queries,
+)
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
 NOTE_LENGTH = 400
@@ -28,12 +34,14 @@ class Line:
         run: name of the run that stands for it, or None where it is published only.
         cards: finished cards of that run, one per seed.
         measured: metric to figure.
+        against_baseline: metric to its difference from the table's baseline on the same queries.
     """
 
     published: PublishedRow
     run: str | None
     cards: list[Card] = field(default_factory=list)
     measured: dict[str, Measured] = field(default_factory=dict)
+    against_baseline: dict[str, Comparison] = field(default_factory=dict)
 
 
 @dataclass
@@ -84,10 +92,15 @@ def view_table(table: TableRecipe, plan: Plan, cards: dict[str, Card], folder: P
         if line.run is not None:
             line.cards = _finished(runs[line.run])
             direction = DIRECTIONS.get(row.direction or "", "text_to_video")
+            base = _finished(runs[table.baseline]) if table.baseline not in (None, line.run) else []
             for metric in metrics if line.cards else []:
                 found = measure(line.cards, folder, direction, metric) if _belongs(metric, row.direction) else None
-                if found is not None:
-                    line.measured[metric] = found
+                if found is None:
+                    continue
+                line.measured[metric] = found
+                compared = compare_runs(base, line.cards, folder, direction, metric) if base else None
+                if compared is not None:
+                    line.against_baseline[metric] = compared
         lines.append(line)
     return TableView(
         name=table.name,
@@ -96,7 +109,7 @@ def view_table(table: TableRecipe, plan: Plan, cards: dict[str, Card], folder: P
         lines=lines,
         comparable=plan.setting.fixture_videos is None and plan.setting.overlay is None,
         runs=runs,
-        statistics=[*_resolution(lines), *_differences(table, runs, folder)],
+        statistics=[*_resolution(lines, folder), *_differences(table, lines)],
         notes=_notes(lines, runs, plan.setting),
     )
 
@@ -128,41 +141,35 @@ def _shortened(text: str) -> str:
     return words if len(words) <= NOTE_LENGTH else words[:NOTE_LENGTH] + " ..."
 
 
-def _resolution(lines: Sequence[Line]) -> list[str]:
+def _resolution(lines: Sequence[Line], folder: Path) -> list[str]:
     said = []
-    for direction in DIRECTIONS:
-        measured = [line for line in lines if line.published.direction == direction and "R@1" in line.measured]
+    for direction, long in DIRECTIONS.items():
         # The same sentence for every line of one test set would repeat itself; its best recall gives one per set.
-        by_set: dict[tuple[str | None, int], float] = {}
-        for line in measured:
-            results = line.cards[0].results or {}
-            queries = results["texts" if direction == "t2v" else "videos"]
-            where = (line.published.dataset, queries)
-            by_set[where] = max(by_set.get(where, 0.0), line.measured["R@1"].mean)
-        for (dataset, queries), recall in by_set.items():
+        best: dict[tuple[str | None, int, int], Line] = {}
+        for line in lines:
+            if line.published.direction == direction and "R@1" in line.measured:
+                queries, videos, _ = unrelated_queries(line.cards[0], folder, long)
+                other = best.setdefault((line.published.dataset, queries, videos), line)
+                if line.measured["R@1"].mean > other.measured["R@1"].mean:
+                    best[line.published.dataset, queries, videos] = line
+        for (dataset, queries, videos), line in best.items():
+            recall, worth = line.measured["R@1"].mean, unrelated_queries(line.cards[0], folder, long)[2]
+            of_videos = f" on {videos} videos, worth {worth:.0f} unrelated ones," if videos < queries else ""
             said.append(
-                f"{dataset or 'the test set'}, {direction}: {queries} queries resolve a difference of "
-                f"{smallest_difference(recall, queries):.1f} points at R@1 {recall:.1f} (95 %, unrelated errors)"
+                f"{dataset or 'the test set'}, {direction}: {queries} queries{of_videos} resolve a difference of "
+                f"{smallest_difference(recall, worth):.1f} points at R@1 {recall:.1f} (95 %, unrelated errors)"
             )
     return said
 
 
-def _differences(table: TableRecipe, runs: dict[str, list[tuple[PlannedRun, Card | None]]], folder: Path) -> list[str]:
-    if table.baseline is None:
-        return []
-    said = []
-    base = {planned.seed: card for planned, card in runs[table.baseline] if card and card.status == "finished"}
-    for name, made in runs.items():
-        for planned, card in made:
-            first = base.get(planned.seed)
-            if name == table.baseline or first is None or card is None or card.status != "finished":
-                continue
-            for short, direction in DIRECTIONS.items():
-                found = compare_runs(first, card, folder, direction, "R@1")
-                if found is not None:
-                    seed = "" if planned.seed is None else f", seed {planned.seed}"
-                    said.append(f"{name} against {table.baseline}{seed}, {short} R@1: {comparison_words(found)}")
-    return said
+def _differences(table: TableRecipe, lines: Sequence[Line]) -> list[str]:
+    said = [
+        f"{line.run} against {table.baseline}, {line.published.direction} R@1: "
+        f"{comparison_words(line.against_baseline['R@1'])}"
+        for line in lines
+        if "R@1" in line.against_baseline
+    ]
+    return [*dict.fromkeys(said), *(["Differences of the other metrics: in the table's CSV file"] if said else [])]
 
 
 def comparison_words(found: Comparison) -> str:

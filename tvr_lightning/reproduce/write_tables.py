@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from pathlib import Path
 
+from tvr_lightning.evaluation.statistics import Comparison
 from tvr_lightning.reproduce.card import Card
+from tvr_lightning.reproduce.published import printed_figure
 from tvr_lightning.reproduce.uncertainty import Measured
 from tvr_lightning.reproduce.view import Line, TableView
 
@@ -55,7 +58,7 @@ def markdown(view: TableView) -> str:
 
 
 def latex(view: TableView) -> str:
-    """Return the table as a LaTeX tabular that needs the package booktabs."""
+    """Return the table, its statistics and notes as a LaTeX table that needs the package booktabs."""
     head, rows = _cells(view)
     body = [" & ".join(_tex(cell) for cell in row) + r" \\" for row in rows]
     return "\n".join(
@@ -69,6 +72,7 @@ def latex(view: TableView) -> str:
             *body,
             r"\bottomrule",
             r"\end{tabular}",
+            *[rf"\par\footnotesize {_tex(_one_line(line))}" for line in (*view.statistics, *view.notes)],
             r"\end{table}",
             "",
         ]
@@ -79,7 +83,8 @@ def comma_separated(view: TableView) -> str:
     """Return one row per printed line and metric, every figure in a column of its own, with the cards' names."""
     columns = [
         "title", "method", "variant", "dataset", "backbone", "direction", "metric", "published", "measured", "low",
-        "high", "deviation", "seeds", "difference", "run", "cards",
+        "high", "deviation", "seeds", "difference", "against_baseline", "against_baseline_low", "against_baseline_high",
+        "against_baseline_p", "run", "cards", "remarks",
     ]  # fmt: skip
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
@@ -98,8 +103,10 @@ def comma_separated(view: TableView) -> str:
                     "metric": metric,
                     "published": "" if published is None else published,
                     **(_figures(view, found, published) if found else {}),
+                    **_against(line.against_baseline.get(metric)),
                     "run": line.run or "",
                     "cards": " ".join(f"{card.key}.json" for card in line.cards),
+                    "remarks": "; ".join(row.remarks()),
                 }
             )
     return file.getvalue()
@@ -118,6 +125,19 @@ def _figures(view: TableView, found: Measured, published: float | None) -> dict[
     }
 
 
+def _against(found: Comparison | None) -> dict[str, float | str]:
+    """Columns of the difference from the table's baseline; a median has no p-value."""
+    if found is None:
+        return {}
+    difference = found.difference
+    return {
+        "against_baseline": difference.estimate,
+        "against_baseline_low": difference.low,
+        "against_baseline_high": difference.high,
+        "against_baseline_p": "" if math.isnan(found.p_value) else found.p_value,
+    }
+
+
 def _cells(view: TableView) -> tuple[list[str], list[list[str]]]:
     head = ["method", "data", "backbone", "direction"]
     for metric in view.metrics:
@@ -131,7 +151,7 @@ def _line(view: TableView, line: Line) -> list[str]:
     cells = [method, row.dataset or MISSING, row.backbone or MISSING, row.direction or MISSING]
     for metric in view.metrics:
         published, found = row.printed(metric), line.measured.get(metric)
-        cells.append(MISSING if published is None else f"{published:.1f}")
+        cells.append(MISSING if published is None else printed_figure(published))
         cells.append(_measured(found) if found else MISSING)
         if view.comparable and metric == "R@1":
             cells.append(_difference(found, published))
