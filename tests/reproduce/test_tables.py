@@ -60,6 +60,8 @@ def test_an_unknown_table_lists_the_known_ones():
         ({"runs": {"a": {"config": ["method.yaml"], "row": {"method": "X-Pool"}, "shows": "x"}}}, "give either row"),
         ({"runs": ["a"]}, "runs must be a mapping; {} where"),
         ({"baseline": "b"}, "baseline 'b' is no run of this table; there are x-pool"),
+        ({"note": ["a"]}, r"note must be text, got \['a'\]"),
+        ({"note": " "}, "note must be text, got ' '"),
         ({"table": "99"}, "no published row has table '99'"),
         (
             {"runs": {"a": {"config": ["method.yaml"], "row": {"method": "X-Pool"}, "trained_by": "b"}}},
@@ -93,6 +95,11 @@ def test_a_figure_without_printed_numbers_has_lines_of_its_own(tmp_path):
     runs["15"]["shows"] = "12 frames"
     with pytest.raises(UserError, match="runs 12 and 15 claim the same line 12 frames"):
         load_table("mine", write(tmp_path, table="Fig9", runs=runs))
+
+
+def test_a_table_carries_its_note(tmp_path):
+    assert load_table("mine", write(tmp_path)).note is None
+    assert load_table("mine", write(tmp_path, note="what to know\n")).note == "what to know"
 
 
 def test_a_table_that_this_project_does_not_run_is_published_only():

@@ -4,6 +4,7 @@
 paper: gare
 table: "1"
 baseline: clip4clip                  # optional: the run that the others are compared with
+note: Other lines are published only. # optional: what a reader of the table must know, printed below it
 runs:
   clip4clip:
     config: [clip4clip.yaml]         # recipes, later ones on top of earlier ones, relative to the recipes' folder
@@ -14,7 +15,7 @@ runs:
     row: {method: CLIP4Clip}         # the printed line, by fields of PublishedRow
   other-run:
     config: [xpool.yaml]
-    shows: 15 frames                 # in place of `row`: what a figure shows without printing its numbers
+    shows: 15 frames                 # in place of `row`: a line of its own, for which the paper prints no numbers
 ```
 
 Printed lines that no run names stay in the table as published only; a table of such lines alone has `runs: {}`.
@@ -60,7 +61,8 @@ class TableRun:
         backbone: recipe file of the backbone, where it is not the method's own; the synthetic fixture leaves it out.
         trained_by: name of the run whose weights it evaluates, or None where it trains.
         on_fixture: recipe file that goes on top of the fixture's, or None.
-        shows: what it stands for where the paper prints no numbers, as in most figures; None where `row` says it.
+        shows: what it stands for where the paper prints no numbers, as in most figures, or beside a line whose numbers
+            come from an evaluation that leaks; None where `row` says it.
     """
 
     name: str
@@ -84,6 +86,7 @@ class TableRecipe:
         runs: in the order of the file.
         baseline: name of the run that the others are compared with, or None.
         printed: whether the paper prints any number of it.
+        note: what a reader of the table must know, to be printed below it; None where there is nothing.
     """
 
     name: str
@@ -92,9 +95,10 @@ class TableRecipe:
     runs: tuple[TableRun, ...]
     baseline: str | None = None
     printed: bool = True
+    note: str | None = None
 
     def published(self) -> list[PublishedRow]:
-        """Return every printed row of the table, with a run or without, then what figures show without numbers."""
+        """Return every printed row of the table, with a run or without, then the lines that `shows` adds."""
         shown = [run for run in self.runs if run.shows is not None]
         return [
             *(select_published(self.paper, self.table) if self.printed else []),
@@ -140,16 +144,16 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
         recipes: the folder of the recipes.
 
     Raises:
-        TableError: unknown table, unknown key, absent recipe, or a line that is not printed or claimed twice.
+        TableError: unknown table, unknown key, a note that is no text, absent recipe, or a line that is not printed or
+            claimed twice.
     """
     path = recipes / "tables" / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(known_tables(recipes)) or f"none in {recipes / 'tables'}"
         raise TableError(f"unknown table {name!r}; there are {known}")
     file = _File(path, recipes)
-    raw = file.keys(
-        "the table", yaml.safe_load(path.read_text(encoding="utf-8")), {"paper", "table", "runs"}, {"baseline"}
-    )
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    raw = file.keys("the table", content, {"paper", "table", "runs"}, {"baseline", "note"})
     file.paper, file.table = str(raw["paper"]), str(raw["table"])
     if not isinstance(raw["runs"], dict):
         raise file.error("runs must be a mapping; {} where the table is published only")
@@ -164,14 +168,17 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
     baseline = raw.get("baseline")
     if baseline is not None and baseline not in names:
         raise file.error(f"baseline {baseline!r} is no run of this table; there are {', '.join(names)}")
-    return TableRecipe(name, file.paper, file.table, runs, baseline, printed)
+    note = raw.get("note")
+    if note is not None and (not isinstance(note, str) or not note.strip()):
+        raise file.error(f"note must be text, got {note!r}; drop it where there is nothing to say")
+    return TableRecipe(name, file.paper, file.table, runs, baseline, printed, note and note.strip())
 
 
 def _run(file: _File, name: str, values: Any) -> TableRun:
     optional = {"row", "shows", "backbone", "on_fixture", "set", "trained_by"}
     raw = file.keys(f"run {name}", values, {"config"}, optional)
     if ("row" in raw) == ("shows" in raw):
-        raise file.error(f"run {name}: give either row, the printed line, or shows, what a figure shows")
+        raise file.error(f"run {name}: give either row, the printed line, or shows, a line of its own")
     configs = tuple(file.folder / config for config in raw["config"])
     backbone = file.folder / "backbone" / f"{raw['backbone']}.yaml" if "backbone" in raw else None
     on_fixture = file.folder / f"{raw['on_fixture']}.yaml" if "on_fixture" in raw else None
