@@ -108,7 +108,7 @@ def test_a_table_that_this_project_does_not_run_is_published_only():
     assert {row.method for row in table.published()} == {"SSB", "SSB + NCL"}
 
 
-def test_every_published_table_has_a_recipe_or_is_text():
+def test_every_published_table_has_a_recipe():
     numbers = {(row.paper.lower(), row.table) for row in published_rows()}
     have = {(table.paper, table.table) for table in (load_table(name, RECIPES) for name in known_tables(RECIPES))}
-    assert numbers - have == {("gare", "C.5 text")}
+    assert numbers <= have
