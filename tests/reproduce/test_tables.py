@@ -58,8 +58,7 @@ def test_an_unknown_table_lists_the_known_ones():
         ({"runs": {"a": {"config": ["method.yaml"], "row": {"method": "X-Pol"}}}}, "names 0 printed lines.*X-Pool"),
         ({"paper": "tc-mgc", "table": "1b"}, "names 2 printed lines.*ViT-B/16"),
         ({"runs": {"a": {"config": ["method.yaml"], "rows": {}}}}, "run a: missing or unknown rows;"),
-        ({"runs": {"a": {"config": ["method.yaml"]}}}, "run a: give either row, the printed line, or shows"),
-        ({"runs": {"a": {"config": ["method.yaml"], "row": {"method": "X-Pool"}, "shows": "x"}}}, "give either row"),
+        ({"runs": {"a": {"config": ["method.yaml"]}}}, "run a: give row, the printed line, or shows, a line"),
         ({"runs": ["a"]}, "runs must be a mapping; {} where"),
         ({"baseline": "b"}, "baseline 'b' is no run of this table; there are x-pool"),
         ({"note": ["a"]}, r"note must be text, got \['a'\]"),
@@ -97,6 +96,24 @@ def test_a_figure_without_printed_numbers_has_lines_of_its_own(tmp_path):
     runs["15"]["shows"] = "12 frames"
     with pytest.raises(UserError, match="runs 12 and 15 claim the same line 12 frames"):
         load_table("mine", write(tmp_path, table="Fig9", runs=runs))
+
+
+def test_a_line_below_a_printed_one_shares_all_but_what_it_shows(tmp_path):
+    run = {"config": ["method.yaml"], "row": {"method": "X-Pool"}}
+    runs = {"printed": run, "own": {"config": ["method.yaml"], "shows": "alone"}, "below": run | {"shows": "again"}}
+    table = load_table("mine", write(tmp_path, runs=runs))
+    rows = table.published()
+    found = {run.name: [row for row in rows if row.entry == run.entry] for run in table.runs}
+    assert [row.direction for row in found["below"]] == [row.direction for row in found["printed"]] == ["t2v", "v2t"]
+    for printed, below in zip(found["printed"], found["below"], strict=True):
+        assert rows.index(below) == rows.index(printed) + 1
+        assert (below.method, below.dataset, below.backbone) == (printed.method, printed.dataset, printed.backbone)
+        assert below.variant == f"{printed.variant}, again"
+        assert below.printed("R@1") is None
+    assert rows[-2:] == found["own"]
+    runs["twice"] = runs["below"]
+    with pytest.raises(UserError, match="runs below and twice claim the same line again"):
+        load_table("mine", write(tmp_path, runs=runs))
 
 
 def test_a_table_carries_its_note(tmp_path):

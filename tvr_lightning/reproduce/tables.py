@@ -16,6 +16,10 @@ runs:
   other-run:
     config: [xpool.yaml]
     shows: 15 frames                 # in place of `row`: a line of its own, for which the paper prints no numbers
+  third-run:
+    config: [xpool.yaml, variants/two-stage.yaml]
+    row: {method: X-Pool}
+    shows: two stages                # with `row`: a line below the printed one, of the same method, data and backbone
 ```
 
 Printed lines that no run names stay in the table as published only; a table of such lines alone has `runs: {}`.
@@ -42,6 +46,7 @@ from tvr_lightning.reproduce.published import (
 )
 
 _SELECTORS = ("dataset", "split", "backbone", "method", "variant", "post_process")
+_DIRECTIONS = ("t2v", "v2t")
 
 
 class TableError(UserError, ValueError):
@@ -56,13 +61,13 @@ class TableRun:
         name: in the table.
         config: recipe files.
         settings: dotted option to value, on top of the recipes.
-        row: field of `PublishedRow` to value: the printed line it stands for.
+        row: field of `PublishedRow` to value: the printed line it stands for, or below which `shows` adds one.
         entry: that line, or the line that `shows` adds.
         backbone: recipe file of the backbone, where it is not the method's own; the synthetic fixture leaves it out.
         trained_by: name of the run whose weights it evaluates, or None where it trains.
         on_fixture: recipe file that goes on top of the fixture's, or None.
-        shows: what it stands for where the paper prints no numbers, as in most figures, or beside a line whose numbers
-            come from an evaluation that leaks; None where `row` says it.
+        shows: what it stands for where the paper prints no numbers; None where `row` says it.
+        below: the printed line below which `shows` adds one, or None.
     """
 
     name: str
@@ -74,6 +79,7 @@ class TableRun:
     trained_by: str | None = None
     on_fixture: Path | None = None
     shows: str | None = None
+    below: Entry | None = None
 
 
 @dataclass(frozen=True)
@@ -98,12 +104,13 @@ class TableRecipe:
     note: str | None = None
 
     def published(self) -> list[PublishedRow]:
-        """Return every printed row of the table, with a run or without, then the lines that `shows` adds."""
-        shown = [run for run in self.runs if run.shows is not None]
-        return [
-            *(select_published(self.paper, self.table) if self.printed else []),
-            *(unprinted_row(run.entry, direction) for run in shown for direction in ("t2v", "v2t")),
-        ]
+        """Return every printed row of the table, with a run or without, and the rows that `shows` adds."""
+        rows = []
+        for row in select_published(self.paper, self.table) if self.printed else []:
+            below = [run.entry for run in self.runs if run.below == row.entry]
+            rows += [row, *(unprinted_row(entry, row.direction) for entry in below if row.direction in _DIRECTIONS)]
+        own = [run.entry for run in self.runs if run.shows is not None and run.below is None]
+        return rows + [unprinted_row(entry, direction) for entry in own for direction in _DIRECTIONS]
 
 
 @dataclass
@@ -177,8 +184,10 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
 def _run(file: _File, name: str, values: Any) -> TableRun:
     optional = {"row", "shows", "backbone", "on_fixture", "set", "trained_by"}
     raw = file.keys(f"run {name}", values, {"config"}, optional)
-    if ("row" in raw) == ("shows" in raw):
-        raise file.error(f"run {name}: give either row, the printed line, or shows, a line of its own")
+    if "row" not in raw and "shows" not in raw:
+        raise file.error(
+            f"run {name}: give row, the printed line, or shows, a line of its own, or both, a line below it"
+        )
     configs = tuple(file.folder / config for config in raw["config"])
     backbone = file.folder / "backbone" / f"{raw['backbone']}.yaml" if "backbone" in raw else None
     on_fixture = file.folder / f"{raw['on_fixture']}.yaml" if "on_fixture" in raw else None
@@ -187,13 +196,24 @@ def _run(file: _File, name: str, values: Any) -> TableRun:
             raise file.error(f"run {name}: there is no recipe {config}")
     row = file.keys(f"run {name}, row", raw.get("row", {}), set(), set(_SELECTORS))
     shows = str(raw["shows"]) if "shows" in raw else None
-    entry = _entry(file, name, row) if shows is None else unprinted_entry(file.paper, file.table, shows)
+    line = _entry(file, name, row) if "row" in raw else None
+    entry, below = _shown(file, line, shows)
     if entry in file.claimed:
         what = f"printed line {row}; narrow" if shows is None else f"line {shows}; rename"
         raise file.error(f"runs {file.claimed[entry]} and {name} claim the same {what} one of them")
     file.claimed[entry] = name
     settings = raw.get("set") or {}
-    return TableRun(name, configs, settings, row, entry, backbone, raw.get("trained_by"), on_fixture, shows)
+    return TableRun(name, configs, settings, row, entry, backbone, raw.get("trained_by"), on_fixture, shows, below)
+
+
+def _shown(file: _File, line: Entry | None, shows: str | None) -> tuple[Entry, Entry | None]:
+    """Return what a run stands for and, where that is a line below a printed one, the printed one."""
+    if line is None:
+        return unprinted_entry(file.paper, file.table, shows or ""), None
+    if shows is None:
+        return line, None
+    *fields, variant, post_process = line
+    return (*fields, shows if variant is None else f"{variant}, {shows}", post_process), line
 
 
 def _printed(file: _File) -> list[PublishedRow]:
