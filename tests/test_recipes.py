@@ -29,7 +29,7 @@ def names_a_method(path: Path) -> bool:
 
 
 def stacks() -> list[list[str]]:
-    """What the recipes' own headers say goes on top of what: methods, their datasets and their variants."""
+    """What the recipes' own headers say goes on top of what: methods, their datasets, variants and backbones."""
     found = []
     methods = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if names_a_method(path)]
     for method in methods:
@@ -41,6 +41,10 @@ def stacks() -> list[list[str]]:
     for path in sorted((RECIPES / "variants").glob("*.yaml")):
         method = path.stem.partition("-")[0]
         found.append([method if method in methods else "gare", f"variants/{path.stem}"])
+    for path in sorted((RECIPES / "backbone").glob("*.yaml")):
+        method = path.stem.partition("-")[0]
+        if method in methods:
+            found.append([method, f"backbone/{path.stem}"])
     return found
 
 

@@ -123,7 +123,9 @@ def test_the_spot_path_has_the_most_similar_half_of_the_frames_that_are_there():
         assert similarity[spot].min() > similarity[rest].max()
 
 
-@pytest.mark.parametrize(("ratio", "kept"), [(1 / 3, 4), (0.5, 6), (2 / 3, 8), (0.3333, 4), (0.99, 11), (0.01, 1)])
+@pytest.mark.parametrize(
+    ("ratio", "kept"), [(1 / 3, 4), (0.5, 6), (2 / 3, 8), (0.66666667, 8), (0.3333, 4), (0.99, 11), (0.01, 1)]
+)
 def test_both_paths_have_frames_at_every_ratio(ratio, kept):
     assert int(spot_frames(torch.rand(12), torch.ones(12, dtype=torch.bool), ratio).sum()) == kept
 

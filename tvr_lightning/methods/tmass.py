@@ -10,7 +10,8 @@ Deviations:
   pairs, so that a score depends on its pair alone. Each score has the same distribution.
 - sigma: paper N(0, 1); released U[0, 1), whose mean is 1/2; here as released (`stochastic.prior`).
 - radius: paper multiplies by S W with W (F, D) alone; released has a bias; here as released.
-- support weight: released 0 by default, 0.8 in its MSR-VTT command; here 0.8 (`stochastic.support_weight`).
+- support weight: released 0 by default, 0.8 in its MSR-VTT command; here 0.8, and 0 in the recipes of other datasets
+  (`stochastic.support_weight`).
 - padded frames, tokens, several captions, selection: released as X-Pool; here as X-Pool here.
 """
 

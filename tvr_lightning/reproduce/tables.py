@@ -4,6 +4,7 @@
 paper: gare
 table: "1"
 baseline: clip4clip                  # optional: the run that the others are compared with
+note: Other lines are published only. # optional: what a reader of the table must know, printed below it
 runs:
   clip4clip:
     config: [clip4clip.yaml]         # recipes, later ones on top of earlier ones, relative to the recipes' folder
@@ -14,7 +15,11 @@ runs:
     row: {method: CLIP4Clip}         # the printed line, by fields of PublishedRow
   other-run:
     config: [xpool.yaml]
-    shows: 15 frames                 # in place of `row`: what a figure shows without printing its numbers
+    shows: 15 frames                 # in place of `row`: a line of its own, for which the paper prints no numbers
+  third-run:
+    config: [xpool.yaml, variants/two-stage.yaml]
+    row: {method: X-Pool}
+    shows: two stages                # with `row`: a line below the printed one, of the same method, data and backbone
 ```
 
 Printed lines that no run names stay in the table as published only; a table of such lines alone has `runs: {}`.
@@ -41,6 +46,7 @@ from tvr_lightning.reproduce.published import (
 )
 
 _SELECTORS = ("dataset", "split", "backbone", "method", "variant", "post_process")
+_DIRECTIONS = ("t2v", "v2t")
 
 
 class TableError(UserError, ValueError):
@@ -55,12 +61,13 @@ class TableRun:
         name: in the table.
         config: recipe files.
         settings: dotted option to value, on top of the recipes.
-        row: field of `PublishedRow` to value: the printed line it stands for.
+        row: field of `PublishedRow` to value: the printed line it stands for, or below which `shows` adds one.
         entry: that line, or the line that `shows` adds.
         backbone: recipe file of the backbone, where it is not the method's own; the synthetic fixture leaves it out.
         trained_by: name of the run whose weights it evaluates, or None where it trains.
         on_fixture: recipe file that goes on top of the fixture's, or None.
-        shows: what it stands for where the paper prints no numbers, as in most figures; None where `row` says it.
+        shows: what it stands for where the paper prints no numbers; None where `row` says it.
+        below: the printed line below which `shows` adds one, or None.
     """
 
     name: str
@@ -72,6 +79,7 @@ class TableRun:
     trained_by: str | None = None
     on_fixture: Path | None = None
     shows: str | None = None
+    below: Entry | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class TableRecipe:
         runs: in the order of the file.
         baseline: name of the run that the others are compared with, or None.
         printed: whether the paper prints any number of it.
+        note: what a reader of the table must know, to be printed below it; None where there is nothing.
     """
 
     name: str
@@ -92,14 +101,16 @@ class TableRecipe:
     runs: tuple[TableRun, ...]
     baseline: str | None = None
     printed: bool = True
+    note: str | None = None
 
     def published(self) -> list[PublishedRow]:
-        """Return every printed row of the table, with a run or without, then what figures show without numbers."""
-        shown = [run for run in self.runs if run.shows is not None]
-        return [
-            *(select_published(self.paper, self.table) if self.printed else []),
-            *(unprinted_row(run.entry, direction) for run in shown for direction in ("t2v", "v2t")),
-        ]
+        """Return every printed row of the table, with a run or without, and the rows that `shows` adds."""
+        rows = []
+        for row in select_published(self.paper, self.table) if self.printed else []:
+            below = [run.entry for run in self.runs if run.below == row.entry]
+            rows += [row, *(unprinted_row(entry, row.direction) for entry in below if row.direction in _DIRECTIONS)]
+        own = [run.entry for run in self.runs if run.shows is not None and run.below is None]
+        return rows + [unprinted_row(entry, direction) for entry in own for direction in _DIRECTIONS]
 
 
 @dataclass
@@ -140,16 +151,16 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
         recipes: the folder of the recipes.
 
     Raises:
-        TableError: unknown table, unknown key, absent recipe, or a line that is not printed or claimed twice.
+        TableError: unknown table, unknown key, a note that is no text, absent recipe, or a line that is not printed or
+            claimed twice.
     """
     path = recipes / "tables" / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(known_tables(recipes)) or f"none in {recipes / 'tables'}"
         raise TableError(f"unknown table {name!r}; there are {known}")
     file = _File(path, recipes)
-    raw = file.keys(
-        "the table", yaml.safe_load(path.read_text(encoding="utf-8")), {"paper", "table", "runs"}, {"baseline"}
-    )
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    raw = file.keys("the table", content, {"paper", "table", "runs"}, {"baseline", "note"})
     file.paper, file.table = str(raw["paper"]), str(raw["table"])
     if not isinstance(raw["runs"], dict):
         raise file.error("runs must be a mapping; {} where the table is published only")
@@ -164,14 +175,19 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
     baseline = raw.get("baseline")
     if baseline is not None and baseline not in names:
         raise file.error(f"baseline {baseline!r} is no run of this table; there are {', '.join(names)}")
-    return TableRecipe(name, file.paper, file.table, runs, baseline, printed)
+    note = raw.get("note")
+    if note is not None and (not isinstance(note, str) or not note.strip()):
+        raise file.error(f"note must be text, got {note!r}; drop it where there is nothing to say")
+    return TableRecipe(name, file.paper, file.table, runs, baseline, printed, note and note.strip())
 
 
 def _run(file: _File, name: str, values: Any) -> TableRun:
     optional = {"row", "shows", "backbone", "on_fixture", "set", "trained_by"}
     raw = file.keys(f"run {name}", values, {"config"}, optional)
-    if ("row" in raw) == ("shows" in raw):
-        raise file.error(f"run {name}: give either row, the printed line, or shows, what a figure shows")
+    if "row" not in raw and "shows" not in raw:
+        raise file.error(
+            f"run {name}: give row, the printed line, or shows, a line of its own, or both, a line below it"
+        )
     configs = tuple(file.folder / config for config in raw["config"])
     backbone = file.folder / "backbone" / f"{raw['backbone']}.yaml" if "backbone" in raw else None
     on_fixture = file.folder / f"{raw['on_fixture']}.yaml" if "on_fixture" in raw else None
@@ -180,13 +196,24 @@ def _run(file: _File, name: str, values: Any) -> TableRun:
             raise file.error(f"run {name}: there is no recipe {config}")
     row = file.keys(f"run {name}, row", raw.get("row", {}), set(), set(_SELECTORS))
     shows = str(raw["shows"]) if "shows" in raw else None
-    entry = _entry(file, name, row) if shows is None else unprinted_entry(file.paper, file.table, shows)
+    line = _entry(file, name, row) if "row" in raw else None
+    entry, below = _shown(file, line, shows)
     if entry in file.claimed:
         what = f"printed line {row}; narrow" if shows is None else f"line {shows}; rename"
         raise file.error(f"runs {file.claimed[entry]} and {name} claim the same {what} one of them")
     file.claimed[entry] = name
     settings = raw.get("set") or {}
-    return TableRun(name, configs, settings, row, entry, backbone, raw.get("trained_by"), on_fixture, shows)
+    return TableRun(name, configs, settings, row, entry, backbone, raw.get("trained_by"), on_fixture, shows, below)
+
+
+def _shown(file: _File, line: Entry | None, shows: str | None) -> tuple[Entry, Entry | None]:
+    """Return what a run stands for and, where that is a line below a printed one, the printed one."""
+    if line is None:
+        return unprinted_entry(file.paper, file.table, shows or ""), None
+    if shows is None:
+        return line, None
+    *fields, variant, post_process = line
+    return (*fields, shows if variant is None else f"{variant}, {shows}", post_process), line
 
 
 def _printed(file: _File) -> list[PublishedRow]:
