@@ -100,6 +100,12 @@ def test_notes_of_the_print_and_sums_that_do_not_fit_are_shown(tmp_path):
     assert any("SumR 393.2, but its recalls add up to 383.2" in note for note in table.notes)
 
 
+def test_the_tables_own_note_is_the_first(tmp_path):
+    table, _ = view(tmp_path, {}, name="gaid-1")
+    assert table.notes[0].startswith("Lines without a run are methods that this project does not have")
+    assert f"- {table.notes[0]}" in markdown(table)
+
+
 def test_seeds_give_mean_and_deviation(tmp_path):
     table, cards = view(tmp_path, {"gare": 1.0}, seeds=(0, 1, 2))
     line = next(line for line in table.lines if line.run == "gare" and line.published.direction == "t2v")
@@ -135,6 +141,18 @@ def test_differences_to_the_baseline_are_paired_over_queries(tmp_path):
     r1 = [runs[f"gare-1/{name}"].metrics("text_to_video")["R@1"] for name in ("baseline", "gare")]
     assert f"{r1[1] - r1[0]:+.1f} [" in said
     assert "resolved" in said
+
+
+def test_every_run_is_compared_with_the_baseline_of_its_dataset_and_backbone(tmp_path):
+    table, _ = view(tmp_path, dict.fromkeys(("t-mass", "gaid", "t-mass-didemo", "x-pool-didemo"), 1.0), name="gaid-1")
+    found = {line.run: line.baseline for line in table.lines if line.cards}
+    baselines = {f"t-mass{where}": None for where in ("", "-b16", "-didemo", "-didemo-b16")}
+    assert found == baselines | {
+        "gaid": "t-mass", "gaid-b16": "t-mass-b16",  # the fixture has one encoder for both
+        "x-pool-didemo": "t-mass-didemo", "x-pool-didemo-b16": "t-mass-didemo-b16",
+    }  # fmt: skip
+    said = {line.partition(",")[0] for line in table.statistics if " against " in line}
+    assert said == {f"{run} against {baseline}" for run, baseline in found.items() if baseline}
 
 
 def test_runs_on_other_data_are_not_compared(tmp_path):

@@ -3,7 +3,7 @@
 ```yaml
 paper: gare
 table: "1"
-baseline: clip4clip                  # optional: the run that the others are compared with
+baseline: clip4clip                  # optional: the run that the others are compared with; or a list
 note: Other lines are published only. # optional: what a reader of the table must know, printed below it
 runs:
   clip4clip:
@@ -90,7 +90,7 @@ class TableRecipe:
         name: of the file, such as `gare-1`.
         paper, table: as in the published numbers.
         runs: in the order of the file.
-        baseline: name of the run that the others are compared with, or None.
+        baselines: runs that the others are compared with, each those of its own dataset and backbone.
         printed: whether the paper prints any number of it.
         note: what a reader of the table must know, to be printed below it; None where there is nothing.
     """
@@ -99,7 +99,7 @@ class TableRecipe:
     paper: str
     table: str
     runs: tuple[TableRun, ...]
-    baseline: str | None = None
+    baselines: tuple[str, ...] = ()
     printed: bool = True
     note: str | None = None
 
@@ -172,13 +172,15 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
     for run in runs:
         if run.trained_by is not None and (run.trained_by not in names or names[run.trained_by].trained_by is not None):
             raise file.error(f"run {run.name}: trained_by {run.trained_by!r} is no run of this table that trains")
-    baseline = raw.get("baseline")
-    if baseline is not None and baseline not in names:
-        raise file.error(f"baseline {baseline!r} is no run of this table; there are {', '.join(names)}")
+    given = raw.get("baseline") or ()
+    baselines = (given,) if isinstance(given, str) else tuple(given)
+    for baseline in baselines:
+        if baseline not in names:
+            raise file.error(f"baseline {baseline!r} is no run of this table; there are {', '.join(names)}")
     note = raw.get("note")
     if note is not None and (not isinstance(note, str) or not note.strip()):
         raise file.error(f"note must be text, got {note!r}; drop it where there is nothing to say")
-    return TableRecipe(name, file.paper, file.table, runs, baseline, printed, note and note.strip())
+    return TableRecipe(name, file.paper, file.table, runs, baselines, printed, note and note.strip())
 
 
 def _run(file: _File, name: str, values: Any) -> TableRun:

@@ -34,13 +34,15 @@ class Line:
         run: name of the run that stands for it, or None where it is published only.
         cards: finished cards of that run, one per seed.
         measured: metric to figure.
-        against_baseline: metric to its difference from the table's baseline on the same queries.
+        baseline: run of the table that it is compared with, of the same backbone and queries; None without.
+        against_baseline: metric to its difference from that run.
     """
 
     published: PublishedRow
     run: str | None
     cards: list[Card] = field(default_factory=list)
     measured: dict[str, Measured] = field(default_factory=dict)
+    baseline: str | None = None
     against_baseline: dict[str, Comparison] = field(default_factory=dict)
 
 
@@ -86,21 +88,25 @@ def view_table(table: TableRecipe, plan: Plan, cards: dict[str, Card], folder: P
         for run in table.runs
     }
     run_of = {run.entry: run.name for run in table.runs}
+    backbone_of = {run_of.get(row.entry): row.backbone for row in rows}
     lines = []
     for row in rows:
         line = Line(row, run_of.get(row.entry))
         if line.run is not None:
             line.cards = _finished(runs[line.run])
             direction = DIRECTIONS.get(row.direction or "", "text_to_video")
-            base = _finished(runs[table.baseline]) if table.baseline not in (None, line.run) else []
             for metric in metrics if line.cards else []:
                 found = measure(line.cards, folder, direction, metric) if _belongs(metric, row.direction) else None
                 if found is None:
                     continue
                 line.measured[metric] = found
-                compared = compare_runs(base, line.cards, folder, direction, metric) if base else None
-                if compared is not None:
-                    line.against_baseline[metric] = compared
+                for baseline in table.baselines if line.run not in table.baselines else ():
+                    # Not every line prints its backbone.
+                    other = len({backbone_of[baseline], row.backbone} - {None}) > 1
+                    base = [] if other else _finished(runs[baseline])
+                    compared = compare_runs(base, line.cards, folder, direction, metric) if base else None
+                    if compared is not None:
+                        line.baseline, line.against_baseline[metric] = baseline, compared
         lines.append(line)
     return TableView(
         name=table.name,
@@ -109,8 +115,8 @@ def view_table(table: TableRecipe, plan: Plan, cards: dict[str, Card], folder: P
         lines=lines,
         comparable=plan.setting.fixture_videos is None and plan.setting.overlay is None,
         runs=runs,
-        statistics=[*_resolution(lines, folder), *_differences(table, lines)],
-        notes=_notes(lines, runs, plan.setting),
+        statistics=[*_resolution(lines, folder), *_differences(lines)],
+        notes=[*([table.note] if table.note else []), *_notes(lines, runs, plan.setting)],
     )
 
 
@@ -162,9 +168,9 @@ def _resolution(lines: Sequence[Line], folder: Path) -> list[str]:
     return said
 
 
-def _differences(table: TableRecipe, lines: Sequence[Line]) -> list[str]:
+def _differences(lines: Sequence[Line]) -> list[str]:
     said = [
-        f"{line.run} against {table.baseline}, {line.published.direction} R@1: "
+        f"{line.run} against {line.baseline}, {line.published.direction} R@1: "
         f"{comparison_words(line.against_baseline['R@1'])}"
         for line in lines
         if "R@1" in line.against_baseline

@@ -83,8 +83,8 @@ def comma_separated(view: TableView) -> str:
     """Return one row per printed line and metric, every figure in a column of its own, with the cards' names."""
     columns = [
         "title", "method", "variant", "dataset", "backbone", "direction", "metric", "published", "measured", "low",
-        "high", "deviation", "seeds", "difference", "against_baseline", "against_baseline_low", "against_baseline_high",
-        "against_baseline_p", "run", "cards", "remarks",
+        "high", "deviation", "seeds", "difference", "baseline", "against_baseline", "against_baseline_low",
+        "against_baseline_high", "against_baseline_p", "run", "cards", "remarks",
     ]  # fmt: skip
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
@@ -104,6 +104,7 @@ def comma_separated(view: TableView) -> str:
                     "published": "" if published is None else published,
                     **(_figures(view, found, published) if found else {}),
                     **_against(line.against_baseline.get(metric)),
+                    "baseline": line.baseline or "",
                     "run": line.run or "",
                     "cards": " ".join(f"{card.key}.json" for card in line.cards),
                     "remarks": "; ".join(row.remarks()),
@@ -126,7 +127,7 @@ def _figures(view: TableView, found: Measured, published: float | None) -> dict[
 
 
 def _against(found: Comparison | None) -> dict[str, float | str]:
-    """Columns of the difference from the table's baseline; a median has no p-value."""
+    """Columns of the difference from the baseline; a median has no p-value."""
     if found is None:
         return {}
     difference = found.difference
