@@ -9,6 +9,8 @@ from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ra
 from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.plan import PlannedRun
 
+DIRECTIONS = ("text_to_video", "video_to_text")
+
 
 def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, **changes) -> Card:
     """Write the card and ranks of a run whose matches score `quality` higher than the rest."""
@@ -27,6 +29,8 @@ def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, *
                 peak_memory_mib=800.0)  # fmt: skip
     for name, value in changes.items():
         setattr(card, name, value)
-    write_ranks(ranks_path(card_path(cards, run.key)), *ranks, own)
+    write_ranks(
+        ranks_path(card_path(cards, run.key)), dict(zip(DIRECTIONS, ((each, own) for each in ranks), strict=True))
+    )
     write_card(card, cards)
     return card

@@ -10,10 +10,11 @@ from run_cards import make_card
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.metrics import summarize
-from tvr_lightning.reproduce.card import read_card, read_cards, read_ranks, write_card
+from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.reproduce.card import read_card, read_cards, read_ranks, write_card, write_ranks
 from tvr_lightning.reproduce.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.reproduce.uncertainty import measure
+from tvr_lightning.reproduce.uncertainty import compare_runs, measure
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 
@@ -57,7 +58,7 @@ def test_a_card_without_its_ranks_is_refused(path):
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"schema": 2}, "has schema 2, this version reads schema 1"), ({"loss": 1.0}, "unknown fields loss")],
+    [({"schema": 1}, "has schema 1, this version reads schema 2"), ({"loss": 1.0}, "unknown fields loss")],
 )
 def test_a_card_of_another_version_is_refused(path, changes, said):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -80,9 +81,15 @@ def test_two_cards_that_claim_the_same_line_are_refused(card, path):
 
 def test_question_answering_has_an_accuracy_and_no_ranks(card, path):
     card.results = {"evaluation": {"accuracy": 47.5}}
-    path.with_suffix(".parquet").unlink()
+    wrong = (torch.arange(40) < 21).long()
+    hits = Ranks(better=wrong, tied=torch.ones(40, dtype=torch.int64), index=torch.arange(40))
+    write_ranks(path.with_suffix(".parquet"), {"question": (hits, torch.arange(40) // 2)})
     write_card(card, path.parent)
     assert read_card(path).accuracy() == 47.5
     assert read_card(path).metrics("text_to_video") == {}
-    assert measure([card], path.parent, "text_to_video", "accuracy").mean == 47.5
+    found = measure([card], path.parent, "text_to_video", "accuracy")
+    assert found.mean == 47.5
+    assert 20 < found.interval.low < 47.5 < found.interval.high < 75
     assert measure([card], path.parent, "text_to_video", "R@1") is None
+    same = compare_runs([card], [card], path.parent, "text_to_video", "accuracy")
+    assert (same.difference.low, same.difference.high, same.p_value) == (0, 0, 1)

@@ -120,6 +120,15 @@ def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_p
     assert not order.with_name("job.txt").exists()
 
 
+def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
+    plan, folders = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), Folders(tmp_path / "out")
+    (card,) = carry_out(plan, folders, [].append).values()
+    assert card.status == "finished", card.error
+    ranks, video = read_ranks(card, folders.cards, "question")
+    assert len(ranks) == len(video) == card.results["evaluation"]["questions"]
+    assert 100 * ranks.found_within(1).mean() == pytest.approx(card.accuracy())
+
+
 def test_a_run_on_two_devices_ends_in_its_card(root, tmp_path):
     # As with real data: a command of its own, which Lightning repeats for the second device.
     overlay = tmp_path / "two.yaml"

@@ -35,6 +35,7 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.stored import check_store
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerAccuracy, AnswerEvaluation, evaluate_answers, frequent_answers
+from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
 from tvr_lightning.module import CheckpointError, NonFiniteLossError, RetrievalModule, first_of_each
@@ -105,6 +106,7 @@ class VideoQuestionAnswering(LightningModule):
         self.accuracy = AnswerAccuracy()
         self.vocabulary: list[str] = []
         self.evaluation: AnswerEvaluation | None = None
+        self.hits: tuple[Ranks, Tensor] | None = None
         self.predictions: list[dict[str, Any]] | None = None
         self._training_right = torch.zeros(0, dtype=torch.int64)
         self._asked: list[QuestionRecord] = []
@@ -322,11 +324,15 @@ class VideoQuestionAnswering(LightningModule):
 
     def _evaluate(self, stage: str) -> None:
         index, given, _ = self._answered()
+        right = self._asked_right[index]
+        wrong = (given != right) | (right < 0)
+        video = torch.tensor([self._asked[i].video for i in index.tolist()], dtype=torch.int64)
+        self.hits = Ranks(better=wrong.long(), tied=torch.ones_like(index), index=index), video
         seen = self._bank[1] if self._bank is not None else torch.zeros(0)
         without = sum(int(seen[question.video]) < 0 for question in self._asked) if len(seen) else 0
         self.evaluation = evaluate_answers(
             given.tolist(),
-            self._asked_right[index].tolist(),
+            right.tolist(),
             [self._asked[i].kind for i in index.tolist()],
             len(self._asked),
             without,

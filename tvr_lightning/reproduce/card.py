@@ -1,13 +1,14 @@
 """Run cards: one JSON file per run, with ranks per query beside it; every number of a table is found in one.
 
 `<key>.json` holds the fields of `Card`; `<key>.parquet` one row per query: `direction`, `index` (place of the text or
-video in its split), `video` (whose text or video it is), `better` and `tied` (see `Ranks`). Question answering ranks
-nothing and has no parquet file.
+video in its split), `video` (whose text or video it is), `better` and `tied` (see `Ranks`). Of question answering,
+which ranks nothing, a right answer has none better than it, and a wrong one has one.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +20,9 @@ from torch import Tensor
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
 
-SCHEMA = 1
+SCHEMA = 2
 CardDirection = Literal["text_to_video", "video_to_text"]
+Asked = Literal["text_to_video", "video_to_text", "question"]
 
 
 class CardError(UserError, ValueError):
@@ -116,8 +118,7 @@ def read_card(path: Path) -> Card:
             f"line {raw['name']}; delete one of them"
         )
     card = Card(**raw)
-    ranks_lack = card.accuracy() is None and not ranks_path(path).is_file()
-    if card.status == "finished" and (card.results is None or ranks_lack):
+    if card.status == "finished" and (card.results is None or not ranks_path(path).is_file()):
         raise CardError(
             f"{path} is half-written: it says finished, but results or {ranks_path(path).name} lack; {way_out}"
         )
@@ -138,20 +139,15 @@ def ranks_path(card: Path) -> Path:
     return card.with_suffix(".parquet")
 
 
-def write_ranks(path: Path, text_to_video: Ranks, video_to_text: Ranks, video_of_text: Tensor) -> None:
-    """Write the ranks of every query of both directions.
+def write_ranks(path: Path, asked: Mapping[Asked, tuple[Ranks, Tensor]]) -> None:
+    """Write the ranks of every query.
 
     Args:
         path: the parquet file.
-        text_to_video: of the texts, by place in the split.
-        video_to_text: of the videos.
-        video_of_text: (N,) int64, the video of each text of the split.
+        asked: direction to the ranks of its Q queries, by place in the split, and the (Q,) int64 video of each.
     """
     parts = []
-    for direction, ranks, video in (
-        ("text_to_video", text_to_video, video_of_text[text_to_video.index.cpu()]),
-        ("video_to_text", video_to_text, video_to_text.index.cpu()),
-    ):
+    for direction, (ranks, video) in asked.items():
         columns = {"index": ranks.index, "video": video, "better": ranks.better, "tied": ranks.tied}
         frame = pd.DataFrame({name: column.cpu().numpy() for name, column in columns.items()})
         parts.append(frame.assign(direction=direction))
@@ -161,7 +157,7 @@ def write_ranks(path: Path, text_to_video: Ranks, video_to_text: Ranks, video_of
     temporary.replace(path)
 
 
-def read_ranks(card: Card, folder: Path, direction: CardDirection) -> tuple[Ranks, Tensor]:
+def read_ranks(card: Card, folder: Path, direction: Asked) -> tuple[Ranks, Tensor]:
     """Read the stored ranks of a finished run.
 
     Args:

@@ -139,14 +139,14 @@ def execute(order: RunOrder) -> Path | None:
         warnings=list(dict.fromkeys(warned)),
     )
     folder = Path(order.cards)
+    ranks = ranks_path(card_path(folder, card.key))
     if isinstance(evaluation, Evaluation):
-        truth = cli.datamodule.ground_truth("test")
-        write_ranks(
-            ranks_path(card_path(folder, card.key)),
-            evaluation.text_to_video_ranks,
-            evaluation.video_to_text_ranks,
-            truth.video_of_text,
-        )
+        texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
+        video_of_text = cli.datamodule.ground_truth("test").video_of_text
+        own = video_of_text[texts.index.cpu()]
+        write_ranks(ranks, {"text_to_video": (texts, own), "video_to_text": (videos, videos.index)})
+    else:
+        write_ranks(ranks, {"question": cli.model.hits})
     return write_card(card, folder)
 
 

@@ -23,7 +23,7 @@ from tvr_lightning.evaluation.statistics import (
     recall_values,
     resample,
 )
-from tvr_lightning.reproduce.card import Card, CardDirection, read_ranks
+from tvr_lightning.reproduce.card import Asked, Card, CardDirection, read_ranks
 
 RESAMPLES = 10_000
 RECALLS = (1, 5, 10)
@@ -50,8 +50,10 @@ def per_query(metric: str) -> tuple[PerQuery, Statistic] | None:
     """Return the per-query values of a metric of one direction and what is taken of them; None where there are none.
 
     Args:
-        metric: R@K, RSum (the recalls at 1, 5 and 10 added up), MnR or MdR.
+        metric: R@K, RSum (the recalls at 1, 5 and 10 added up), MnR, MdR, or accuracy.
     """
+    if metric == "accuracy":
+        return recall_values(1), "mean"
     if metric.startswith("R@"):
         return recall_values(int(metric[2:])), "mean"
     if metric == "RSum":
@@ -85,7 +87,7 @@ def measure(cards: Sequence[Card], folder: Path, direction: CardDirection, metri
 
 def _drawn(card: Card, folder: Path, direction: CardDirection, metric: str) -> Tensor | None:
     """The metric over draws of queries; both directions of SumR draw the same videos."""
-    if card.accuracy() is not None:
+    if (card.accuracy() is None) == (metric == "accuracy"):
         return None
     if metric == "SumR":
         texts, videos = (_drawn(card, folder, each, "RSum") for each in ("text_to_video", "video_to_text"))
@@ -94,8 +96,12 @@ def _drawn(card: Card, folder: Path, direction: CardDirection, metric: str) -> T
     if found is None:
         return None
     values_of, statistic = found
-    ranks, video = read_ranks(card, folder, direction)
+    ranks, video = read_ranks(card, folder, _asked(direction, metric))
     return resample(values_of(ranks), video, statistic, resamples=RESAMPLES)
+
+
+def _asked(direction: CardDirection, metric: str) -> Asked:
+    return "question" if metric == "accuracy" else direction
 
 
 def _same_videos(card: Card, folder: Path) -> bool:
@@ -127,9 +133,9 @@ def compare_runs(
         values per query, which a median has none of: NaN for MdR.
     """
     cards = [*first, *second]
-    if any(card.accuracy() is not None for card in cards) or len({_data(card) for card in cards}) > 1:
+    if any((card.accuracy() is None) == (metric == "accuracy") for card in cards) or len(set(map(_data, cards))) > 1:
         return None
-    stored = [read_ranks(card, folder, direction) for card in cards]
+    stored = [read_ranks(card, folder, _asked(direction, metric)) for card in cards]
     if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
         return None
     drawn = [_drawn(card, folder, direction, metric) for card in cards]
@@ -167,7 +173,7 @@ def _averaged(cards: Sequence[Card], folder: Path, direction: CardDirection, met
     """Per-query values over seeds, and the video of each query."""
     found = per_query(metric)
     assert found is not None
-    stored = [read_ranks(card, folder, direction) for card in cards]
+    stored = [read_ranks(card, folder, _asked(direction, metric)) for card in cards]
     return torch.stack([found[0](ranks) for ranks, _ in stored]).mean(0), stored[0][1]
 
 
