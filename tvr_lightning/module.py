@@ -32,7 +32,7 @@ from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures,
 from tvr_lightning.gradient_cache import encode_in_chunks
 from tvr_lightning.losses import LogitMap, info_nce, local_info_nce
 from tvr_lightning.optim import OptimizerConfig, build_optimizer
-from tvr_lightning.sharding import shard
+from tvr_lightning.sharding import gathered, shard
 
 R = TypeVar("R", bound=Record)
 PAIR_BYTES = 256
@@ -170,6 +170,8 @@ class RetrievalModule(LightningModule):
         method = str(saved.get("_class_path", type(self).__name__)).rpartition(".")[2]
         if method != type(self).__name__:
             raise CheckpointError(f"the checkpoint holds a {method}, the recipe builds a {type(self).__name__}")
+        if "state_dict" not in checkpoint:  # ModelParallelStrategy has loaded the weights already
+            return
         expected, found = self.state_dict(), checkpoint["state_dict"]
         wrong = [f"{name} is missing" for name in expected if name not in found]
         wrong += [f"{name} is unexpected" for name in found if name not in expected]
@@ -411,9 +413,9 @@ class RetrievalModule(LightningModule):
         needs_bank = normalizer is not None and normalizer.needs_bank
         bank = self._pair_scores(self.bank().texts, videos) if needs_bank else None
         context = Context("text-to-video", bank, temperature=self.score_temperature())
-        scores, columns = best_videos(
-            self._pair_scores(texts, videos), self.evaluation_config.top_k, normalizer, context
-        )
+        source = self._pair_scores(texts, videos)
+        with gathered(self, self.encoder):
+            scores, columns = best_videos(source, self.evaluation_config.top_k, normalizer, context)
         self.predictions = (text_index, scores, video_index[columns])
 
     def _pair_scores(self, texts: TextFeatures, videos: VideoFeatures) -> PairScores:
@@ -464,7 +466,8 @@ class RetrievalModule(LightningModule):
         # Sanity checks run before training: queues are empty, and encoding a bank would not be worth it.
         normalizer = None if self.trainer.sanity_checking else self.evaluation_config.normalization
         bank = self.bank() if normalizer is not None and normalizer.needs_bank else None
-        self.evaluation = evaluator.evaluate(texts, text_index, videos, video_index, truth, normalizer, bank)
+        with gathered(self, self.encoder):
+            self.evaluation = evaluator.evaluate(texts, text_index, videos, video_index, truth, normalizer, bank)
         if self.trainer.sanity_checking:
             return
         values = {f"{stage}/t2v_{name}": value for name, value in self.evaluation.text_to_video.items()}

@@ -6,6 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,30 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
             fully_shard(block, mesh=mesh)
         fully_shard(unit, mesh=mesh)
         _enter_by(unit, methods)
+
+
+@contextmanager
+def gathered(module: nn.Module, apart: nn.Module) -> Iterator[None]:
+    """Hold the whole parameters of `module` on every device, except those of `apart`; nothing happens without sharding.
+
+    For scoring: devices share out the blocks of all pairs, not all of them evenly. A device that scores one block more
+    would gather parameters when the others do not.
+
+    Args:
+        module: a method, on every device.
+        apart: its encoder, which scoring does not use and which may not fit as a whole.
+    """
+    others = set(apart.modules())
+    units = [unit for unit in module.modules() if isinstance(unit, FSDPModule) and unit not in others]
+    for unit in units:
+        unit.set_reshard_after_forward(False, recurse=False)
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.set_reshard_after_forward(True, recurse=False)
+            unit.reshard()
 
 
 def _enter_by(unit: nn.Module, names: list[str]) -> None:

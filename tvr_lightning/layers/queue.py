@@ -92,16 +92,19 @@ class FeatureQueue(nn.Module):
             state: names to tensors.
             prefix: what stands before this queue's own names in it.
         """
-        for name in self._stored():
-            delattr(self, PREFIX + name)
         start = prefix + PREFIX
+        for name in self._stored():
+            if start + name not in state:
+                delattr(self, PREFIX + name)
         for name, tensor in state.items():
             if name.startswith(start):
                 room = torch.zeros((self.capacity, *tensor.shape[1:]), dtype=tensor.dtype, device=self.filled.device)
                 self.register_buffer(name.removeprefix(prefix), room)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        self.adopt(state_dict, prefix)
+        # ModelParallelStrategy loads one buffer at a time, while it goes through those that are there.
+        if {prefix + "position", prefix + "filled"} <= state_dict.keys():
+            self.adopt(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _stored(self) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
@@ -204,8 +205,12 @@ class NCL(RetrievalModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Make room for the queues of a checkpoint; refuse checkpoints that do not fit."""
         for name, queue in (("text_queue.", self.text_queue), ("video_queue.", self.video_queue)):
-            if queue is not None:
+            if queue is not None and "state_dict" in checkpoint:
                 queue.adopt(checkpoint["state_dict"], name)
+            elif queue is not None:  # ModelParallelStrategy has loaded the weights, but no new buffers
+                saved = torch.load(str(self.trainer.ckpt_path), map_location="cpu", mmap=True, weights_only=True)
+                weights = saved["state_dict"].items()
+                queue.load_state_dict({key.removeprefix(name): value for key, value in weights if key.startswith(name)})
         super().on_load_checkpoint(checkpoint)
 
     # The base method's own

@@ -191,6 +191,9 @@ class VideoQuestionAnswering(LightningModule):
                 "the checkpoint holds a retrieval method and no answers; give it as model.init_args.pretrained to "
                 "`tvr fit`, or name the checkpoint of a run that learnt to answer"
             )
+        self.vocabulary = list(checkpoint["answers"])
+        if "state_dict" not in checkpoint:  # ModelParallelStrategy has loaded the weights already
+            return
         found, expected = checkpoint["state_dict"], self.state_dict()
         wrong = sorted(
             name
@@ -203,7 +206,6 @@ class VideoQuestionAnswering(LightningModule):
                 f"the checkpoint does not fit: {', '.join(wrong[:5])}{more} are missing, unexpected or of another "
                 "shape; use the recipe and options that it was trained with"
             )
-        self.vocabulary = list(checkpoint["answers"])
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Build the recipe's optimiser with its per-step schedule over the whole run."""

@@ -1,0 +1,72 @@
+"""Whole runs on two devices by the command line, from the recipe to the table: real processes, gloo, no GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tvr_lightning.data.synthetic import synthesize
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+VIDEOS = 20  # 16 to train on, 4 to test on: one block of scores, which two devices cannot share evenly
+TWO = """
+trainer: {max_epochs: 2, log_every_n_steps: 1, accelerator: cpu, devices: 2, check_val_every_n_epoch: 1, STRATEGY}
+model: {init_args: {encoder: {init_args: {width: 64, vision_layers: 1}}}}
+data: {init_args: {root: ROOT, frames: 4, batch_size: 8, num_workers: 0}}
+"""
+STRATEGIES = {
+    "ddp": "strategy: ddp",
+    "fsdp2": "strategy: {class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: "
+    "{data_parallel_size: 2, tensor_parallel_size: 1, save_distributed_checkpoint: false}}",
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("devices")
+    synthesize("msrvtt", root, VIDEOS, 0, workers=1, progress=False)
+    return root
+
+
+def tvr(verb: str, method: str, strategy: str, root: Path, folder: Path, *options: str) -> Path:
+    """Call the command line; return the folder of the run's files."""
+    overlay = folder / f"{strategy}.yaml"
+    overlay.write_text(TWO.replace("ROOT", str(root)).replace("STRATEGY", STRATEGIES[strategy]))
+    recipes = [RECIPES / f"{method}.yaml", RECIPES / "fixture.yaml", overlay]
+    command = [sys.executable, "-m", "tvr_lightning.cli", verb, *(f"--config={path}" for path in recipes), *options]
+    command.append(f"--results.directory={folder / verb}")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return sorted((folder / verb).glob("*/version_*"))[-1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_run_on_two_devices_ends_in_its_table(root, tmp_path, strategy):
+    run = tvr("fit", "tcmgc", strategy, root, tmp_path)
+    results = json.loads((run / "results.json").read_text())
+    assert (results["texts"], results["videos"], results["partial"]) == (4, 4, False)
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 4
+    if strategy == "ddp":
+        last = f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"
+        table = pd.read_parquet(tvr("predict", "tcmgc", strategy, root, tmp_path, last) / "predictions.parquet")
+        assert table["text_index"].nunique() == 4
+
+
+@pytest.mark.slow
+def test_sharded_queues_are_taken_up_from_the_checkpoint(root, tmp_path):
+    first = tvr("fit", "ncl", "fsdp2", root, tmp_path)
+    queues = torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert queues["text_queue.filled"].item() == 2 * 16
+    more = ("--checkpoints.resume=true", "--trainer.max_epochs=3")
+    second = tvr("fit", "ncl", "fsdp2", root, tmp_path, *more)
+    resumed = torch.load(second / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert resumed["text_queue.filled"].item() == 3 * 16
+    stored = next(name for name in queues if name.startswith("text_queue.stored_"))
+    assert torch.equal(resumed[stored][:32], queues[stored][:32])
