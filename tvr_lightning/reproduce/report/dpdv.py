@@ -210,6 +210,7 @@ def draw_unmatched(arrays: Arrays, key: str) -> list[Chart]:
             "A histogram over frames of how much better they match their own caption's words than others'.",
             [Fact("frames that match no word of their caption better than words of others", "unmatched.share", " %")],
             "In the spirit of DPDV, Fig. 1, by a criterion of its own: a frame's match is its largest cosine with a "
-            "word. The share that the figure prints is counted by sentence with CLIP4Clip on MSR-VTT-9k, and not comparable.",
+            "word. The share that the paper prints is counted by sentence with CLIP4Clip on MSR-VTT-9k, and not "
+            "comparable.",
         )
     ]

@@ -304,7 +304,7 @@ def draw_steps(arrays: Arrays, key: str) -> list[Chart]:
             "Step error of the increments",
             "Two line charts of the mean error of AdamW's step against the analytic step, of matching and other pairs.",
             note="GARE, Fig. 9 and Eqs. 41 to 43, for further steps that train a copy of the trained weights on one "
-            "fixed batch of matching test pairs, by AdamW with its defaults at the recipe's rate; the radius, which the "
-            "paper leaves implicit, is the text's longest increment. The figure shows the course of training itself.",
+            "fixed batch of matching test pairs, by AdamW with its defaults at the recipe's rate; the radius, which "
+            "the paper leaves implicit, is the text's longest increment. The paper shows training itself.",
         )
     ]

@@ -79,8 +79,8 @@ def page(
             efficiency_section(profiles, [part.card for part in runs]),
             '<h2 id="runs">Runs and their figures</h2>',
             *[_run(part) for part in runs],
-            "</main>\n<footer>Every number comes from a run card, the run's file of figures or a profile beside it, or from "
-            "the papers.</footer>",
+            "</main>\n<footer>Every number comes from a run card, the run's file of figures or a profile beside it, or "
+            "from the papers.</footer>",
             "</body>\n</html>\n",
         ]
     )

@@ -166,6 +166,6 @@ def _clip(arrays: Arrays, key: str, query: int, place: int, label: str) -> str:
     what = "the query's own video" if correct else "another video"
     return (
         f'<figure class="clip {"own" if correct else "other"}"><img src="{picture_uri(wide)}" width="{wide.shape[1]}" '
-        f'height="{wide.shape[0]}" alt="{len(strip)} frames of {escape(name)}, {what}">'
+        f'height="{wide.shape[0]}" alt="Frames of {escape(name)}, {what}">'
         f"<figcaption>{label} {escape(name)}, score {score}</figcaption></figure>"
     )

@@ -190,7 +190,7 @@ def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
         axis.set_xticks(range(1, frames + 1, 1 + (frames - 1) // 12))
         axis.set_xlabel("frame")
         figures[0].colorbar(shown, ax=[strip, axis], label="weight, mean over heads", fraction=0.06, pad=0.03)
-        alt = f"A row of {frames} frames, and below it a heat map of {len(words)} rows, sentence and words, over them."
+        alt = "A row of frames, and below it a heat map of the sentence and the words, one row each, over them."
         drawn = to_chart(figures, f"{key}-attention{place}", "", alt)
         html = f"<h4>“{escape(caption)}”</h4>{drawn.svg}"
         charts.append(Chart(TITLE, alt, html=html, note="TC-MGC, Fig. 11, which joins words and frames by lines."))
