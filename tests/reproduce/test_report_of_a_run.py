@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from browser import open_browser
 
 from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.evaluation.metrics import summarize
@@ -121,3 +122,21 @@ def test_a_figure_that_fails_is_said_on_the_page_and_loses_nothing_else(folder, 
     written = (folder / "report.html").read_text(encoding="utf-8")
     assert "no direction of a gradient of zero" in written
     assert "Training curves" in written
+
+
+def test_a_phone_shows_words_of_figures_that_can_be_read(folder, tmp_path):
+    assert run_report(folder, RECIPES) == 0
+    sizes = """
+        document.querySelectorAll('details').forEach(d => d.open = true);
+        return [...document.querySelectorAll('.chart svg text')].map(text => {
+            const scale = text.getScreenCTM();
+            return Math.hypot(scale.a, scale.b) * parseFloat(getComputedStyle(text).fontSize);
+        })"""
+    with open_browser(tmp_path) as browser:
+        phone = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+        browser.get((folder / "report.html").as_uri())
+        found = browser.execute_script(sizes)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+    assert len(found) > 100
+    assert min(found) >= 9

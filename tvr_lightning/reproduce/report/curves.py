@@ -10,7 +10,17 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.util.tensor_util import make_ndarray
 
 from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.report.drawing import Arrays, Chart, Fact, new_figure, not_drawn, styled, to_chart
+from tvr_lightning.reproduce.report.drawing import (
+    FAILURES,
+    Arrays,
+    Chart,
+    Fact,
+    new_figure,
+    not_drawn,
+    shortened,
+    styled,
+    to_chart,
+)
 
 TITLE = "Training curves"
 
@@ -69,7 +79,10 @@ def measure_curves(card: Card) -> Arrays:
         `curves.<tag>.steps` (K,) int64 and `curves.<tag>.values` (K,) float64 of each curve, and the scalars
         `curves.loss_first` and `curves.loss_last`; or `curves.missing`, why there are none.
     """
-    curves = read_curves(card)
+    try:
+        curves = read_curves(card)
+    except FAILURES as error:
+        return {"curves.missing": np.array(f"the training log cannot be read: {shortened(error)}")}
     if not curves:
         reason = (
             "no training log lies beside the run's weights" if card.run["verb"] == "fit" else "the run trained nothing"

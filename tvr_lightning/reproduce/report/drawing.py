@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from tvr_lightning.errors import UserError
+
 INK = "#010203"
 """Stands for the text's own colour while matplotlib draws; a colour that no data has."""
 
@@ -51,6 +53,11 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "axes.prop_cycle": cycler(color=COLOURS),
 }
+
+
+ERROR_LENGTH = 300
+FAILURES = (UserError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""What one figure may fail with; the others and the report go on."""
 
 
 class NotDrawnError(ValueError):
@@ -101,6 +108,12 @@ def not_drawn(title: str, reason: str) -> Chart:
         reason: why there is none.
     """
     return Chart(title, "", note=f"Not drawn: {reason}")
+
+
+def shortened(error: BaseException) -> str:
+    """Return what an error says, at most ERROR_LENGTH characters of it."""
+    text = str(error) or type(error).__name__
+    return text if len(text) <= ERROR_LENGTH else text[:ERROR_LENGTH] + " ..."
 
 
 P = ParamSpec("P")

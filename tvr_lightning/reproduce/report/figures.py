@@ -27,7 +27,7 @@ from tvr_lightning.reproduce.report.dpdv import (
     measure_unmatched,
     merging_of,
 )
-from tvr_lightning.reproduce.report.drawing import Arrays, Chart, NotDrawnError, not_drawn, styled
+from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, NotDrawnError, not_drawn, shortened, styled
 from tvr_lightning.reproduce.report.gaid import draw_gate, gated, measure_gate
 from tvr_lightning.reproduce.report.gare import (
     draw_geometry,
@@ -56,10 +56,6 @@ from tvr_lightning.reproduce.report.tcmgc import (
 
 VERSION = 3
 """Of what is measured; files of another version are made anew."""
-
-ERROR_LENGTH = 300
-FAILURES = (UserError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
-"""What one figure may fail with; the others and the report go on."""
 
 
 class FiguresError(UserError, ValueError):
@@ -195,12 +191,6 @@ def draw(arrays: Arrays, key: str, kinds: Sequence[FigureKind] = KINDS) -> list[
         except FAILURES as error:
             charts.append(not_drawn(kind.title, shortened(error)))
     return charts
-
-
-def shortened(error: BaseException) -> str:
-    """Return what an error says, at most ERROR_LENGTH characters of it."""
-    text = str(error) or type(error).__name__
-    return text if len(text) <= ERROR_LENGTH else text[:ERROR_LENGTH] + " ..."
 
 
 def _read(path: Path) -> Arrays:

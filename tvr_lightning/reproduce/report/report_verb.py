@@ -19,7 +19,8 @@ from tvr_lightning.reproduce.card import Card
 from tvr_lightning.reproduce.profile_card import read_profiles
 from tvr_lightning.reproduce.report.between import Pair, draw_between, pairs_of
 from tvr_lightning.reproduce.report.curves import draw_curves, measure_curves
-from tvr_lightning.reproduce.report.figures import FAILURES, draw, figures_of, shortened
+from tvr_lightning.reproduce.report.drawing import FAILURES, not_drawn, shortened
+from tvr_lightning.reproduce.report.figures import draw, figures_of
 from tvr_lightning.reproduce.report.folder import read_folder, views_of
 from tvr_lightning.reproduce.report.page import RunPart, page
 from tvr_lightning.reproduce.tables import load_table
@@ -127,7 +128,10 @@ def write_report(
         directory: where report.md, report.csv, report.tex and report.html go.
         pairs: of methods and baselines to compare.
     """
-    general = draw_between([(part.card, part.arrays) for part in parts if part.arrays], pairs)
+    try:
+        general = draw_between([(part.card, part.arrays) for part in parts if part.arrays], pairs)
+    except FAILURES as error:
+        general = [not_drawn("Comparisons", shortened(error))]
     csv_parts = [comma_separated(view) for view in views]
     head = csv_parts[0].partition("\n")[0]
     written = []
