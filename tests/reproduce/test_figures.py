@@ -15,12 +15,13 @@ from tvr_lightning.recipe import from_recipe
 from tvr_lightning.reproduce.card import Card
 from tvr_lightning.reproduce.report import figures
 from tvr_lightning.reproduce.report.balance import measure_balance, measure_modalities
+from tvr_lightning.reproduce.report.between import Pair, draw_between
 from tvr_lightning.reproduce.report.dpdv import measure_unmatched
+from tvr_lightning.reproduce.report.drawing import NotDrawnError
 from tvr_lightning.reproduce.report.gare import measure_gradients, measure_steps
 from tvr_lightning.reproduce.report.material import encode_test_split
 from tvr_lightning.reproduce.report.page import RunPart, page
 from tvr_lightning.reproduce.report.similarity import measure_sheet, measure_similarity
-from tvr_lightning.reproduce.report.tcmgc import draw_between
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 TINY = """
@@ -66,6 +67,7 @@ def test_every_method_has_the_common_figures_and_its_own(materials, measured, na
     charts = figures.draw(measured[name], "run")
     assert {chart.title for chart in charts}
     for chart in charts:
+        assert "Not drawn" not in chart.note
         assert chart.alt
         assert "#000000" not in chart.svg  # ink follows the page, in the dark too
         assert chart.svg or chart.html
@@ -140,6 +142,11 @@ def test_normalising_by_the_queues_is_measured_where_there_are_some(materials, m
 def test_the_sheet_shows_the_best_videos_and_the_own_one(materials):
     found = measure_sheet(perfect(materials["gare"]))
     assert (found["rank"] == 1).all()
+    ranks = torch.arange(1.0, len(materials["gare"].similarity) + 1)
+    evaluated = measure_sheet(replace(perfect(materials["gare"]), ranks=ranks, post_processing="Sinkhorn"))
+    assert evaluated["rank"].tolist() == [1.0, *evaluated["rank"][1:-1], float(len(ranks))]
+    (chart,) = figures.draw({f"sheet.{name}": value for name, value in evaluated.items()}, "run")
+    assert "before post-processing; the ranks went through Sinkhorn" in chart.note
     assert found["correct"][:, :2].all()
     assert not found["correct"][:, 2:].any()
     assert found["strips"].std() > 1  # real pictures
@@ -212,14 +219,77 @@ def test_contrasts_and_their_weights(materials, measured):
     assert float(found["contrasts.regularization"]) == material.module.head.config.decorrelation.weight
 
 
-def test_runs_with_and_without_decorrelation_are_set_side_by_side(measured):
+def run_card(key, name="tc-mgc-7b/one", decorrelation=0.0, seed=None, **options):
+    head = {"decorrelation": {"weight": decorrelation}, **options}
+    config = {"seed_everything": 0, "model": {"init_args": head}, "data": {}, "trainer": {"max_epochs": 1}}
+    run = {"claims": [], "seed": seed, "fingerprints": {"data": "synthetic"}}
+    return Card(key, name, "finished", run, results={"config": config, "dataset": "MSR-VTT"})
+
+
+def test_runs_that_differ_in_decorrelation_alone_are_set_side_by_side(measured):
     own = measured["tcmgc"]
     without = {**own, "contrasts.regularization": np.array(0.0)}
-    names = {"a": "one", "b": "other"}
-    (chart,) = draw_between({"a": own, "b": without}, names)
-    assert "one: with SDR" in chart.svg
-    assert "other: without SDR" in chart.svg
-    assert not draw_between({"a": own, "b": own}, names)
+    first, second = run_card("a", decorrelation=0.1, seed=3), run_card("b", "tc-mgc-7b/other", seed=3)
+    (chart,) = draw_between([(first, own), (second, without)], [])
+    assert "one, with SDR" in chart.svg
+    assert "other, without SDR" in chart.svg
+    assert chart.title.count("seed 3") == 2
+    for unlike in (run_card("b", heads=4), run_card("b", decorrelation=0.1)):
+        weight = np.array(unlike.results["config"]["model"]["init_args"]["decorrelation"]["weight"])
+        (said,) = draw_between([(first, own), (unlike, {**own, "contrasts.regularization": weight})], [])
+        assert not said.svg
+        assert said.note.startswith("Not drawn: no two of these runs differ in the decorrelation alone")
+    assert not draw_between([(first, measured["gare"])], [])
+
+
+def test_methods_are_drawn_over_their_baselines(measured):
+    base, method = run_card("a", "gare-1/baseline"), run_card("b", "gare-1/gare")
+    runs = [(base, measured["ncl"]), (method, measured["gare"])]
+    (chart,) = draw_between(runs, [Pair("GARE", "gare-1", base, method)])
+    assert "gare, matching" in chart.svg
+    assert "baseline, other" in chart.svg
+    assert not draw_between(runs[:1], [Pair("GARE", "gare-1", base, method)])
+    normalised = {**measured["ncl"], "balance.normalized.t2v.error": np.array(0.0)}
+    (errors,) = draw_between([runs[0], (method, normalised)], [Pair("NCL", "ncl-fig2", base, method)])
+    assert "with NCL" in errors.svg
+    assert "MSR-VTT" in errors.svg
+
+
+def test_one_figure_that_fails_costs_no_other(materials):
+    def fail(*_):
+        raise ZeroDivisionError("no direction of a gradient of zero")
+
+    kinds = [
+        replace(kind, measure=fail) if kind.name == "similarity" else replace(kind, draw=fail)
+        if kind.name == "unmatched" else kind
+        for kind in figures.KINDS
+    ]  # fmt: skip
+    arrays = figures.measure(materials["gare"], kinds)
+    charts = {chart.title: chart for chart in figures.draw(arrays, "run", kinds)}
+    for title in ("Scores of matching and of other pairs", "Frames that match no word"):
+        assert charts[title].note.startswith("Not drawn: no direction of a gradient of zero")
+        assert not charts[title].svg
+    assert charts["Retrieval sheet"].html
+    assert charts["Geometry of the increments"].svg
+
+
+def test_what_cannot_be_drawn_says_why(materials, measured):
+    few = replace(materials["gare"], pairs=materials["gare"].pairs[:3])
+    assert "map" not in measure_modalities(few)
+    (chart,) = figures.draw({f"modalities.{k}": v for k, v in measure_modalities(few).items()}, "run")
+    assert "Map not drawn: it needs 4 matching pairs" in chart.note
+    flat = {name: value for name, value in measured["dpdv"].items() if name.startswith("merging.")}
+    (chart,) = figures.draw({**flat, "merging.strips": np.zeros((2, 0), np.uint8)}, "run")
+    assert chart.note == "Not drawn: 16 patches per frame are no square grid"
+    (chart,) = figures.draw({**subset(measured["gare"], "balance"), "balance.normalized.missing": "no bank"}, "run")
+    assert "Normalised not drawn: no bank" in chart.note
+    one = replace(materials["gare"], pairs=materials["gare"].pairs[:1])
+    with pytest.raises(NotDrawnError, match="no two matching captions"):
+        measure_unmatched(one)
+
+
+def subset(arrays, kind):
+    return {name: value for name, value in arrays.items() if name.startswith(f"{kind}.")}
 
 
 def test_attention_of_every_word_adds_up_and_words_are_the_captions(materials, measured):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import open_browser
 from run_cards import make_card
@@ -16,8 +17,9 @@ from tvr_lightning.reproduce.plan import Setting, make_plan
 from tvr_lightning.reproduce.profile import Costs
 from tvr_lightning.reproduce.profile_card import ProfileCard, read_profiles, write_profile
 from tvr_lightning.reproduce.published import published_rows
+from tvr_lightning.reproduce.report.curves import draw_curves
 from tvr_lightning.reproduce.report.drawing import Chart, new_figure, styled, to_chart
-from tvr_lightning.reproduce.report.figures import FiguresError, figures_of
+from tvr_lightning.reproduce.report.figures import FiguresError, draw, figures_of
 from tvr_lightning.reproduce.report.folder import read_folder, views_of
 from tvr_lightning.reproduce.report.page import RunPart, page
 from tvr_lightning.reproduce.report.report_verb import run_report
@@ -28,7 +30,7 @@ from tvr_lightning.reproduce.uncertainty import measure
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SOURCES = ("data-card", "data-published", "data-figures", "data-profile")
-EMPTY = {"meta", "img", "br", "path", "use", "rect", "image"}
+EMPTY = {"meta", "img", "br"}
 CONFIG = {"seed_everything": 0, "model": {}, "data": {}}
 
 
@@ -44,6 +46,9 @@ class Texts(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in EMPTY:
             self.open.append((tag, dict(attrs)))
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
         if tag not in EMPTY:
@@ -83,18 +88,116 @@ def written(folder):
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_every_number_in_the_tables_is_found_in_a_card(folder):
-    cards, texts = read_folder(folder), Texts(written(folder)).found
-    profiles = {found.name: found for found in read_profiles(folder / "profiles")}
+@pytest.fixture
+def comparable(tmp_path):
+    """Cards of runs on real data: recalls with differences, sums of both directions, and accuracies."""
+    names = {"gare-1": ("clip4clip", "gare"), "tc-mgc-1a": ("tc-mgc",), "gaid-9": ("gaid",), "ncl-1": ("ncl",)}
+    plan = make_plan([load_table(name, RECIPES) for name in names], Setting(RECIPES, tmp_path, seeds=(0, 1)))
+    for table, runs in names.items():
+        for run in runs:
+            for place, key in enumerate(plan.chosen.get(f"{table}/{run}", [])):
+                if not (tmp_path / "cards" / f"{key}.json").is_file():
+                    make_card(plan.runs[key], tmp_path / "cards", 2.0 + place).results["config"] = CONFIG
+    return tmp_path
+
+
+def drawn_figures(card):
+    """Every chart that draws from a few numbers alone, and the arrays."""
+    arrays = {
+        "similarity.edges": np.linspace(0, 1, 11), "similarity.positive": np.full(10, 0.1),
+        "similarity.negative": np.full(10, 0.1), "similarity.positive_mean": np.array(0.6234),
+        "similarity.negative_mean": np.array(0.1987), "similarity.overlap": np.array(12.34),
+        "curves.train/loss.steps": np.arange(5), "curves.train/loss.values": np.linspace(3.7, 0.9, 5),
+        "curves.loss_first": np.array(3.7), "curves.loss_last": np.array(0.9),
+        "sheet.captions": np.array(["a red ball"]), "sheet.names": np.array([["own", "other"]]),
+        "sheet.score": np.array([[0.25, 0.75]]), "sheet.correct": np.array([[True, False]]),
+        "sheet.rank": np.array([3.5]), "sheet.strips": np.zeros((1, 2, 2, 8, 8, 3), np.uint8),
+        "sheet.post_processing": np.array(""), "gate.missing": np.array("no sound"),
+    }  # fmt: skip
+    return [*draw_curves(arrays, card.key, kept=True), *draw(arrays, card.key)], arrays
+
+
+@pytest.mark.parametrize("name", ["folder", "comparable"])
+def test_every_number_of_the_page_is_found_in_a_source(name, request):
+    folder = request.getfixturevalue(name)
+    cards = read_folder(folder)
+    views = views_of(cards, folder, RECIPES)
+    parts, arrays = [], {}
+    for card in cards.values():
+        charts, arrays[card.key] = drawn_figures(card)
+        parts.append(RunPart(card, charts, arrays[card.key]))
+    profiles = read_profiles(folder / "profiles")
+    checked = check_numbers(page(views, parts, profiles=profiles), cards, folder, arrays, views, profiles)
+    assert checked["data-card"] > 50
+    assert checked["data-published"] > 20
+    assert checked["data-figures"] > 7 * len(cards)
+    assert checked["words"] > 10
+    if name == "folder":
+        assert checked["data-profile"] > 5
+    else:
+        assert checked["minus published"] >= 6
+        assert checked["results.sum_of_recalls"] > 0
+
+
+def test_a_number_without_a_source_is_noticed(comparable):
+    cards = read_folder(comparable)
+    views = views_of(cards, comparable, RECIPES)
+    card = next(iter(cards.values()))
+    charts, arrays = drawn_figures(card)
+    good = page(views, [RunPart(card, charts, arrays)])
+    check_numbers(good, cards, comparable, {card.key: arrays}, views, [])
+    wrong = {
+        "<footer>": "<footer>42.0 ",  # a number by itself
+        ">3.7</span>": ">3.6</span>",  # another one than in the file of figures
+        'aria-label="Two histograms': 'aria-label="17 histograms',
+        "The run's scores are not": "The run's 5 scores are not",
+    }
+    for found, put in wrong.items():
+        assert found in good
+        with pytest.raises(AssertionError):
+            check_numbers(good.replace(found, put), cards, comparable, {card.key: arrays}, views, [])
+    difference = re.search(r'minus published" data-published="[^"]*">([^<]*)<', good)
+    spoilt = good[: difference.start(1)] + "+99.9" + good[difference.end(1) :]
+    with pytest.raises(AssertionError):
+        check_numbers(spoilt, cards, comparable, {card.key: arrays}, views, [])
+
+
+# Words that hold a digit and say nothing measured: what the page, the papers and the machine call things.
+ALLOWED = re.compile(
+    r"^[123]\. |R@\d+|\bTables? [\w.]+|\bFigures? [\w.]+|\bFigs?\. \w+(?:(?:, (?:and )?| and )\d+\b)*(?: \(a\))?"
+    r"|\bEqs?\. \d+(?: to \d+)?|\b95 %|\brank 1\b|\bVideo ?\d|\bt2v|\bv2t|\bseed \d+\b|\bCLIP4Clip\b"
+    r"|\bViT-B/\d+|\b(?:TC-MGC|GARE|NCL|DPDV|GAID) \w+"
+)
+
+
+def check_numbers(text, cards, folder, arrays, views, profiles):
+    """Assert that every text and every label with a digit has a source; return how many of each kind there were."""
+    profiles = {found.name: found for found in profiles}
     rows = {printed_place(row): row for row in published_rows()}
-    checked = dict.fromkeys(SOURCES, 0)
-    for text, around in texts:
-        if not any(tag == "td" for tag, _ in around) or not re.search(r"\d", text):
+    said = {sentence for view in views for sentence in (view.title, *view.statistics, *view.notes)}
+    named = {words for card in cards.values() for words in (card.name, *card.run["claims"], card.error or "")}
+    named |= {view.name for view in views}
+    for row in published_rows():
+        method = f"{row.method}, {row.variant}" if row.variant else row.method
+        named |= {method, row.method, row.dataset, row.backbone, row.direction}
+    checked = dict.fromkeys((*SOURCES, "minus published", "words", "results.sum_of_recalls"), 0)
+    page_texts = Texts(text)
+    labels = [attrs[name] for _, attrs in page_texts.tags for name in ("aria-label", "alt", "title") if attrs.get(name)]
+    texts = [(label, []) for label in labels] + page_texts.found
+    unsourced = []
+    for words, around in texts:
+        within = {tag for tag, _ in around}
+        if not re.search(r"\d", words) or within & {"style", "svg"}:  # ticks and legends are of the drawing
             continue
         sources = next((attrs for _, attrs in around if any(name in attrs for name in SOURCES)), None)
-        named = any("name" in (attrs.get("class") or "") for tag, attrs in around if tag == "td")
-        if sources is None:
-            assert named, f"{text!r} bears no source"
+        if sources is None or sources.get("data-of") == "ranks":
+            if re.search(r"\d", without_known(words, said | named)):
+                unsourced.append(words)
+            checked["words"] += 1
+            continue
+        if "data-figures" in sources:
+            _figured(words, arrays[sources["data-figures"]], sources["data-field"])
+            checked["data-figures"] += 1
             continue
         if "data-profile" in sources:
             expected = _profiled(profiles[sources["data-profile"]], sources)
@@ -103,24 +206,57 @@ def test_every_number_in_the_tables_is_found_in_a_card(folder):
         elif "data-field" in sources:
             expected = f"{rows[sources['data-published']].printed(sources['data-field']):.1f}"
         else:
-            expected = text if sources["data-published"] in rows else None
-        assert text == expected, sources
+            printed_words(words, rows[sources["data-published"]])
+            expected = words
+        assert words == expected, sources
         checked[next(name for name in SOURCES if name in sources)] += 1
-    assert checked["data-card"] > 50
-    assert checked["data-published"] > 50
-    assert checked["data-profile"] > 5
+        checked["minus published"] += "minus published" in sources.get("data-of", "")
+        checked["results.sum_of_recalls"] += sources.get("data-field") == "results.sum_of_recalls"
+    assert not unsourced, "these bear no source"
+    return checked
+
+
+def without_known(words, known):
+    """What is left of words once those that a table, a card or the print bears, and what is allowed, are gone."""
+    for sentence in sorted((one for one in known if one and one in words), key=len, reverse=True):
+        words = words.replace(sentence, "")
+    return ALLOWED.sub("", words)
+
+
+def printed_words(words, row):
+    """Assert that every number of a line on efficiency is one that the row of the print holds."""
+    own = json.dumps([row.extra, row.speed_ms, row.variant, row.paper, row.table])
+    numbers = set(re.findall(r"\d+(?:\.\d+)?", own)) | {f"{float(n):g}" for n in re.findall(r"\d+(?:\.\d+)?", own)}
+    for number in re.findall(r"\d+(?:\.\d+)?", words):
+        assert number in numbers, (words, own)
+
+
+def _figured(words, arrays, field):
+    value = arrays[field.partition("[")[0]]
+    for place in re.findall(r"\[(\d+)\]", field):
+        value = value[int(place)]
+    # As many digits as are shown must be those of the file.
+    digits = len(words.partition(".")[2]) if "e" not in words else 0
+    assert words in {f"{float(value):.3g}", f"{float(value):g}", f"{float(value):.{digits}f}"}, field
 
 
 def _carded(cards, sources, folder):
     values = [field_of(card, sources["data-field"]) for card in cards]
-    made = sources.get("data-of")
+    made, published = sources.get("data-of"), 0.0
     if made is None:
         return f"{values[0]:.1f}" if sources["data-field"] == "seconds" and "class" not in sources else str(values[0])
+    if made.endswith("minus published"):
+        made, published = made.partition(" ")[0], float(sources["data-published"])
+        assert any(row.recall_1 == published for row in published_rows())
+    sign = "+" if published else ""
     if made == "mean":
-        return f"{sum(values) / len(values):.1f}"
-    _, direction, metric = sources["data-field"].split(".")
+        return f"{sum(values) / len(values) - published:{sign}.1f}"
+    _, direction, metric = sources["data-field"].split(".") if sources["data-field"].count(".") == 2 else (
+        "results", "text_to_video", {"results.sum_of_recalls": "SumR"}.get(sources["data-field"], "accuracy")
+    )  # fmt: skip
     found = measure(cards, folder / "cards", direction, metric)
-    return f"{found.deviation if made == 'deviation' else getattr(found.interval, made):.1f}"
+    value = found.deviation if made == "deviation" else getattr(found.interval, made)
+    return f"{value - published:{sign}.1f}"
 
 
 def _profiled(card, sources):
@@ -224,11 +360,11 @@ def test_damaged_figures_are_named(folder):
 
 @styled
 def drawn(name):
-    figure, (axis,) = new_figure(1)
+    figures, (axis,) = new_figure(1)
     axis.plot([0, 1], [1, 2], label="line")
     axis.legend()
     axis.twinx().set_ylabel("other")
-    return to_chart(figure, name, "A line", 'From "one" to two')
+    return to_chart(figures, name, "A line", 'From "one" to two')
 
 
 def test_two_drawings_share_a_page_without_sharing_ids():

@@ -3,16 +3,20 @@
 from pathlib import Path
 
 import pytest
+from browser import open_browser
 
 from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
+from tvr_lightning.reproduce.card import read_ranks
 from tvr_lightning.reproduce.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.report.curves import read_curves
 from tvr_lightning.reproduce.report.figures import figures_of
 from tvr_lightning.reproduce.report.folder import read_folder
 from tvr_lightning.reproduce.report.material import load_material
-from tvr_lightning.reproduce.report.report_verb import run_report
+from tvr_lightning.reproduce.report.page import page
+from tvr_lightning.reproduce.report.report_verb import part_of, run_report
+from tvr_lightning.reproduce.report.similarity import measure_sheet
 from tvr_lightning.reproduce.runner import Folders, carry_out
 from tvr_lightning.reproduce.tables import load_table
 
@@ -41,7 +45,7 @@ def folder(tmp_path_factory):
 
 def test_the_run_is_rebuilt_with_its_own_weights(folder):
     (card,) = read_folder(folder).values()
-    material = load_material(card)
+    material = load_material(card, folder / "cards")
     ranks = text_to_video_ranks(material.similarity, material.matching)
     assert summarize(ranks, (1, 5, 10)) == pytest.approx(card.metrics("text_to_video"))
 
@@ -51,6 +55,47 @@ def test_curves_are_those_that_the_run_logged(folder):
     curves = read_curves(card)
     assert curves["train/loss"].steps.tolist() == list(range(card.steps))
     assert curves["val/t2v_R@1"].values[-1] == pytest.approx(card.metrics("text_to_video")["R@1"])
+
+
+def test_ranks_of_the_sheet_are_the_cards(folder):
+    (card,) = read_folder(folder).values()
+    ranks, _ = read_ranks(card, folder / "cards", "text_to_video")
+    assert set(measure_sheet(load_material(card, folder / "cards"))["rank"]) <= set(ranks.expected().tolist())
+
+
+def test_a_repeated_run_is_measured_again(folder, tmp_path):
+    (card,) = read_folder(folder).values()
+    (tmp_path / "cards").symlink_to(folder / "cards")
+    figures_of(card, tmp_path / "figures")
+    place = tmp_path / "figures" / f"{card.key}.npz"
+    before = place.stat().st_mtime_ns
+    first = figures_of(card, tmp_path / "figures")
+    assert place.stat().st_mtime_ns == before
+    card.results = {**card.results, "seed": 7}
+    again = figures_of(card, tmp_path / "figures")
+    assert place.stat().st_mtime_ns > before
+    assert str(again["results"]) != str(first["results"])
+
+
+def test_a_run_whose_videos_are_gone_loses_the_figures_that_show_them_alone(folder, tmp_path, monkeypatch):
+    (card,) = read_folder(folder).values()
+    material = load_material(card, folder / "cards")
+    videos = folder / "fixture" / "msrvtt" / "videos"
+    hidden = videos.rename(videos.with_name("hidden"))
+    try:
+        # As with stored features: the test split is encoded, but no video is there to be shown.
+        monkeypatch.setattr("tvr_lightning.reproduce.report.figures.load_material", lambda *_: material)
+        part = part_of(card, tmp_path)
+        (tmp_path / "cards").symlink_to(folder / "cards")
+        written = page([], [part])
+    finally:
+        hidden.rename(videos)
+    charts = {chart.title: chart for chart in part.charts}
+    assert charts["Retrieval sheet"].note.startswith("Not drawn: ")
+    assert charts["Retrieval sheet"].note in written.replace("&quot;", '"')
+    assert charts["Scores of matching and of other pairs"].svg
+    assert charts["Training curves"].svg
+    assert part.missing is None
 
 
 def test_the_page_is_drawn_once_the_weights_are_gone(folder):
@@ -77,3 +122,21 @@ def test_a_figure_that_fails_is_said_on_the_page_and_loses_nothing_else(folder, 
     written = (folder / "report.html").read_text(encoding="utf-8")
     assert "no direction of a gradient of zero" in written
     assert "Training curves" in written
+
+
+def test_a_phone_shows_words_of_figures_that_can_be_read(folder, tmp_path):
+    assert run_report(folder, RECIPES) == 0
+    sizes = """
+        document.querySelectorAll('details').forEach(d => d.open = true);
+        return [...document.querySelectorAll('.chart svg text')].map(text => {
+            const scale = text.getScreenCTM();
+            return Math.hypot(scale.a, scale.b) * parseFloat(getComputedStyle(text).fontSize);
+        })"""
+    with open_browser(tmp_path) as browser:
+        phone = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+        browser.get((folder / "report.html").as_uri())
+        found = browser.execute_script(sizes)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+    assert len(found) > 100
+    assert min(found) >= 9

@@ -27,6 +27,10 @@ from tvr_lightning.reproduce.report.drawing import (
 from tvr_lightning.reproduce.report.material import Material
 
 LEAST_POINTS = 4
+MOST_MASS = 5
+TSNE_STEPS = 500
+"""Half of scikit-learn's; on a few hundred points the rest changes the divergence by less than a hundredth."""
+
 _DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 
 
@@ -39,7 +43,8 @@ def measure_balance(material: Material) -> Arrays:
     Returns:
         For t2v and v2t: `<direction>.mass` (G,) relative to its share, `<direction>.edges`, `.items`,
         `.false_negative`, `.false_positive` (K,) by bins of it, and the scalar `<direction>.error`; where the run
-        normalises scores by its queues or the test set, `normalized.<direction>.mass` and `.error` too.
+        normalises scores by its queues or the test set, `normalized.<direction>.mass` and `.error` too, and where it
+        does so by anything else `normalized.missing`, why they are not measured.
     """
     source = MatrixSource(material.similarity.double())
     videos = torch.arange(source.gallery)
@@ -59,7 +64,7 @@ def measure_balance(material: Material) -> Arrays:
 
 @torch.no_grad()
 def _normalized(material: Material) -> Arrays:
-    """Mass and error behind the run's score normalisation; nothing without one, or where it wants an encoded bank."""
+    """Mass and error behind the run's score normalisation; nothing without one."""
     module = material.module
     normalizer = module.evaluation_config.normalization
     if normalizer is None:
@@ -67,9 +72,10 @@ def _normalized(material: Material) -> Arrays:
     bank = None
     if normalizer.needs_bank:
         if not isinstance(module, NCL) or module.bank_source != "queue" or module.text_queue is None:
-            return {}
+            reason = "it rests on a bank of the training split, which is not encoded for figures"
+            return {"normalized.missing": np.array(reason)}
         if not len(module.text_queue):
-            return {}
+            return {"normalized.missing": np.array("the queues of training queries are empty")}
         bank = module.bank()
     evaluator = Evaluator(module.score, temperature=module.score_temperature(), measure_balance=True)
     index = (material.text_index, material.video_index)
@@ -92,17 +98,21 @@ def draw_balance(arrays: Arrays, key: str) -> list[Chart]:
         arrays: from `measure_balance`.
         key: of the card.
     """
-    figure, axes = new_figure(4)
+    figures, axes = new_figure(4)
     for place, (name, words) in enumerate(_DIRECTIONS.items()):
         spread, rates = axes[2 * place], axes[2 * place + 1]
-        bins = np.linspace(0, 5, 26).tolist()
-        spread.hist(np.clip(arrays[f"{name}.mass"], 0, 5), bins=bins, color=COLOURS[3], alpha=0.7)
+        bins = np.linspace(0, MOST_MASS, 26)
+        spread.stairs(_counted(arrays[f"{name}.mass"], bins), bins, fill=True, color=COLOURS[3], alpha=0.7)
         if f"normalized.{name}.mass" in arrays:
-            after = np.clip(arrays[f"normalized.{name}.mass"], 0, 5)
-            spread.hist(after, bins=bins, histtype="step", color=COLOURS[0], label="normalised")
+            after = _counted(arrays[f"normalized.{name}.mass"], bins)
+            spread.stairs(after, bins, color=COLOURS[0], label="normalised")
             spread.legend()
         spread.axvline(1.0, color=COLOURS[2], linewidth=1)
-        spread.set_title(f"{words}: items by mass over share")
+        spread.set_title(f"{words}: spread of the mass")
+        ticks = range(MOST_MASS + 1)
+        spread.set_xticks(ticks, [*map(str, ticks[:-1]), f"{MOST_MASS} and more"])
+        spread.set_xlabel("mass over share")
+        spread.set_ylabel("items")
         filled = arrays[f"{name}.items"] > 0
         where = np.arange(len(filled))[filled]
         for field, colour in (("false_negative", POSITIVE), ("false_positive", NEGATIVE)):
@@ -111,24 +121,31 @@ def draw_balance(arrays: Arrays, key: str) -> list[Chart]:
                 where, 100 * arrays[f"{name}.{field}"][filled], marker="o", markersize=3, color=colour, label=label
             )
         rates.set_xticks(range(len(filled)), [f"{edge:g}" for edge in arrays[f"{name}.edges"]])
-        rates.set_title(f"{words}: errors at rank 1, %")
+        rates.set_title(f"{words}: errors at rank 1")
         rates.set_xlabel("mass over share, from")
+        rates.set_ylabel("errors, %")
         rates.legend()
     facts = [Fact(f"normalisation error, {words}", f"balance.{name}.error") for name, words in _DIRECTIONS.items()]
     if "normalized.t2v.error" in arrays:
         for name, words in _DIRECTIONS.items():
             facts.append(Fact(f"normalised, {words}", f"balance.normalized.{name}.error"))
+    lacking = f" Normalised not drawn: {arrays['normalized.missing']}." if "normalized.missing" in arrays else ""
     return [
         to_chart(
-            figure,
+            figures,
             f"{key}-balance",
             "Retrieval mass and errors",
             "For both directions a histogram of the items' retrieval mass relative to their share, and lines of the "
             "false negative and false positive rates by that mass.",
             facts,
-            "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless said.",
+            "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless said." + lacking,
         )
     ]
+
+
+def _counted(mass: np.ndarray, bins: np.ndarray) -> np.ndarray:
+    """Items by mass; those beyond the last bin are in it, as its tick says."""
+    return np.histogram(np.minimum(mass, bins[-1]), bins)[0]
 
 
 def sentence_and_video(material: Material) -> tuple[Tensor, Tensor]:
@@ -169,7 +186,9 @@ def measure_modalities(material: Material) -> Arrays:
     if count >= LEAST_POINTS:
         points = torch.cat([text, video]).numpy()
         # Perplexity stays below the number of points, as t-SNE needs.
-        plane = TSNE(2, perplexity=min(30.0, len(points) / 4), init="pca", random_state=0).fit_transform(points)
+        plane = TSNE(
+            2, perplexity=min(30.0, len(points) / 4), init="pca", random_state=0, max_iter=TSNE_STEPS
+        ).fit_transform(points)
         arrays["map"] = plane.reshape(2, count, 2)
     return arrays
 
@@ -182,16 +201,18 @@ def draw_modalities(arrays: Arrays, key: str) -> list[Chart]:
         key: of the card.
     """
     bars = {"text_text": "text-text", "video_video": "video-video", "text_video": "text-video", "matching": "matching"}
-    figure, axes = new_figure(2 if "map" in arrays else 1)
+    figures, axes = new_figure(2 if "map" in arrays else 1)
     heights = [float(arrays[name]) for name in bars]
     axes[0].bar(range(len(bars)), heights, color=COLOURS[: len(bars)])
-    axes[0].set_xticks(range(len(bars)), list(bars.values()), fontsize=6.5)
+    axes[0].set_xticks(range(len(bars)), [name.replace("-", "\n") for name in bars.values()])
     axes[0].axhline(0, color=COLOURS[4], linewidth=0.6)
-    axes[0].set_title("mean cosine")
+    axes[0].set_title("means over pairs")
+    axes[0].set_ylabel("cosine")
     if "map" in arrays:
         texts, videos = arrays["map"]
-        for one, other in zip(texts, videos, strict=True):
-            axes[1].plot([one[0], other[0]], [one[1], other[1]], color=COLOURS[5], linewidth=0.4, alpha=0.5)
+        # One path for all lines; what is not finite parts them.
+        joined = np.stack([texts, videos, np.full_like(texts, np.nan)], axis=1).reshape(-1, 2)
+        axes[1].plot(joined[:, 0], joined[:, 1], color=COLOURS[5], linewidth=0.4, alpha=0.5)
         axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=POSITIVE, label="texts")
         axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=NEGATIVE, marker="s", label="videos")
         axes[1].set_title("t-SNE, lines join matching pairs")
@@ -200,7 +221,7 @@ def draw_modalities(arrays: Arrays, key: str) -> list[Chart]:
         axes[1].legend()
     return [
         to_chart(
-            figure,
+            figures,
             f"{key}-modalities",
             "The two modalities",
             "Bars of the mean cosines within and between texts and videos, and a map of texts and videos in the plane.",
@@ -210,6 +231,6 @@ def draw_modalities(arrays: Arrays, key: str) -> list[Chart]:
                 Fact("length of the videos' mean", "modalities.video_mean"),
             ],
             "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on "
-            "each other.",
+            "each other." + ("" if "map" in arrays else f" Map not drawn: it needs {LEAST_POINTS} matching pairs."),
         )
     ]

@@ -10,7 +10,19 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.util.tensor_util import make_ndarray
 
 from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.report.drawing import Chart, new_figure, styled, to_chart
+from tvr_lightning.reproduce.report.drawing import (
+    FAILURES,
+    Arrays,
+    Chart,
+    Fact,
+    new_figure,
+    not_drawn,
+    shortened,
+    styled,
+    to_chart,
+)
+
+TITLE = "Training curves"
 
 # What a tag begins with; $ is its end.
 _PANELS = (
@@ -57,37 +69,77 @@ def read_curves(card: Card) -> dict[str, Curve]:
     }
 
 
-@styled
-def draw_curves(curves: dict[str, Curve], key: str) -> list[Chart]:
-    """Draw loss, validation recall, temperature and learning rates over the steps; none where nothing was logged.
+def measure_curves(card: Card) -> Arrays:
+    """Return what the training run behind a card logged, as arrays of its file of figures.
 
     Args:
-        curves: by tag.
-        key: of the card, so that names within the drawing are unique.
+        card: finished.
+
+    Returns:
+        `curves.<tag>.steps` (K,) int64 and `curves.<tag>.values` (K,) float64 of each curve, and the scalars
+        `curves.loss_first` and `curves.loss_last`; or `curves.missing`, why there are none.
     """
-    panels = []
+    try:
+        curves = read_curves(card)
+    except FAILURES as error:
+        return {"curves.missing": np.array(f"the training log cannot be read: {shortened(error)}")}
+    if not curves:
+        reason = (
+            "no training log lies beside the run's weights" if card.run["verb"] == "fit" else "the run trained nothing"
+        )
+        return {"curves.missing": np.array(reason)}
+    arrays: Arrays = {}
+    for tag, curve in curves.items():
+        arrays[f"curves.{tag}.steps"], arrays[f"curves.{tag}.values"] = curve.steps, curve.values
+    loss = curves.get("train/loss")
+    if loss is not None:
+        arrays["curves.loss_first"], arrays["curves.loss_last"] = np.array(loss.values[0]), np.array(loss.values[-1])
+    return arrays
+
+
+@styled
+def draw_curves(arrays: Arrays, key: str, kept: bool) -> list[Chart]:
+    """Draw loss, validation recall, temperature and learning rates over the steps.
+
+    Args:
+        arrays: from `measure_curves`, others among them.
+        key: of the card, so that names within the drawing are unique.
+        kept: whether the arrays are in the run's file of figures; numbers are said of such alone.
+    """
+    if "curves.missing" in arrays:
+        return [not_drawn(TITLE, str(arrays["curves.missing"]))]
+    tags = [
+        name.removeprefix("curves.").removesuffix(".steps")
+        for name in arrays
+        if name.startswith("curves.") and name.endswith(".steps")
+    ]
+    panels, unlogged = [], []
     for start, title in _PANELS:
-        found = {tag: curve for tag, curve in curves.items() if f"{tag}$".startswith(start)}
+        found = [tag for tag in tags if f"{tag}$".startswith(start)]
         if found:
             panels.append((title, found))
+        else:
+            unlogged.append(title)
     if not panels:
-        return []
-    figure, axes = new_figure(len(panels))
+        return [not_drawn(TITLE, "the run logged none of loss, validation recall, temperature and learning rates")]
+    figures, axes = new_figure(len(panels))
     for axis, (title, found) in zip(axes, panels, strict=True):
-        for tag, curve in found.items():
-            marker = "o" if len(curve.steps) < 3 else None
-            axis.plot(curve.steps, curve.values, marker=marker, label=tag.partition("/")[2] or tag)
+        for tag in found:
+            steps, values = arrays[f"curves.{tag}.steps"], arrays[f"curves.{tag}.values"]
+            marker = "o" if len(steps) < 3 else None
+            axis.plot(steps, values, marker=marker, label=tag.partition("/")[2] or tag)
         axis.set_title(title)
         axis.set_xlabel("optimiser step")
         if len(found) > 1:
             axis.legend()
-    loss = curves.get("train/loss")
-    said = f"The loss goes from {loss.values[0]:.3g} to {loss.values[-1]:.3g}." if loss is not None else ""
+    facts = [Fact("first training loss", "curves.loss_first"), Fact("last", "curves.loss_last")]
     return [
         to_chart(
-            figure,
+            figures,
             f"{key}-curves",
-            "Training curves",
-            f"Line charts over optimiser steps of {', '.join(title for title, _ in panels)}. {said}",
+            TITLE,
+            f"Line charts over optimiser steps of {', '.join(title for title, _ in panels)}.",
+            facts if kept and "curves.loss_first" in arrays else [],
+            f"Not logged: {', '.join(unlogged)}." if unlogged else "",
         )
     ]

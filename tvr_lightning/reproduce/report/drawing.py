@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from tvr_lightning.errors import UserError
+
 INK = "#010203"
 """Stands for the text's own colour while matplotlib draws; a colour that no data has."""
 
@@ -25,6 +27,9 @@ COLOURS = ("#3b82c4", "#d9812b", "#3f9e6b", "#b8569b", "#8a7cd0", "#a08a2c")
 
 POSITIVE, NEGATIVE = COLOURS[0], COLOURS[1]
 
+PANEL = 3.2
+"""Width of a panel in inches, so narrow that its words can be read on a phone."""
+
 Arrays = dict[str, np.ndarray]
 """What figures are drawn from, by name."""
 
@@ -32,7 +37,7 @@ _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tvr",
     "font.size": 9.0,
-    "axes.titlesize": 9.5,
+    "axes.titlesize": 9.0,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
@@ -43,11 +48,20 @@ _STYLE: Any = {
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
     "legend.frameon": False,
-    "legend.fontsize": 8.0,
+    "legend.fontsize": 8.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.prop_cycle": cycler(color=COLOURS),
 }
+
+
+ERROR_LENGTH = 300
+FAILURES = (UserError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""What one figure may fail with; the others and the report go on."""
+
+
+class NotDrawnError(ValueError):
+    """A figure has nothing to show for a run; the message says why."""
 
 
 @dataclass
@@ -72,7 +86,7 @@ class Chart:
     Attributes:
         title: heading.
         alt: what a reader who cannot see it is told.
-        svg: the drawing; empty where `html` is given.
+        svg: the drawing; empty where `html` is given, or where nothing is drawn and `note` says why.
         html: pictures and their captions, in place of a drawing.
         facts: numbers to print below it.
         note: sentence below it: what it corresponds to, how it was computed.
@@ -84,6 +98,22 @@ class Chart:
     html: str = ""
     facts: list[Fact] = field(default_factory=list)
     note: str = ""
+
+
+def not_drawn(title: str, reason: str) -> Chart:
+    """Return what stands in place of a chart.
+
+    Args:
+        title: of the chart.
+        reason: why there is none.
+    """
+    return Chart(title, "", note=f"Not drawn: {reason}")
+
+
+def shortened(error: BaseException) -> str:
+    """Return what an error says, at most ERROR_LENGTH characters of it."""
+    text = str(error) or type(error).__name__
+    return text if len(text) <= ERROR_LENGTH else text[:ERROR_LENGTH] + " ..."
 
 
 P = ParamSpec("P")
@@ -101,60 +131,69 @@ def styled(function: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def new_figure(panels: int, height: float = 2.4, width: float = 3.4) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure with panels in rows of two; called by what is `styled`.
+def new_figure(panels: int, height: float = 2.4, width: float = PANEL) -> tuple[list[Figure], list[Axes]]:
+    """Return one figure per panel, which the page sets side by side as far as there is room; for what is `styled`.
 
     Args:
         panels: how many.
         height, width: of a panel in inches.
     """
-    columns = min(panels, 2)
-    rows = -(-panels // columns)
-    wide, high = width * columns, height * rows
-    figure = Figure(figsize=(wide, high))
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    # Fixed margins in inches: matplotlib's own layouts draw everything several times.
-    figure.subplots_adjust(
-        left=0.75 / wide,
-        right=1 - 0.1 / wide,
-        bottom=0.5 / high,
-        top=1 - 0.3 / high,
-        wspace=0.75 / (width - 0.8),
-        hspace=0.7 / (height - 0.75),
-    )
-    for spare in axes[panels:]:
-        spare.set_axis_off()
-    return figure, list(axes[:panels])
+    figures, axes = [], []
+    for _ in range(panels):
+        figure = Figure(figsize=(width, height))
+        axes.append(figure.subplots())
+        # Fixed margins in inches: matplotlib's own layouts draw everything several times.
+        figure.subplots_adjust(
+            left=0.75 / width, right=1 - 0.12 / width, bottom=0.5 / height, top=1 - 0.3 / height, hspace=0.1
+        )
+        figures.append(figure)
+    return figures, axes
 
 
-def to_chart(figure: Figure, name: str, title: str, alt: str, facts: Sequence[Fact] = (), note: str = "") -> Chart:
-    """Finish a figure as inline SVG.
+def to_chart(
+    figures: Sequence[Figure], name: str, title: str, alt: str, facts: Sequence[Fact] = (), note: str = ""
+) -> Chart:
+    """Finish panels as inline SVG.
 
     Args:
-        figure: made by `new_figure`.
+        figures: made by `new_figure`.
         name: unique on the page; ids within the drawing begin with it.
         title: heading of the chart.
         alt: its alternative text.
         facts: numbers below it.
         note: sentence below it.
     """
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return Chart(title, alt, svg=_inline(file.getvalue(), name, alt), facts=list(facts), note=note)
+    drawn = []
+    for place, figure in enumerate(figures):
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        drawn.append(_inline(file.getvalue(), f"{name}-{place}"))
+    svg = f'<div class="panels" role="img" aria-label="{escape(alt)}">{"".join(drawn)}</div>'
+    return Chart(title, alt, svg=svg, facts=list(facts), note=note)
 
 
-def _inline(text: str, name: str, alt: str) -> str:
+def _inline(text: str, name: str) -> str:
     svg = text[text.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     # Black is what matplotlib falls back to where the style does not reach; no data has it.
     svg = svg.replace(INK, "currentColor").replace("#000000", "currentColor")
-    # Several drawings share a page, so ids must not meet.
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r"'DejaVu Sans'[^;\"]*", "sans-serif", svg)
+    svg = re.sub(r'(?<= )(d|x|y|points|transform)="[^"]*"', lambda found: _rounded(found.group()), svg)
+    svg = re.sub(r"\s*\n\s*", " ", svg)
+    # Several drawings share a page, so ids must not meet; those that nothing refers to go.
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]*)', svg))
+    svg = re.sub(
+        r' id="([^"]*)"', lambda found: f' id="{name}-{found.group(1)}"' if found.group(1) in used else "", svg
+    )
     svg = svg.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
+    return svg.replace("<svg", '<svg aria-hidden="true"', 1)
+
+
+def _rounded(attribute: str) -> str:
+    """Round to a tenth of a point, less than a pixel of any screen shows."""
+    return re.sub(r"-?\d+\.\d+", lambda found: f"{float(found.group()):.1f}".removesuffix(".0"), attribute)
 
 
 def escape(text: object) -> str:

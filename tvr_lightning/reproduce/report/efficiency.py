@@ -22,6 +22,13 @@ CLASSES = {
 }  # fmt: skip
 """Class of the method that a printed one is."""
 
+_COLUMNS = (
+    "parameters, M",
+    "FLOPs of one pair's inference, G",
+    "ms per video",
+    "MiB, training",
+    "training, s",
+)
 _STAGES = ("encode_video", "encode_text", "video_layers", "text_layers", "score", "training_step")
 
 
@@ -88,10 +95,9 @@ def efficiency_section(profiles: Sequence[ProfileCard], cards: Sequence[Card]) -
     if not profiles:
         return ""
     printed = "".join(_line(line) for line in efficiency_lines(profiles, cards))
-    head = (
-        "<th class='name'>table</th><th class='name'>method</th><th class='name'>published</th><th>parameters, M</th>"
+    head = "".join(f'<th scope="col" class="name">{name}</th>' for name in ("table", "method", "published")) + "".join(
+        f'<th scope="col">{name}</th>' for name in _COLUMNS
     )
-    head += "<th>FLOPs of one pair's inference, G</th><th>ms per video</th><th>MiB, training</th><th>training, s</th>"
     first = _table("Published beside measured", head, printed)
     names = (
         "method",
@@ -102,7 +108,9 @@ def efficiency_section(profiles: Sequence[ProfileCard], cards: Sequence[Card]) -
         *(f"{s.replace('_', ' ')}, GFLOPs" for s in _STAGES),
     )
     names += ("step, ms", "ms per video", "MiB, inference", "MiB, training")
-    second = _table("Profiles", "".join(f"<th>{name}</th>" for name in names), "".join(map(_profile, profiles)))
+    second = _table(
+        "Profiles", "".join(f'<th scope="col">{name}</th>' for name in names), "".join(map(_profile, profiles))
+    )
     return (
         '<section><h2 id="efficiency">What the methods cost</h2><p class="soft">Milliseconds per video: encoding one '
         "video (media in memory) and scoring all queries of the profile against it. The papers' machines and "
@@ -123,7 +131,8 @@ def _line(line: EfficiencyLine) -> str:
     where = f'data-published="{escape(printed_place(row))}"'
     method = f"{row.method}, {row.variant}" if row.variant and row.paper != "GARE" else row.method
     cells = (
-        f'<td class="name" {where}>{escape(row.paper)} {escape(row.table)}</td><td class="name">{escape(method)}</td>'
+        f'<td class="name" {where}>{escape(row.paper)} {escape(row.table)}</td>'
+        f'<th scope="row" class="name">{escape(method)}</th>'
     )
     cells += f'<td class="name" {where}>{escape(line.words)}</td>'
     for field in ("parameters", "inference", "ms_per_video", "peak_training_mib"):
@@ -152,7 +161,8 @@ def _marked(profile: ProfileCard, field: str, value: float, of: str = "") -> str
 
 def _profile(profile: ProfileCard) -> str:
     costs = profile.costs
-    cells = f"<td>{escape(profile.method)}</td><td>{escape(profile.encoder)}</td>"
+    cells = f'<th scope="row" class="name">{escape(profile.method)}</th>'
+    cells += f"<td>{escape(profile.encoder)}</td>"
     cells += (
         f'<td data-profile="{profile.name}" data-field="environment.device">{escape(profile.environment["device"])}'
     )

@@ -1,7 +1,8 @@
 """Every figure of the report: for whom it is drawn, how it is measured, how it is drawn; measured once and kept.
 
-A run's figures are drawn from `figures/<key>.npz` beside the cards: arrays named `<figure>.<array>`. The file is made
-from the run's checkpoint and test split by one pass, and holds the fingerprint of its card.
+A run's figures are drawn from `figures/<key>.npz` beside the cards: arrays named `<figure>.<array>`, and
+`<figure>.missing`, why a figure could not be measured. The file is made from the run's checkpoint and test split by one
+pass, and holds a fingerprint of the card's results, so that it is made anew once the run was repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from tvr_lightning.errors import UserError
 from tvr_lightning.module import RetrievalModule
 from tvr_lightning.reproduce.card import Card
+from tvr_lightning.reproduce.fingerprint import digest
 from tvr_lightning.reproduce.report.balance import draw_balance, draw_modalities, measure_balance, measure_modalities
+from tvr_lightning.reproduce.report.curves import measure_curves
 from tvr_lightning.reproduce.report.dpdv import (
     draw_merging,
     draw_unmatched,
@@ -24,7 +27,7 @@ from tvr_lightning.reproduce.report.dpdv import (
     measure_unmatched,
     merging_of,
 )
-from tvr_lightning.reproduce.report.drawing import Arrays, Chart, styled
+from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, NotDrawnError, not_drawn, shortened, styled
 from tvr_lightning.reproduce.report.gaid import draw_gate, gated, measure_gate
 from tvr_lightning.reproduce.report.gare import (
     draw_geometry,
@@ -51,7 +54,7 @@ from tvr_lightning.reproduce.report.tcmgc import (
     tcmgc_of,
 )
 
-VERSION = 2
+VERSION = 3
 """Of what is measured; files of another version are made anew."""
 
 
@@ -65,12 +68,14 @@ class FigureKind:
 
     Attributes:
         name: of its arrays.
+        title: of its chart where it is not drawn.
         measure: from a run's material to arrays.
         draw: from the arrays to charts; told the card's key.
         applies: whether a method has such a figure.
     """
 
     name: str
+    title: str
     measure: Callable[[Material], Arrays]
     draw: Callable[[Arrays, str], list[Chart]]
     applies: Callable[[RetrievalModule], bool] = lambda module: True
@@ -81,18 +86,30 @@ def _has_gare(module: RetrievalModule) -> bool:
 
 
 KINDS: tuple[FigureKind, ...] = (
-    FigureKind("similarity", measure_similarity, draw_similarity),
-    FigureKind("balance", measure_balance, draw_balance),
-    FigureKind("modalities", measure_modalities, draw_modalities),
-    FigureKind("geometry", measure_geometry, draw_geometry, _has_gare),
-    FigureKind("gradients", measure_gradients, draw_gradients, _has_gare),
-    FigureKind("steps", measure_steps, draw_steps, _has_gare),
-    FigureKind("contrasts", measure_contrasts, draw_contrasts, lambda module: tcmgc_of(module) is not None),
-    FigureKind("attention", measure_attention, draw_attention, attends),
-    FigureKind("gate", measure_gate, draw_gate, lambda module: gated(module) is not None),
-    FigureKind("merging", measure_merging, draw_merging, lambda module: merging_of(module) is not None),
-    FigureKind("unmatched", measure_unmatched, draw_unmatched),
-    FigureKind("sheet", measure_sheet, draw_sheet),
+    FigureKind("similarity", "Scores of matching and of other pairs", measure_similarity, draw_similarity),
+    FigureKind("balance", "Retrieval mass and errors", measure_balance, draw_balance),
+    FigureKind("modalities", "The two modalities", measure_modalities, draw_modalities),
+    FigureKind("geometry", "Geometry of the increments", measure_geometry, draw_geometry, _has_gare),
+    FigureKind("gradients", "Gradients by dimension", measure_gradients, draw_gradients, _has_gare),
+    FigureKind("steps", "Step error of the increments", measure_steps, draw_steps, _has_gare),
+    FigureKind(
+        "contrasts",
+        "Balance of the contrasts",
+        measure_contrasts,
+        draw_contrasts,
+        lambda module: tcmgc_of(module) is not None,
+    ),
+    FigureKind("attention", "Attention of sentence and words over frames", measure_attention, draw_attention, attends),
+    FigureKind("gate", "How much frames listen", measure_gate, draw_gate, lambda module: gated(module) is not None),
+    FigureKind(
+        "merging",
+        "Stages of patch merging",
+        measure_merging,
+        draw_merging,
+        lambda module: merging_of(module) is not None,
+    ),
+    FigureKind("unmatched", "Frames that match no word", measure_unmatched, draw_unmatched),
+    FigureKind("sheet", "Retrieval sheet", measure_sheet, draw_sheet),
 )
 
 
@@ -100,7 +117,7 @@ def figures_of(card: Card, folder: Path, kinds: Sequence[FigureKind] = KINDS) ->
     """Return the arrays that a run's figures are drawn from, measured unless a file of them is there.
 
     Args:
-        card: finished.
+        card: finished; its ranks lie in `cards` beside the folder.
         folder: of the files.
         kinds: of figures.
 
@@ -109,11 +126,18 @@ def figures_of(card: Card, folder: Path, kinds: Sequence[FigureKind] = KINDS) ->
         FiguresError: the file there is damaged.
     """
     path = folder / f"{card.key}.npz"
+    results = digest(card.results, card.checkpoint)
     if path.is_file():
         found = _read(path)
-        if int(found.get("version", -1)) == VERSION:
+        if int(found.get("version", -1)) == VERSION and str(found.get("results")) == results:
             return found
-    arrays = {"version": np.array(VERSION), **measure(load_material(card), kinds)}
+    material = load_material(card, folder.parent / "cards")
+    arrays = {
+        "version": np.array(VERSION),
+        "results": np.array(results),
+        **measure_curves(card),
+        **measure(material, kinds),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".partial")
     with temporary.open("wb") as file:
@@ -123,26 +147,33 @@ def figures_of(card: Card, folder: Path, kinds: Sequence[FigureKind] = KINDS) ->
 
 
 def measure(material: Material, kinds: Sequence[FigureKind] = KINDS) -> Arrays:
-    """Measure every figure that a method has.
+    """Measure every figure that a method has; one that fails leaves its reason and no other out.
 
     Args:
         material: of a run.
         kinds: of figures.
 
     Returns:
-        Arrays named `<figure>.<array>`.
+        Arrays named `<figure>.<array>`, and `<figure>.missing` for what could not be measured.
     """
     arrays: Arrays = {}
     for kind in kinds:
-        if kind.applies(material.module):
-            for name, value in kind.measure(material).items():
-                arrays[f"{kind.name}.{name}"] = np.asarray(value)
+        if not kind.applies(material.module):
+            continue
+        try:
+            own = {name: np.asarray(value) for name, value in kind.measure(material).items()}
+        except NotDrawnError as error:
+            own = {"missing": np.array(str(error))}
+        except FAILURES as error:
+            again = "once that is mended, delete this run's file in figures/ to measure it again"
+            own = {"missing": np.array(f"{shortened(error)}; {again}")}
+        arrays.update({f"{kind.name}.{name}": value for name, value in own.items()})
     return arrays
 
 
 @styled
 def draw(arrays: Arrays, key: str, kinds: Sequence[FigureKind] = KINDS) -> list[Chart]:
-    """Draw every figure that there are arrays for.
+    """Draw every figure that there are arrays for; where one cannot be drawn, a note says why.
 
     Args:
         arrays: from `figures_of`.
@@ -153,8 +184,12 @@ def draw(arrays: Arrays, key: str, kinds: Sequence[FigureKind] = KINDS) -> list[
     for kind in kinds:
         start = f"{kind.name}."
         own = {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
-        if own:
-            charts += kind.draw(own, key)
+        if not own:
+            continue
+        try:
+            charts += [not_drawn(kind.title, str(own["missing"]))] if "missing" in own else kind.draw(own, key)
+        except FAILURES as error:
+            charts.append(not_drawn(kind.title, shortened(error)))
     return charts
 
 

@@ -104,7 +104,7 @@ def draw_gate(arrays: Arrays, key: str) -> list[Chart]:
         arrays: from `measure_gate`.
         key: of the card.
     """
-    figure, (axis,) = new_figure(1, width=5.0)
+    figures, (axis,) = new_figure(1)
     axis.stairs(arrays["histogram"], arrays["edges"], fill=True, alpha=0.5, color=COLOURS[0])
     axis.set_xlabel("weight of the sound in a frame")
     axis.set_ylabel("share of the frames")
@@ -113,12 +113,12 @@ def draw_gate(arrays: Arrays, key: str) -> list[Chart]:
     if not np.isnan(arrays["silent_mean"]):
         facts.append(Fact("mean weight where there is none", "gate.silent_mean"))
     charts = [
-        to_chart(figure, f"{key}-gate", "How much frames listen", alt, facts, "Matching pairs of the test split.")
+        to_chart(figures, f"{key}-gate", "How much frames listen", alt, facts, "Matching pairs of the test split.")
     ]
     for place, caption in enumerate(arrays.get("captions", [])):
-        figure, (wave,) = new_figure(1, width=5.0)
+        figures, (wave,) = new_figure(1)
         seconds = np.linspace(0, float(arrays["durations"][place]), arrays["low"].shape[1])
-        figure.subplots_adjust(right=0.87)  # room for the second axis
+        figures[0].subplots_adjust(right=0.83)  # room for the second axis
         low, high = arrays["low"][place], arrays["high"][place]
         wave.fill_between(seconds, low, high, color=COLOURS[5], alpha=0.5, linewidth=0)
         wave.set_xlabel("seconds")
@@ -129,10 +129,10 @@ def draw_gate(arrays: Arrays, key: str) -> list[Chart]:
         gate.set_ylim(0, 1)
         gate.set_ylabel("weight of the sound")
         alt = "A waveform over time with the gate's weight of each frame as a line above it."
-        drawn = to_chart(figure, f"{key}-gate{place}", "", alt)
+        drawn = to_chart(figures, f"{key}-gate{place}", "", alt)
         wide = np.concatenate(list(arrays["strips"][place]), axis=1)
         html = (
-            f'<h5>“{escape(caption)}”</h5><img class="strip" src="{picture_uri(wide)}" width="{wide.shape[1]}" '
+            f'<h4>“{escape(caption)}”</h4><img class="strip" src="{picture_uri(wide)}" width="{wide.shape[1]}" '
             f'height="{wide.shape[0]}" alt="The frames of its video">{drawn.svg}'
         )
         title = "The video that listens most" if place == 0 else "The video that listens least"

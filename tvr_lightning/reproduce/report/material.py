@@ -24,12 +24,15 @@ from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import Record, TextFeatures, VideoFeatures
 from tvr_lightning.module import PAIR_BYTES, RetrievalModule
 from tvr_lightning.recipe import RecipeError, from_recipe
-from tvr_lightning.reproduce.card import Card
+from tvr_lightning.reproduce.card import Card, read_ranks
 
 R = TypeVar("R", bound=Record)
 
 MOST_PAIRS = 256
 """Matching pairs that pairwise figures look at; more would not change what a figure shows."""
+
+FEW_VIDEOS = 200
+"""Up to as many videos are decoded sooner than a process that would decode them has started."""
 
 STRIP_FRAMES, STRIP_SIZE = 4, 72
 
@@ -48,6 +51,8 @@ class Material:
         similarity: (N, M) scores before post-processing, on the scale of a cosine.
         matching: (N,) int64, row of the video of each text.
         pairs: (B, 2) int64, rows of a text and of its video, no video twice, at most MOST_PAIRS.
+        ranks: (N,) float64, expected rank of each text's video from 1 as the run's card has it.
+        post_processing: that the run's ranks went through, or None.
     """
 
     module: RetrievalModule
@@ -61,6 +66,8 @@ class Material:
     similarity: Tensor
     matching: Tensor
     pairs: Tensor
+    ranks: Tensor | None = None
+    post_processing: str | None = None
 
     def paired(self) -> tuple[TextFeatures, VideoFeatures]:
         """Return the features of the B matching pairs."""
@@ -77,11 +84,12 @@ class Material:
         return clip.pixels.permute(0, 2, 3, 1).numpy()
 
 
-def load_material(card: Card) -> Material:
+def load_material(card: Card, cards: Path) -> Material:
     """Rebuild a run from its card and encode its test split.
 
     Args:
         card: finished.
+        cards: folder of the cards, for the ranks.
 
     Raises:
         MissingAssetError: its weights, data or encoder weights are gone.
@@ -95,7 +103,12 @@ def load_material(card: Card) -> Material:
     module.on_load_checkpoint(saved)
     module.load_state_dict(saved["state_dict"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return encode_test_split(module.to(device).eval(), data)
+    material = encode_test_split(module.to(device).eval(), data)
+    material.post_processing = results["post_processing"]
+    ranks, _ = read_ranks(card, cards, "text_to_video")
+    if torch.equal(ranks.index, material.text_index):  # else the run left texts out, and its ranks are of others
+        material.ranks = ranks.expected().double()
+    return material
 
 
 def _rebuilt(config: dict[str, object]) -> tuple[RetrievalModule, TextVideoDataModule]:
@@ -121,6 +134,8 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Mat
     data.trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="auto")
     data.trainer.strategy.connect(module)
     data.setup("test")
+    if data.features is not None or len(data.load_split("test").videos) <= FEW_VIDEOS:
+        data.num_workers = 0
     texts: list[tuple[Tensor, TextFeatures]] = []
     videos: list[tuple[Tensor, VideoFeatures]] = []
     for loader in data.evaluation_dataloaders("test"):

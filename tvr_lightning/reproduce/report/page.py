@@ -79,7 +79,8 @@ def page(
             efficiency_section(profiles, [part.card for part in runs]),
             '<h2 id="runs">Runs and their figures</h2>',
             *[_run(part) for part in runs],
-            "</main>\n<footer>Every number comes from a run card or from the file of figures beside it.</footer>",
+            "</main>\n<footer>Every number comes from a run card, the run's file of figures or a profile beside it, or "
+            "from the papers.</footer>",
             "</body>\n</html>\n",
         ]
     )
@@ -111,7 +112,7 @@ def _chart(chart: Chart, key: str, arrays: Arrays) -> str:
     inner = chart.html or chart.svg
     group = f' role="group" aria-label="{escape(chart.alt)}"' if chart.html else ""
     return (
-        f'<section class="chart{wide}"{group}><h4>{escape(chart.title)}</h4>{inner}'
+        f'<section class="chart{wide}"{group}><h3>{escape(chart.title)}</h3>{inner}'
         + (f'<ul class="facts">{facts}</ul>' if facts else "")
         + (f'<p class="soft">{escape(chart.note)}</p>' if chart.note else "")
         + "</section>"

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import torch
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
-from tvr_lightning.errors import UserError
+from tvr_lightning.data.workers import worker_context
 from tvr_lightning.reproduce.card import Card
 from tvr_lightning.reproduce.profile_card import read_profiles
-from tvr_lightning.reproduce.report.curves import draw_curves, read_curves
+from tvr_lightning.reproduce.report.between import Pair, draw_between, pairs_of
+from tvr_lightning.reproduce.report.curves import draw_curves, measure_curves
+from tvr_lightning.reproduce.report.drawing import FAILURES, not_drawn, shortened
 from tvr_lightning.reproduce.report.figures import draw, figures_of
 from tvr_lightning.reproduce.report.folder import read_folder, views_of
 from tvr_lightning.reproduce.report.page import RunPart, page
-from tvr_lightning.reproduce.report.tcmgc import draw_between
+from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.reproduce.view import TableView
 from tvr_lightning.reproduce.write_tables import comma_separated, latex, markdown
 
-ERROR_LENGTH = 300
+MANY_RUNS, MOST_PROCESSES = 8, 4
+"""From how many runs on further processes save more time than they take to start, and how many share the memory."""
 
 
 def run_report(directory: Path, recipes: Path = Path("recipes"), tables_only: bool = False) -> int:
@@ -35,17 +43,38 @@ def run_report(directory: Path, recipes: Path = Path("recipes"), tables_only: bo
     """
     console = Console(highlight=False, soft_wrap=True)
     cards = read_folder(directory)
-    views = views_of(cards, directory, recipes)
-    parts = []
-    for place, card in enumerate(sorted(cards.values(), key=lambda card: (card.name, card.run["seed"] or 0)), start=1):
-        if not tables_only:
-            console.print(f"[{place}/{len(cards)}] figures of {card.name}", markup=False)
-        parts.append(part_of(card, directory, tables_only))
-        if parts[-1].missing:
-            console.print(f"No figures of {card.name}: {parts[-1].missing}", markup=False)
-    for path in write_report(views, parts, directory):
+    order = sorted(cards.values(), key=lambda card: (card.name, card.run["seed"] or 0))
+    with _parts(order, directory, tables_only) as made:
+        views = views_of(cards, directory, recipes)
+        parts = []
+        for place, part in enumerate(made, start=1):
+            parts.append(part)
+            if not tables_only:
+                console.print(f"[{place}/{len(cards)}] figures of {part.card.name}", markup=False)
+            if part.missing:
+                console.print(f"No figures of {part.card.name}: {part.missing}", markup=False)
+    pairs = [pair for view in views for pair in pairs_of(view, load_table(view.name, recipes).baseline)]
+    for path in write_report(views, parts, directory, pairs):
         console.print(f"Wrote {path}", markup=False)
     return 0
+
+
+@contextmanager
+def _parts(cards: Sequence[Card], directory: Path, tables_only: bool) -> Iterator[Iterator[RunPart]]:
+    """Make the runs' parts in order, in several processes where there are many runs and no GPU that all would share."""
+    make = partial(part_of, directory=directory, tables_only=tables_only)
+    processes = min(os.cpu_count() or 1, MOST_PROCESSES)
+    if tables_only or len(cards) < MANY_RUNS or processes < 2 or torch.cuda.is_available():
+        yield map(make, cards)
+        return
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    with ProcessPoolExecutor(processes, worker_context(), _limit_threads, (threads,)) as pool:
+        yield pool.map(make, cards)
+
+
+def _limit_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+    threadpool_limits(threads)  # t-SNE's
 
 
 def part_of(card: Card, directory: Path, tables_only: bool = False) -> RunPart:
@@ -60,16 +89,17 @@ def part_of(card: Card, directory: Path, tables_only: bool = False) -> RunPart:
     if card.status == "failed":
         part.missing = "the run failed"
         return part
-    part.charts = draw_curves(read_curves(card), card.key)
     if tables_only:
+        part.charts = draw_curves(measure_curves(card), card.key, kept=False)
         return part
     try:
         with _quiet():
             part.arrays = figures_of(card, directory / "figures")
-    except (UserError, ValueError, ArithmeticError, RuntimeError) as error:  # the page says so; other runs keep theirs
-        part.missing = _short(str(error))
+    except FAILURES as error:  # the page says so; other runs keep theirs
+        part.missing = shortened(error)
+        part.charts = draw_curves(measure_curves(card), card.key, kept=False)
     else:
-        part.charts += draw(part.arrays, card.key)
+        part.charts = draw_curves(part.arrays, card.key, kept=True) + draw(part.arrays, card.key)
     return part
 
 
@@ -87,22 +117,21 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= ERROR_LENGTH else text[:ERROR_LENGTH] + " ..."
-
-
-def write_report(views: list[TableView], parts: list[RunPart], directory: Path) -> list[Path]:
+def write_report(
+    views: list[TableView], parts: list[RunPart], directory: Path, pairs: Sequence[Pair] = ()
+) -> list[Path]:
     """Write the report in all four formats; return the files.
 
     Args:
         views: tables.
         parts: runs.
         directory: where report.md, report.csv, report.tex and report.html go.
+        pairs: of methods and baselines to compare.
     """
-    drawn = {part.card.key: part for part in parts if part.arrays}
-    general = draw_between(
-        {key: part.arrays for key, part in drawn.items()}, {key: part.card.name for key, part in drawn.items()}
-    )
+    try:
+        general = draw_between([(part.card, part.arrays) for part in parts if part.arrays], pairs)
+    except FAILURES as error:
+        general = [not_drawn("Comparisons", shortened(error))]
     csv_parts = [comma_separated(view) for view in views]
     head = csv_parts[0].partition("\n")[0]
     written = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.drawing import (
     NEGATIVE,
     POSITIVE,
@@ -58,7 +59,7 @@ def draw_similarity(arrays: Arrays, key: str) -> list[Chart]:
         arrays: from `measure_similarity`.
         key: of the card.
     """
-    figure, (axis,) = new_figure(1, width=5.0)
+    figures, (axis,) = new_figure(1)
     for name, colour in (("positive", POSITIVE), ("negative", NEGATIVE)):
         label = "matching pairs" if name == "positive" else "all other pairs"
         axis.stairs(arrays[name], arrays["edges"], fill=True, alpha=0.45, color=colour, label=label)
@@ -68,7 +69,7 @@ def draw_similarity(arrays: Arrays, key: str) -> list[Chart]:
     axis.legend()
     return [
         to_chart(
-            figure,
+            figures,
             f"{key}-similarity",
             "Scores of matching and of other pairs",
             "Two histograms of scores: of texts with their own videos, and of texts with other videos.",
@@ -77,7 +78,7 @@ def draw_similarity(arrays: Arrays, key: str) -> list[Chart]:
                 Fact("mean of other pairs", "similarity.negative_mean"),
                 Fact("chance that another pair outscores a matching one", "similarity.overlap", " %"),
             ],
-            "As DPDV, Fig. S1, and GAID, Fig. 6, show them.",
+            "DPDV, Fig. S1, and GAID, Fig. 6, show them of a baseline too: see between runs.",
         )
     ]
 
@@ -85,18 +86,19 @@ def draw_similarity(arrays: Arrays, key: str) -> list[Chart]:
 def measure_sheet(material: Material) -> Arrays:
     """Return pictures of the best videos of some queries, and of each query's own video.
 
-    Queries are spread evenly from the best found to the worst, so that the sheet shows failures as they come.
+    Queries are spread evenly from the best found to the worst by the ranks of the run's card, so that the sheet shows
+    failures as they come. The best videos are those of the scores before post-processing.
 
     Args:
         material: of the run.
 
     Returns:
-        `captions` and `names` as text, `score` and `correct` (Q, 1 + K), `rank` (Q,) of the own video from 1, `strips`
-        (Q, 1 + K, F, S, S, 3) uint8: the own video first, then the K best.
+        `captions` and `names` as text, `score` and `correct` (Q, 1 + K), `rank` (Q,) expected rank of the own video
+        from 1, `strips` (Q, 1 + K, F, S, S, 3) uint8: the own video first, then the K best; `post_processing`, what
+        the ranks went through, empty for nothing.
     """
     scores, matching = material.similarity, material.matching
-    own = scores[torch.arange(len(scores)), matching]
-    rank = 1 + (scores > own.unsqueeze(1)).sum(1)
+    rank = material.ranks if material.ranks is not None else text_to_video_ranks(scores, matching).expected()
     order = torch.argsort(rank, stable=True)
     places = np.linspace(0, len(order) - 1, min(SHEET_QUERIES, len(order))).round().astype(int)
     queries = order[torch.as_tensor(places)]
@@ -109,7 +111,8 @@ def measure_sheet(material: Material) -> Arrays:
         "names": np.array([[ids[int(video)] for video in row] for row in shown]),
         "score": np.take_along_axis(scores[queries].numpy(), shown.numpy(), axis=1),
         "correct": (shown == matching[queries].unsqueeze(1)).numpy(),
-        "rank": rank[queries].numpy(),
+        "rank": rank[queries].double().numpy(),
+        "post_processing": np.array(material.post_processing or ""),
         "strips": np.stack([np.stack([strips[int(video)] for video in row]) for row in shown]),
     }
 
@@ -128,9 +131,9 @@ def draw_sheet(arrays: Arrays, key: str) -> list[Chart]:
             clips.append(_clip(arrays, key, query, place, f"{place}."))
         if not arrays["correct"][query, 1:].any():
             clips.append(_clip(arrays, key, query, 0, "its own:"))
-        rank = f'<span data-figures="{key}" data-field="sheet.rank[{query}]">{int(arrays["rank"][query])}</span>'
+        rank = f'<span data-figures="{key}" data-field="sheet.rank[{query}]">{arrays["rank"][query]:g}</span>'
         rows.append(
-            f'<div class="query"><h5>“{escape(caption)}”</h5><p>Its own video is ranked {rank}.</p>'
+            f'<div class="query"><h4>“{escape(caption)}”</h4><p>Its own video is ranked {rank}.</p>'
             f'<div class="clips">{"".join(clips)}</div></div>'
         )
     return [
@@ -139,9 +142,17 @@ def draw_sheet(arrays: Arrays, key: str) -> list[Chart]:
             "Queries with the frames of their best three videos.",
             html="".join(rows),
             note="The query's own video is framed green; queries run from the best found to the worst (TC-MGC, Figs. 9 "
-            "and 14).",
+            f"and 14). Ranks are the card's; tied videos share theirs. {_before(str(arrays['post_processing']))}",
         )
     ]
+
+
+def _before(post_processing: str) -> str:
+    if not post_processing:
+        return "The run's scores are not post-processed."
+    return (
+        f"The three best and their scores are those before post-processing; the ranks went through {post_processing}."
+    )
 
 
 def _clip(arrays: Arrays, key: str, query: int, place: int, label: str) -> str:
@@ -155,6 +166,6 @@ def _clip(arrays: Arrays, key: str, query: int, place: int, label: str) -> str:
     what = "the query's own video" if correct else "another video"
     return (
         f'<figure class="clip {"own" if correct else "other"}"><img src="{picture_uri(wide)}" width="{wide.shape[1]}" '
-        f'height="{wide.shape[0]}" alt="{len(strip)} frames of {escape(name)}, {what}">'
+        f'height="{wide.shape[0]}" alt="Frames of {escape(name)}, {what}">'
         f"<figcaption>{label} {escape(name)}, score {score}</figcaption></figure>"
     )

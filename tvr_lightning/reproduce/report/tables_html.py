@@ -11,6 +11,9 @@ NOTHING = "–"  # noqa: RUF001  a dash is what a table shows where there is not
 _FACTS = (
     ("seed", "results.seed"),
     ("protocol", "results.protocol"),
+    ("encoder frozen", "results.config.model.init_args.encoder.init_args.freeze"),
+    ("encoder from run", "run.encoder_from"),
+    ("read from stored features", "run.store"),
     ("weights chosen on", "results.select_on"),
     ("post-processing", "results.post_processing"),
     ("precision", "results.precision"),
@@ -64,7 +67,7 @@ def _row(view: TableView, line: Line) -> str:
     row = line.published
     method = f"{row.method}, {row.variant}" if row.variant else row.method
     name = f'<a href="#run-{line.cards[0].key}">{escape(method)}</a>' if line.cards else escape(method)
-    cells = f'<td class="name">{name}</td>'
+    cells = f'<th scope="row" class="name">{name}</th>'
     for value in (row.dataset, row.backbone, row.direction):
         cells += f'<td class="name">{escape(value or NOTHING)}</td>'
     for metric in view.metrics:

@@ -1,4 +1,4 @@
-"""Figures of TC-MGC: attention over frames (Fig. 11), balance of the contrasts (12), weights of LSA (13)."""
+"""Figures of TC-MGC: attention over frames (Fig. 11), the contrasts and weights of LSA (13)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.methods import NCL, TCMGC
@@ -18,12 +19,11 @@ from tvr_lightning.reproduce.report.drawing import (
     Fact,
     escape,
     new_figure,
-    picture_uri,
-    styled,
     to_chart,
 )
 from tvr_lightning.reproduce.report.material import Material
 
+TITLE = "Attention of sentence and words over frames"
 ATTENDED = 2
 """Pairs whose attention is shown."""
 
@@ -78,67 +78,43 @@ def draw_contrasts(arrays: Arrays, key: str) -> list[Chart]:
         arrays: from `measure_contrasts`.
         key: of the card.
     """
-    names = [str(name).replace("_", "-") for name in arrays["names"]]
-    panels = [("scores", "cosines"), ("softmax", "weights of a plain softmax"), ("lsa", "weights of LSA")]
-    panels = [(name, title) for name, title in panels if name in arrays]
-    figure, axes = new_figure(len(panels))
-    for axis, (name, title) in zip(axes, panels, strict=True):
+    names = [str(name) for name in arrays["names"]]
+    panels = [
+        ("scores", "contrasts", "cosine"),
+        ("softmax", "plain softmax", "weight"),
+        ("lsa", "linear softmax (LSA)", "weight"),
+    ]
+    panels = [panel for panel in panels if panel[0] in arrays]
+    figures, axes = new_figure(len(panels))
+    for axis, (name, title, quantity) in zip(axes, panels, strict=True):
         boxes(axis, arrays[name], names)
         axis.set_title(title)
+        axis.set_ylabel(quantity)
     return [
         to_chart(
-            figure,
+            figures,
             f"{key}-contrasts",
             "Balance of the contrasts",
-            f"Box plots over matching pairs of the scores of {', '.join(names)}, and of their weights.",
+            f"Box plots over matching pairs of the scores of {', '.join(names).replace('_', '-')}, and of their "
+            "weights.",
             [
                 Fact("mean deviation of a pair's scores over the contrasts", "contrasts.spread"),
                 Fact("weight of SDR in training", "contrasts.regularization"),
             ],
-            "TC-MGC, Figs. 12 and 13, over all matching pairs of the test split.",
+            "TC-MGC, Fig. 13, over all matching pairs of the test split.",
         )
     ]
 
 
-def boxes(axis, values: np.ndarray, names: Sequence[str]) -> None:  # type: ignore[no-untyped-def]
-    """Draw box plots (G, B) in the report's colours."""
+def boxes(axis: Axes, values: np.ndarray, names: Sequence[str]) -> None:
+    """Draw box plots (G, B) of contrasts such as `video_word` in the report's colours."""
     drawn = axis.boxplot(list(values), patch_artist=True, showfliers=False)
     for box, colour in zip(drawn["boxes"], COLOURS, strict=False):
         box.set(facecolor=colour, alpha=0.6, edgecolor=colour)
     for part in ("whiskers", "caps", "medians"):
         for line in drawn[part]:
             line.set(color=COLOURS[4], linewidth=1.0)
-    axis.set_xticks(range(1, len(names) + 1), names, fontsize=7)
-
-
-@styled
-def draw_between(arrays: dict[str, Arrays], names: dict[str, str]) -> list[Chart]:
-    """Draw the contrasts' scores of runs with and without SDR side by side; nothing unless there are both.
-
-    Args:
-        arrays: of several runs, by key.
-        names: of the runs, by key.
-    """
-    weights = {
-        key: float(found["contrasts.regularization"]) for key, found in arrays.items() if "contrasts.names" in found
-    }
-    if not any(weights.values()) or all(weights.values()):
-        return []
-    keys = sorted(weights, key=lambda key: weights[key])
-    figure, axes = new_figure(len(keys))
-    for axis, key in zip(axes, keys, strict=True):
-        labels = [str(name).replace("_", "-") for name in arrays[key]["contrasts.names"]]
-        boxes(axis, arrays[key]["contrasts.scores"], labels)
-        axis.set_title(f"{names[key]}: {'with' if weights[key] else 'without'} SDR")
-    return [
-        to_chart(
-            figure,
-            "between-sdr",
-            "Balance of the contrasts with and without SDR",
-            "Box plots of the contrasts' scores over matching pairs, one panel per run.",
-            note="TC-MGC, Fig. 12.",
-        )
-    ]
+    axis.set_xticks(range(1, len(names) + 1), [name.replace("_", "-\n") for name in names])
 
 
 @torch.no_grad()
@@ -195,18 +171,27 @@ def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
     for place, caption in enumerate(arrays["captions"]):
         words = [str(word) for word in arrays["words"][place] if word]
         weights = arrays["weights"][place][: len(words)]
-        figure, (axis,) = new_figure(1, height=0.6 + 0.2 * len(words), width=5.0)
-        figure.subplots_adjust(left=0.22)  # room for words
-        axis.imshow(weights, aspect="auto", cmap="viridis", vmin=0)
-        axis.set_yticks(range(len(words)), words, fontsize=7)
-        axis.set_xlabel("frame")
-        alt = f"A heat map of {len(words)} rows, sentence and words, over {weights.shape[1]} frames."
-        drawn = to_chart(figure, f"{key}-attention{place}", "", alt)
-        wide = np.concatenate(list(arrays["strips"][place]), axis=1)
-        html = (
-            f'<h5>“{escape(caption)}”</h5><img class="strip" src="{picture_uri(wide)}" width="{wide.shape[1]}" '
-            f'height="{wide.shape[0]}" alt="The {weights.shape[1]} frames of its video">{drawn.svg}'
+        frames = weights.shape[1]
+        figures, _ = new_figure(1, height=1.1 + 0.17 * len(words))
+        figures[0].clear()
+        strip, axis = figures[0].subplots(2, 1, sharex=True, height_ratios=(1, max(1, 0.5 * len(words))))
+        across = (0.5, frames + 0.5)
+        strip.imshow(np.concatenate(list(arrays["strips"][place]), axis=1), aspect="auto", extent=(*across, 0, 1))
+        strip.set_axis_off()
+        shown = axis.imshow(
+            weights,
+            aspect="auto",
+            cmap="viridis",
+            vmin=0,
+            extent=(*across, len(words) - 0.5, -0.5),
+            interpolation="none",
         )
-        title = "Attention of sentence and words over frames"
-        charts.append(Chart(title, alt, html=html, note="TC-MGC, Fig. 11; brighter is more, mean over heads."))
+        axis.set_yticks(range(len(words)), words)
+        axis.set_xticks(range(1, frames + 1, 1 + (frames - 1) // 12))
+        axis.set_xlabel("frame")
+        figures[0].colorbar(shown, ax=[strip, axis], label="weight, mean over heads", fraction=0.06, pad=0.03)
+        alt = "A row of frames, and below it a heat map of the sentence and the words, one row each, over them."
+        drawn = to_chart(figures, f"{key}-attention{place}", "", alt)
+        html = f"<h4>“{escape(caption)}”</h4>{drawn.svg}"
+        charts.append(Chart(TITLE, alt, html=html, note="TC-MGC, Fig. 11, which joins words and frames by lines."))
     return charts
