@@ -16,7 +16,7 @@ from tvr_lightning.reproduce.card import CardError
 from tvr_lightning.reproduce.plan import Setting, make_plan
 from tvr_lightning.reproduce.profile import Costs
 from tvr_lightning.reproduce.profile_card import ProfileCard, read_profiles, write_profile
-from tvr_lightning.reproduce.published import published_rows
+from tvr_lightning.reproduce.published import printed_figure, published_rows
 from tvr_lightning.reproduce.report.curves import draw_curves
 from tvr_lightning.reproduce.report.drawing import Chart, new_figure, styled, to_chart
 from tvr_lightning.reproduce.report.figures import FiguresError, draw, figures_of
@@ -204,7 +204,7 @@ def check_numbers(text, cards, folder, arrays, views, profiles):
         elif "data-card" in sources:
             expected = _carded([cards[key] for key in sources["data-card"].split()], sources, folder)
         elif "data-field" in sources:
-            expected = f"{rows[sources['data-published']].printed(sources['data-field']):.1f}"
+            expected = printed_figure(rows[sources["data-published"]].printed(sources["data-field"]))
         else:
             printed_words(words, rows[sources["data-published"]])
             expected = words
@@ -265,7 +265,8 @@ def _profiled(card, sources):
         value = value[name] if isinstance(value, dict) else getattr(value, name)
     made = sources.get("data-of")
     if made == "inference per pair, G":
-        value = sum(flops for stage, flops in value.items() if stage != "training_step") / card.batch / 1e9
+        items = sum(flops for stage, flops in value.items() if stage not in ("training_step", "score"))
+        value = (items / card.batch + value["score"] / card.batch**2) / 1e9  # score: all pairs of the batch
     elif made in ("G", "M"):
         value = value / (1e9 if made == "G" else 1e6)
     return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -53,21 +53,21 @@ class Pair:
     method: Card
 
 
-def pairs_of(view: TableView, baseline: str | None) -> list[Pair]:
-    """Return a table's runs named after its paper, such as `gaid-didemo`, each with the baseline of the same ending.
+def pairs_of(view: TableView) -> list[Pair]:
+    """Return a table's runs named after its paper, such as `gaid-didemo`, each with its baseline.
 
     Args:
         view: the table.
-        baseline: name of its baseline; CLIP4Clip for NCL where it has none.
     """
     paper = view.lines[0].published.paper if view.lines else ""
-    start = baseline or ("clip4clip" if paper == "NCL" else None)
+    start = paper.lower()
+    baselines = {line.run: line.baseline for line in view.lines if line.baseline is not None}
     found = []
     for name, made in view.runs.items():
-        ending = name.removeprefix(paper.lower())
-        if start is None or ending == name or (ending and not ending.startswith("-")):
+        baseline = baselines.get(name)
+        if baseline is None or not (name == start or name.startswith(f"{start}-")):
             continue
-        bases = {planned.seed: card for planned, card in view.runs.get(f"{start}{ending}", [])}
+        bases = {planned.seed: card for planned, card in view.runs[baseline]}
         for planned, card in made:
             base = bases.get(planned.seed)
             if card is not None and base is not None and card.status == base.status == "finished":

@@ -147,8 +147,10 @@ def _line(line: EfficiencyLine) -> str:
 def _number(profile: ProfileCard, field: str) -> str:
     costs = profile.costs
     if field == "inference":
-        flops = sum(value for stage, value in costs.flops_by_stage.items() if stage != "training_step")
-        return _marked(profile, "flops_by_stage", flops / profile.batch / 1e9, "inference per pair, G")
+        # Scoring is counted over all pairs of the batch, the rest over its items.
+        items = sum(value for stage, value in costs.flops_by_stage.items() if stage not in ("training_step", "score"))
+        flops = items / profile.batch + costs.flops_by_stage["score"] / profile.batch**2
+        return _marked(profile, "flops_by_stage", flops / 1e9, "inference per pair, G")
     if field == "parameters":
         return _marked(profile, field, costs.parameters / 1e6, "M")
     return _marked(profile, field, float(getattr(costs, field)))

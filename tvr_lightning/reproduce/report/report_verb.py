@@ -23,7 +23,6 @@ from tvr_lightning.reproduce.report.drawing import FAILURES, not_drawn, shortene
 from tvr_lightning.reproduce.report.figures import draw, figures_of
 from tvr_lightning.reproduce.report.folder import read_folder, views_of
 from tvr_lightning.reproduce.report.page import RunPart, page
-from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.reproduce.view import TableView
 from tvr_lightning.reproduce.write_tables import comma_separated, latex, markdown
 
@@ -53,7 +52,7 @@ def run_report(directory: Path, recipes: Path = Path("recipes"), tables_only: bo
                 console.print(f"[{place}/{len(cards)}] figures of {part.card.name}", markup=False)
             if part.missing:
                 console.print(f"No figures of {part.card.name}: {part.missing}", markup=False)
-    pairs = [pair for view in views for pair in pairs_of(view, load_table(view.name, recipes).baseline)]
+    pairs = [pair for view in views for pair in pairs_of(view)]
     for path in write_report(views, parts, directory, pairs):
         console.print(f"Wrote {path}", markup=False)
     return 0

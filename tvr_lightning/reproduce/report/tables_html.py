@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.published import PublishedRow
+from tvr_lightning.reproduce.published import PublishedRow, printed_figure
 from tvr_lightning.reproduce.report.drawing import escape
 from tvr_lightning.reproduce.view import DIRECTIONS, Line, TableView
 
@@ -81,7 +81,7 @@ def _row(view: TableView, line: Line) -> str:
 def _published(row: PublishedRow, metric: str, value: float | None) -> str:
     if value is None:
         return f"<td>{NOTHING}</td>"
-    return f'<td data-published="{escape(printed_place(row))}" data-field="{metric}">{value:.1f}</td>'
+    return f'<td data-published="{escape(printed_place(row))}" data-field="{metric}">{printed_figure(value)}</td>'
 
 
 def printed_place(row: PublishedRow) -> str:
