@@ -110,7 +110,7 @@ def draw_balance(arrays: Arrays, key: str) -> list[Chart]:
         spread.axvline(1.0, color=COLOURS[2], linewidth=1)
         spread.set_title(f"{words}: spread of the mass")
         ticks = range(MOST_MASS + 1)
-        spread.set_xticks(ticks, [*map(str, ticks[:-1]), f"{MOST_MASS} and more"])
+        spread.set_xticks(ticks, [*map(str, ticks[:-1]), f"{MOST_MASS} and\nmore"])
         spread.set_xlabel("mass over share")
         spread.set_ylabel("items")
         filled = arrays[f"{name}.items"] > 0
@@ -120,7 +120,7 @@ def draw_balance(arrays: Arrays, key: str) -> list[Chart]:
             rates.plot(
                 where, 100 * arrays[f"{name}.{field}"][filled], marker="o", markersize=3, color=colour, label=label
             )
-        rates.set_xticks(range(len(filled)), [f"{edge:g}" for edge in arrays[f"{name}.edges"]])
+        rates.set_xticks(range(len(filled)), [f"{edge:g}" for edge in arrays[f"{name}.edges"]], rotation=60)
         rates.set_title(f"{words}: errors at rank 1")
         rates.set_xlabel("mass over share, from")
         rates.set_ylabel("errors, %")

@@ -147,6 +147,7 @@ def _errors(table: str, pairs: Sequence[Pair], arrays: dict[str, Arrays]) -> Cha
         axis.set_xticks(range(len(names)), names)
         axis.set_ylabel("normalisation error")
         axis.set_title(words)
+        axis.margins(y=0.4)  # room for the legend
         axis.legend()
     return to_chart(
         figures,

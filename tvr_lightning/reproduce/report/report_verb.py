@@ -67,8 +67,13 @@ def _parts(cards: Sequence[Card], directory: Path, tables_only: bool) -> Iterato
         yield map(make, cards)
         return
     threads = max(1, (os.cpu_count() or 1) // processes)
-    with ProcessPoolExecutor(processes, worker_context(), _limit_threads, (threads,)) as pool:
-        yield pool.map(make, cards)
+    own = torch.get_num_threads()
+    torch.set_num_threads(threads)  # more threads than cores wait for each other without sleeping
+    try:
+        with ProcessPoolExecutor(processes, worker_context(), _limit_threads, (threads,)) as pool:
+            yield pool.map(make, cards)
+    finally:
+        torch.set_num_threads(own)
 
 
 def _limit_threads(threads: int) -> None:

@@ -24,6 +24,7 @@ from tvr_lightning.reproduce.report.drawing import (
 from tvr_lightning.reproduce.report.material import Material
 
 TITLE = "Attention of sentence and words over frames"
+_MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
 ATTENDED = 2
 """Pairs whose attention is shown."""
 
@@ -169,11 +170,12 @@ def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
     """
     charts = []
     for place, caption in enumerate(arrays["captions"]):
-        words = [str(word) for word in arrays["words"][place] if word]
+        words = [_MARKS.get(str(word), str(word)) for word in arrays["words"][place] if word]
         weights = arrays["weights"][place][: len(words)]
         frames = weights.shape[1]
         figures, _ = new_figure(1, height=1.1 + 0.17 * len(words))
         figures[0].clear()
+        figures[0].subplots_adjust(left=0.26, right=0.83)  # room for words, and for the scale
         strip, axis = figures[0].subplots(2, 1, sharex=True, height_ratios=(1, max(1, 0.5 * len(words))))
         across = (0.5, frames + 0.5)
         strip.imshow(np.concatenate(list(arrays["strips"][place]), axis=1), aspect="auto", extent=(*across, 0, 1))
