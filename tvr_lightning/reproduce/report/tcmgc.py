@@ -192,7 +192,7 @@ def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
         axis.set_xticks(range(1, frames + 1, 1 + (frames - 1) // 12))
         axis.set_xlabel("frame")
         scale = figures[0].colorbar(shown, ax=[strip, axis], fraction=0.06, pad=0.03)
-        scale.ax.set_title("weight")
+        scale.ax.set_title("weight", loc="left")
         alt = "A row of frames, and below it a heat map of the sentence and the words, one row each, over them."
         drawn = to_chart(figures, f"{key}-attention{place}", "", alt)
         html = f"<h4>“{escape(caption)}”</h4>{drawn.svg}"
