@@ -144,7 +144,7 @@ def new_figure(panels: int, height: float = 2.4, width: float = PANEL) -> tuple[
         axes.append(figure.subplots())
         # Fixed margins in inches: matplotlib's own layouts draw everything several times.
         figure.subplots_adjust(
-            left=0.75 / width, right=1 - 0.22 / width, bottom=0.55 / height, top=1 - 0.3 / height, hspace=0.1
+            left=0.75 / width, right=1 - 0.22 / width, bottom=0.62 / height, top=1 - 0.3 / height, hspace=0.1
         )
         figures.append(figure)
     return figures, axes

@@ -175,7 +175,7 @@ def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
         frames = weights.shape[1]
         figures, _ = new_figure(1, height=1.1 + 0.17 * len(words))
         figures[0].clear()
-        figures[0].subplots_adjust(left=0.26, right=0.83)  # room for words, and for the scale
+        figures[0].subplots_adjust(left=0.26, right=0.83, hspace=0.03, top=0.97)  # room for words, and for the scale
         strip, axis = figures[0].subplots(2, 1, sharex=True, height_ratios=(1, max(1, 0.5 * len(words))))
         across = (0.5, frames + 0.5)
         strip.imshow(np.concatenate(list(arrays["strips"][place]), axis=1), aspect="auto", extent=(*across, 0, 1))
@@ -191,9 +191,17 @@ def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
         axis.set_yticks(range(len(words)), words)
         axis.set_xticks(range(1, frames + 1, 1 + (frames - 1) // 12))
         axis.set_xlabel("frame")
-        figures[0].colorbar(shown, ax=[strip, axis], label="weight, mean over heads", fraction=0.06, pad=0.03)
+        scale = figures[0].colorbar(shown, ax=[strip, axis], fraction=0.06, pad=0.03)
+        scale.ax.set_title("weight", loc="left")
         alt = "A row of frames, and below it a heat map of the sentence and the words, one row each, over them."
         drawn = to_chart(figures, f"{key}-attention{place}", "", alt)
         html = f"<h4>“{escape(caption)}”</h4>{drawn.svg}"
-        charts.append(Chart(TITLE, alt, html=html, note="TC-MGC, Fig. 11, which joins words and frames by lines."))
+        charts.append(
+            Chart(
+                TITLE,
+                alt,
+                html=html,
+                note="TC-MGC, Fig. 11, which joins words and frames by lines; weights are means over heads.",
+            )
+        )
     return charts
