@@ -59,7 +59,7 @@ def test_curves_are_those_that_the_run_logged(folder):
 
 def test_ranks_of_the_sheet_are_the_cards(folder):
     (card,) = read_folder(folder).values()
-    ranks, _ = read_ranks(card, folder / "cards", "text_to_video")
+    ranks, _ = read_ranks(card.key, folder / "cards", "text_to_video")
     assert set(measure_sheet(load_material(card, folder / "cards"))["rank"]) <= set(ranks.expected().tolist())
 
 

@@ -157,18 +157,18 @@ def write_ranks(path: Path, asked: Mapping[Asked, tuple[Ranks, Tensor]]) -> None
     temporary.replace(path)
 
 
-def read_ranks(card: Card, folder: Path, direction: Asked) -> tuple[Ranks, Tensor]:
+def read_ranks(key: str, folder: Path, direction: Asked) -> tuple[Ranks, Tensor]:
     """Read the stored ranks of a finished run.
 
     Args:
-        card: of the run.
+        key: of its card.
         folder: of the cards.
         direction: whose queries.
 
     Returns:
         The ranks by rising query index, and the (Q,) int64 video of each query.
     """
-    frame = pd.read_parquet(ranks_path(card_path(folder, card.key)))
+    frame = pd.read_parquet(ranks_path(card_path(folder, key)))
     frame = frame[frame["direction"] == direction].sort_values("index")
     better, tied, index, video = (torch.tensor(frame[name].to_numpy()) for name in ("better", "tied", "index", "video"))
     return Ranks(better=better, tied=tied, index=index), video

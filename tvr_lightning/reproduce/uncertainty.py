@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist, mean, stdev
 
@@ -23,7 +24,7 @@ from tvr_lightning.evaluation.statistics import (
     recall_values,
     resample,
 )
-from tvr_lightning.reproduce.card import Asked, Card, CardDirection, read_ranks
+from tvr_lightning.reproduce.card import Asked, Card, CardDirection, card_path, ranks_path, read_ranks
 
 RESAMPLES = 10_000
 RECALLS = (1, 5, 10)
@@ -92,12 +93,33 @@ def _drawn(card: Card, folder: Path, direction: CardDirection, metric: str) -> T
     if metric == "SumR":
         texts, videos = (_drawn(card, folder, each, "RSum") for each in ("text_to_video", "video_to_text"))
         return texts + videos if texts is not None and videos is not None and _same_videos(card, folder) else None
-    found = per_query(metric)
-    if found is None:
+    if per_query(metric) is None:
         return None
+    return _resampled(card.key, folder, _written(card, folder), _asked(direction, metric), metric)
+
+
+# A baseline is read and drawn for every run that is compared with it, and a run for every metric.
+@lru_cache(maxsize=256)
+def _resampled(key: str, folder: Path, written: int, asked: Asked, metric: str) -> Tensor:
+    found = per_query(metric)
+    assert found is not None
     values_of, statistic = found
-    ranks, video = read_ranks(card, folder, _asked(direction, metric))
+    ranks, video = _read(key, folder, written, asked)
     return resample(values_of(ranks), video, statistic, resamples=RESAMPLES)
+
+
+@lru_cache(maxsize=256)
+def _read(key: str, folder: Path, _written: int, asked: Asked) -> tuple[Ranks, Tensor]:
+    return read_ranks(key, folder, asked)
+
+
+def _ranks(card: Card, folder: Path, asked: Asked) -> tuple[Ranks, Tensor]:
+    return _read(card.key, folder, _written(card, folder), asked)
+
+
+def _written(card: Card, folder: Path) -> int:
+    """When a run's ranks were written: made again, they are read again."""
+    return ranks_path(card_path(folder, card.key)).stat().st_mtime_ns
 
 
 def _asked(direction: CardDirection, metric: str) -> Asked:
@@ -105,7 +127,7 @@ def _asked(direction: CardDirection, metric: str) -> Asked:
 
 
 def _same_videos(card: Card, folder: Path) -> bool:
-    texts, videos = (read_ranks(card, folder, each)[1].unique() for each in ("text_to_video", "video_to_text"))
+    texts, videos = (_ranks(card, folder, each)[1].unique() for each in ("text_to_video", "video_to_text"))
     return torch.equal(texts, videos)
 
 
@@ -135,7 +157,7 @@ def compare_runs(
     cards = [*first, *second]
     if any((card.accuracy() is None) == (metric == "accuracy") for card in cards) or len(set(map(_data, cards))) > 1:
         return None
-    stored = [read_ranks(card, folder, _asked(direction, metric)) for card in cards]
+    stored = [_ranks(card, folder, _asked(direction, metric)) for card in cards]
     if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
         return None
     drawn = [_drawn(card, folder, direction, metric) for card in cards]
@@ -173,7 +195,7 @@ def _averaged(cards: Sequence[Card], folder: Path, direction: CardDirection, met
     """Per-query values over seeds, and the video of each query."""
     found = per_query(metric)
     assert found is not None
-    stored = [read_ranks(card, folder, _asked(direction, metric)) for card in cards]
+    stored = [_ranks(card, folder, _asked(direction, metric)) for card in cards]
     return torch.stack([found[0](ranks) for ranks, _ in stored]).mean(0), stored[0][1]
 
 
@@ -189,7 +211,7 @@ def unrelated_queries(card: Card, folder: Path, direction: CardDirection) -> tup
         folder: of the cards.
         direction: of the queries.
     """
-    ranks, video = read_ranks(card, folder, direction)
+    ranks, video = _ranks(card, folder, direction)
     return len(ranks), len(video.unique()), effective_queries(recall_values(1)(ranks), video)
 
 

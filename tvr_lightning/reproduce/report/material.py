@@ -105,7 +105,7 @@ def load_material(card: Card, cards: Path) -> Material:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     material = encode_test_split(module.to(device).eval(), data)
     material.post_processing = results["post_processing"]
-    ranks, _ = read_ranks(card, cards, "text_to_video")
+    ranks, _ = read_ranks(card.key, cards, "text_to_video")
     if torch.equal(ranks.index, material.text_index):  # else the run left texts out, and its ranks are of others
         material.ranks = ranks.expected().double()
     return material
