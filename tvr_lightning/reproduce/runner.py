@@ -113,12 +113,12 @@ def carry_out(plan: Plan, folders: Folders, say: Say = print, engine: Engine | N
         CardError: a card in the folder cannot be used.
         RunnerError: another invocation makes runs in the same folder.
     """
-    with _alone(folders.out):
+    with _alone(folders.out, say):
         return _carry_out(plan, folders, say, engine)
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def _alone(out: Path, say: Say) -> Iterator[None]:
     """Hold the folder: two invocations would write into each other's runs. The system drops the lock of the dead."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".lock").open("w") as file:
@@ -126,6 +126,8 @@ def _alone(out: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunnerError(f"another tvr reproduce works in {out}; wait for it, or give another --out") from error
+        except OSError as error:  # Lustre, for one, is often mounted without locks
+            say(f"{out} is on a disk without file locks ({error}): start no second tvr reproduce in it")
         yield
 
 
