@@ -1,7 +1,6 @@
 """Every run of every table is built, takes a training step and is evaluated, on its own synthetic dataset."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,7 @@ def test_a_run_trains_a_step_and_is_evaluated(table, run_name, folder):
         place = folder / "runs" / run.key
         place.mkdir(parents=True)
         arguments = arguments_of(run, place, checkpoint)
-        path = execute(RunOrder(run.plain(), arguments, str(cards), time.time()))
+        path = execute(RunOrder(run.plain(), arguments, str(cards), str(place)))
         card = read_card(path)
         assert card.status == "finished"
         assert card.steps == 1
