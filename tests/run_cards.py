@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
-from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.plan import PlannedRun
 
@@ -19,18 +19,31 @@ def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, *
     scores = torch.randn(queries, queries) + quality * torch.eye(queries)
     ranks = text_to_video_ranks(scores, own), video_to_text_ranks(scores, own)
     rows = [summarize(each, (1, 5, 10)) for each in ranks]
-    results = {
-        "method": "Method", "dataset": "MSR-VTT", "protocol": "1k-A", "select_on": "last", "precision": "32-true",
+    found = {
         "text_to_video": rows[0], "video_to_text": rows[1], "sum_of_recalls": sum_of_recalls(*rows),
         "texts": queries, "videos": queries, "partial": False, "post_processing": None, "transductive": False,
-        "marks": [], "skipped": [], "seed": run.seed or 0,
+        "marks": [],
+    }  # fmt: skip
+    return _written(run, cards, found, dict(zip(DIRECTIONS, ((each, own) for each in ranks), strict=True)), changes)
+
+
+def make_answers(run: PlannedRun, cards: Path, right: int, questions: int = 40) -> Card:
+    """Write the card of a run that answers `right` questions of two per video."""
+    place = torch.arange(questions)
+    hits = Ranks(better=(place >= right).long(), tied=torch.ones_like(place), index=place)
+    found = {"evaluation": {"accuracy": 100 * right / questions, "questions": questions}}
+    return _written(run, cards, found, {"question": (hits, place // 2)}, {})
+
+
+def _written(run, cards, found, ranks, changes) -> Card:
+    results = {
+        "method": "Method", "dataset": "MSR-VTT", "protocol": "1k-A", "select_on": "last", "precision": "32-true",
+        "skipped": [], "seed": run.seed or 0, "config": {"seed_everything": 0, "model": {}, "data": {}}, **found,
     }  # fmt: skip
     card = Card(run.key, run.name, "finished", run.plain(), results=results, steps=10, epochs=1, seconds=30.0,
                 peak_memory_mib=800.0)  # fmt: skip
     for name, value in changes.items():
         setattr(card, name, value)
-    write_ranks(
-        ranks_path(card_path(cards, run.key)), dict(zip(DIRECTIONS, ((each, own) for each in ranks), strict=True))
-    )
+    write_ranks(ranks_path(card_path(cards, run.key)), ranks)
     write_card(card, cards)
     return card

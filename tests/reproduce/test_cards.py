@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_cards import make_card
+from run_cards import make_answers, make_card
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.metrics import summarize
-from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.reproduce.card import read_card, read_cards, read_ranks, write_card, write_ranks
-from tvr_lightning.reproduce.plan import Setting, make_plan
+from tvr_lightning.reproduce.card import read_card, read_cards, read_ranks
+from tvr_lightning.reproduce.plan import PlannedRun, Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.reproduce.uncertainty import compare_runs, measure
 
@@ -80,11 +79,7 @@ def test_two_cards_that_claim_the_same_line_are_refused(card, path):
 
 
 def test_question_answering_has_an_accuracy_and_no_ranks(card, path):
-    card.results = {"evaluation": {"accuracy": 47.5}}
-    wrong = (torch.arange(40) < 21).long()
-    hits = Ranks(better=wrong, tied=torch.ones(40, dtype=torch.int64), index=torch.arange(40))
-    write_ranks(path.with_suffix(".parquet"), {"question": (hits, torch.arange(40) // 2)})
-    write_card(card, path.parent)
+    card = make_answers(PlannedRun(**card.run), path.parent, right=19)
     assert read_card(path).accuracy() == 47.5
     assert read_card(path).metrics("text_to_video") == {}
     found = measure([card], path.parent, "text_to_video", "accuracy")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import open_browser
-from run_cards import make_card
+from run_cards import make_answers, make_card
 
 from tvr_lightning.reproduce.card import CardError
 from tvr_lightning.reproduce.plan import Setting, make_plan
@@ -31,7 +31,6 @@ from tvr_lightning.reproduce.uncertainty import measure
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SOURCES = ("data-card", "data-published", "data-figures", "data-profile")
 EMPTY = {"meta", "img", "br"}
-CONFIG = {"seed_everything": 0, "model": {}, "data": {}}
 
 
 class Texts(HTMLParser):
@@ -65,8 +64,7 @@ def folder(tmp_path):
     plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, fixture_videos=20, seeds=(0, 1)))
     for name, quality in (("clip4clip", 1.0), ("baseline", 1.5), ("gare", 3.0)):
         for place, key in enumerate(plan.chosen[f"gare-1/{name}"]):
-            card = make_card(plan.runs[key], tmp_path / "cards", quality + place)
-            card.results["config"] = CONFIG
+            make_card(plan.runs[key], tmp_path / "cards", quality + place)
     key = plan.chosen["gare-1/x-pool"][0]
     make_card(plan.runs[key], tmp_path / "cards", 1.0, status="failed", results=None, error="out of <memory>")
     write_profile(profile("GARE"), tmp_path / "profiles")
@@ -97,7 +95,10 @@ def comparable(tmp_path):
         for run in runs:
             for place, key in enumerate(plan.chosen.get(f"{table}/{run}", [])):
                 if not (tmp_path / "cards" / f"{key}.json").is_file():
-                    make_card(plan.runs[key], tmp_path / "cards", 2.0 + place).results["config"] = CONFIG
+                    make_card(plan.runs[key], tmp_path / "cards", 2.0 + place)
+    answers = make_plan([load_table("dpdv-s4", RECIPES)], Setting(RECIPES, tmp_path, seeds=(0, 1)))
+    for place, run in enumerate(answers.runs.values()):
+        make_answers(run, tmp_path / "cards", 19 + place)
     return tmp_path
 
 
@@ -137,6 +138,7 @@ def test_every_number_of_the_page_is_found_in_a_source(name, request):
     else:
         assert checked["minus published"] >= 6
         assert checked["results.sum_of_recalls"] > 0
+        assert checked["results.evaluation.accuracy"] > 0
 
 
 def test_a_number_without_a_source_is_noticed(comparable):
@@ -180,7 +182,8 @@ def check_numbers(text, cards, folder, arrays, views, profiles):
     for row in published_rows():
         method = f"{row.method}, {row.variant}" if row.variant else row.method
         named |= {method, row.method, row.dataset, row.backbone, row.direction}
-    checked = dict.fromkeys((*SOURCES, "minus published", "words", "results.sum_of_recalls"), 0)
+    fields = ("results.sum_of_recalls", "results.evaluation.accuracy")
+    checked = dict.fromkeys((*SOURCES, "minus published", "words", *fields), 0)
     page_texts = Texts(text)
     labels = [attrs[name] for _, attrs in page_texts.tags for name in ("aria-label", "alt", "title") if attrs.get(name)]
     texts = [(label, []) for label in labels] + page_texts.found
@@ -211,7 +214,8 @@ def check_numbers(text, cards, folder, arrays, views, profiles):
         assert words == expected, sources
         checked[next(name for name in SOURCES if name in sources)] += 1
         checked["minus published"] += "minus published" in sources.get("data-of", "")
-        checked["results.sum_of_recalls"] += sources.get("data-field") == "results.sum_of_recalls"
+        for field in fields:
+            checked[field] += sources.get("data-field") == field
     assert not unsourced, "these bear no source"
     return checked
 
