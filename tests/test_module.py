@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
-from tvr_lightning.module import CheckpointError, NonFiniteLossError, Temperature, first_of_each
+from tvr_lightning.module import NonFiniteLossError, Temperature, first_of_each
 
 
 @pytest.fixture(scope="module")

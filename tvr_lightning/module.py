@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.distributed import Gather, gather_objects, gather_record, gather_tensor, rank, world_size
 from tvr_lightning.encoders.base import Encoder
@@ -62,10 +63,6 @@ class Temperature(nn.Module):
     def clamp(self) -> None:
         """Keep the inverse temperature at or below 100."""
         self.logit_scale.clamp_(max=self.maximum)
-
-
-class CheckpointError(UserError, RuntimeError):
-    """A checkpoint of another method or of other sizes; says what was found and what fits."""
 
 
 class NonFiniteLossError(UserError, RuntimeError):

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
 from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
@@ -19,7 +20,7 @@ from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.losses import info_nce
 from tvr_lightning.methods import DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, XPool
 from tvr_lightning.methods.ncl import EmptyQueueError, normalized_logits
-from tvr_lightning.module import CheckpointError, RetrievalModule
+from tvr_lightning.module import RetrievalModule
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe

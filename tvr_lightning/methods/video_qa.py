@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.records import SplitName
@@ -38,7 +39,7 @@ from tvr_lightning.evaluation.answers import AnswerAccuracy, AnswerEvaluation, e
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
-from tvr_lightning.module import CheckpointError, NonFiniteLossError, RetrievalModule, first_of_each
+from tvr_lightning.module import NonFiniteLossError, RetrievalModule, first_of_each
 from tvr_lightning.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.sharding import shard
 

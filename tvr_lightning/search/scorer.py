@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tvr_lightning.methods
+from tvr_lightning.checkpoints import check_classes, read_checkpoint
 from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
 from tvr_lightning.data.sampling import FrameSampling
@@ -178,13 +178,9 @@ def _mean_pooling(source: ScorerSource) -> RetrievalModule:
 
 
 def _from_checkpoint(path: Path) -> tuple[RetrievalModule, dict[str, Any]]:
-    if not path.is_file():
-        raise SearchError(f"{path}: no such checkpoint")
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        class_path = str(saved["hyper_parameters"]["_class_path"])
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
-        raise SearchError(f"{path}: not a checkpoint that tvr fit or tvr convert wrote ({error})") from error
+    saved = read_checkpoint(path)
+    check_classes(path, saved)
+    class_path = str(saved["hyper_parameters"].get("_class_path"))
     kind = getattr(tvr_lightning.methods, class_path.rpartition(".")[2], None)
     if kind is None or not issubclass(kind, RetrievalModule):
         raise SearchError(f"{path}: holds {class_path}; searching needs the checkpoint of a retrieval method")
