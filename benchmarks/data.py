@@ -36,15 +36,15 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.data.collate import collate
 from tvr_lightning.data.datasets import VideoDataset, VideoReader
 from tvr_lightning.data.records import Split, VideoRecord
-from tvr_lightning.data.store import FeatureStore
 from tvr_lightning.data.stored import FeatureReader
 from tvr_lightning.data.video import read_clip
 from tvr_lightning.data.workers import worker_context
 from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
-from tvr_lightning.encoders.extract import extract
-from tvr_lightning.encoders.extract_plan import ExtractOptions, ExtractReport, ExtractSource
-from tvr_lightning.encoders.extract_source import FILES, source_of_files
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
+from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource
+from tvr_lightning.extract.run import extract
+from tvr_lightning.extract.source import FILES, source_of_files
+from tvr_lightning.store.reader import FeatureStore
 
 FRAMES, SIZE, BATCH = 12, 224, 8
 CROP = ResizeCentreCrop(SIZE)

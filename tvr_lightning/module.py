@@ -20,7 +20,6 @@ from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.distributed import Gather, gather_objects, gather_record, gather_tensor, rank, world_size
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.encoders.stored import check_store
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.bank import bank_loaders
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -29,6 +28,7 @@ from tvr_lightning.evaluation.normalization import Bank, Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
 from tvr_lightning.evaluation.sources import Shard
+from tvr_lightning.extract.check import check_store
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.gradient_cache import encode_in_chunks
 from tvr_lightning.losses import LogitMap, info_nce, local_info_nce

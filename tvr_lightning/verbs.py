@@ -21,12 +21,12 @@ from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.captioner import MODEL, PROMPT, CaptionOptions, caption, load_captioner
-from tvr_lightning.encoders.extract import extract
-from tvr_lightning.encoders.extract_plan import Engine, ExtractOptions, ExtractSource, What
-from tvr_lightning.encoders.extract_source import source_of_data, source_of_files
-from tvr_lightning.encoders.extract_verify import verify as compare_store
-from tvr_lightning.encoders.store import StoreDtype
+from tvr_lightning.extract.plan import Engine, ExtractOptions, ExtractSource, What
+from tvr_lightning.extract.run import extract
+from tvr_lightning.extract.source import source_of_data, source_of_files
+from tvr_lightning.extract.verify import verify as compare_store
 from tvr_lightning.recipe import RecipeError, data_from_recipe, from_recipe
+from tvr_lightning.store.writer import StoreDtype
 
 Dataset = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.data.synthetic.generate import synthesize
-from tvr_lightning.encoders.extract import extract
-from tvr_lightning.encoders.extract_plan import ExtractOptions
-from tvr_lightning.encoders.extract_source import source_of_data
+from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.extract.run import extract
+from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.recipe import from_recipe
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"

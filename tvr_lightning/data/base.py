@@ -29,11 +29,11 @@ from tvr_lightning.data.records import (
 from tvr_lightning.data.recover_captions import MissingCaptions, RecoverCaptions, find_captions, read_captions
 from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, check_divisible
 from tvr_lightning.data.sampling import FrameSampling
-from tvr_lightning.data.store import FeatureStore
-from tvr_lightning.data.store_format import StoreError
 from tvr_lightning.data.stored import FeatureReader, open_store
 from tvr_lightning.data.subsets import draw_videos, hold_out
 from tvr_lightning.data.workers import worker_context
+from tvr_lightning.store.reader import FeatureStore
+from tvr_lightning.store.shard import StoreError
 
 STAGES: dict[str | None, tuple[SplitName, ...]] = {
     "fit": ("train", "val"),

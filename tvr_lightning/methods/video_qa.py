@@ -33,10 +33,10 @@ from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.distributed import gather_objects, gather_record, gather_tensor, world_size
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.encoders.stored import check_store
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerAccuracy, AnswerEvaluation, evaluate_answers, frequent_answers
 from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.extract.check import check_store
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
 from tvr_lightning.module import NonFiniteLossError, RetrievalModule, first_of_each

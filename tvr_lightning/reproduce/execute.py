@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from tvr_lightning.encoders.extract import extract
-from tvr_lightning.encoders.extract_plan import ExtractOptions
-from tvr_lightning.encoders.extract_source import source_of_data
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.extract.run import extract
+from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
 from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.fingerprint import code_fingerprint, config_fingerprint

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvr_lightning.encoders.extract_source import SUFFIXES
+from tvr_lightning.extract.source import SUFFIXES
 from tvr_lightning.search.errors import SearchError
 
 

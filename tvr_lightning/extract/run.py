@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.store_format import Part
 from tvr_lightning.data.workers import worker_context
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.encoders.extract_batch import EncodedBatch, Videos, encode, join
-from tvr_lightning.encoders.extract_plan import ExtractOptions, ExtractReport, ExtractSource, fingerprints, parts_of
-from tvr_lightning.encoders.extract_ray import encoded_by_ray
-from tvr_lightning.encoders.store import StoreItem, StoreWriter
+from tvr_lightning.extract.batch import EncodedBatch, Videos, encode, join
+from tvr_lightning.extract.cluster import encoded_by_ray
+from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, fingerprints, parts_of
+from tvr_lightning.store.shard import Part
+from tvr_lightning.store.writer import StoreItem, StoreWriter
 
 
 @contextlib.contextmanager

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tvr_lightning.data.store import FeatureStore
-from tvr_lightning.data.store_format import StoreError
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.encoders.extract_plan import encoder_fingerprint
+from tvr_lightning.extract.plan import encoder_fingerprint
+from tvr_lightning.store.reader import FeatureStore
+from tvr_lightning.store.shard import StoreError
 
 
 def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncoder | None = None) -> str:

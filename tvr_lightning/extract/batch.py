@@ -13,10 +13,10 @@ from tvr_lightning.data.audio import AudioError
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.datasets import VideoReader
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.store_format import Part, StoreError
 from tvr_lightning.data.video import VideoError
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.store.shard import Part, StoreError
 
 
 @dataclass

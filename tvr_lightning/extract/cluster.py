@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.store_format import Part
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.encoders.extract_batch import EncodedBatch, Videos, encode, join
-from tvr_lightning.encoders.extract_plan import ExtractOptions, ExtractSource
 from tvr_lightning.errors import UserError
+from tvr_lightning.extract.batch import EncodedBatch, Videos, encode, join
+from tvr_lightning.extract.plan import ExtractOptions, ExtractSource
+from tvr_lightning.store.shard import Part
 
 
 class RayError(UserError, RuntimeError):

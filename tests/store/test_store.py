@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tvr_lightning.data.store import FeatureStore
-from tvr_lightning.data.store_format import StoreError
-from tvr_lightning.encoders.store import StoreItem, StoreWriter
+from tvr_lightning.store.reader import FeatureStore
+from tvr_lightning.store.shard import StoreError
+from tvr_lightning.store.writer import StoreItem, StoreWriter
 
 WIDTH, FRAMES, WORDS = 8, 4, 6
 MADE = {

@@ -14,7 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tvr_lightning.data.store_format import (
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.store.shard import (
     FINGERPRINT_FIELDS,
     MANIFEST,
     PARTS,
@@ -29,7 +30,6 @@ from tvr_lightning.data.store_format import (
     shard_problem,
     text_id,
 )
-from tvr_lightning.features import TextFeatures, VideoFeatures
 
 Span = tuple[float, float] | None
 VideoKey = tuple[str, str, Span]

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from tvr_lightning.data.store import Span
-from tvr_lightning.data.store_format import (
+from tvr_lightning.store.reader import Span
+from tvr_lightning.store.shard import (
     FORMAT,
     HEADER,
     MANIFEST,

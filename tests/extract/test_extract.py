@@ -17,20 +17,20 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import MissingData
-from tvr_lightning.data.store import FeatureStore
-from tvr_lightning.data.store_format import StoreError
 from tvr_lightning.data.synthetic.generate import synthesize
-from tvr_lightning.encoders.extract import extract
-from tvr_lightning.encoders.extract_plan import ExtractOptions
-from tvr_lightning.encoders.extract_source import source_of_data, source_of_files
-from tvr_lightning.encoders.extract_verify import verify
-from tvr_lightning.encoders.stored import check_store
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.errors import MissingAssetError
+from tvr_lightning.extract.check import check_store
+from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.extract.run import extract
+from tvr_lightning.extract.source import source_of_data, source_of_files
+from tvr_lightning.extract.verify import verify
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.optim import OptimizerConfig
+from tvr_lightning.store.reader import FeatureStore
+from tvr_lightning.store.shard import StoreError
 
 DATA = {"frames": 3, "words": 12, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 FORK = multiprocessing.get_context("fork")

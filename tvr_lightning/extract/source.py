@@ -11,9 +11,9 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.datasets import ClipReader
 from tvr_lightning.data.records import SplitName, VideoRecord
 from tvr_lightning.data.sampling import FrameSampling
-from tvr_lightning.encoders.extract_plan import ExtractSource
-from tvr_lightning.encoders.store import StoreItem
 from tvr_lightning.errors import MissingAssetError
+from tvr_lightning.extract.plan import ExtractSource
+from tvr_lightning.store.writer import StoreItem
 
 FILES = "files"
 SUFFIXES = frozenset(

@@ -1,0 +1,1 @@
+"""Features kept on disk: shards, the store that reads them, the writer; knows no dataset and no encoder."""
