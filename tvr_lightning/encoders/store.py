@@ -268,8 +268,7 @@ class StoreWriter:
         return None
 
     def _write(self, file: Path, data: bytes) -> None:
-        """Write a file so that it appears whole, under its name, and only once it is on the disk."""
-        self._guarded(file, lambda target: _write_whole(target, data))
+        self._guarded(file, lambda target: write_whole(target, data))
 
     def _guarded(self, file: Path, write: Any) -> None:
         try:
@@ -290,7 +289,12 @@ def _removed_on_failure(file: Path) -> Iterator[None]:
         raise
 
 
-def _write_whole(file: Path, data: bytes) -> None:
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a file so that it appears whole, under its name, and only once it is on the disk.
+
+    Raises:
+        OSError: it cannot be written; what had the name before is left as it was.
+    """
     temporary = file.with_name(file.name + TEMPORARY)
     with _removed_on_failure(temporary):
         with temporary.open("wb") as target:
