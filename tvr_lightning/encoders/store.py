@@ -30,6 +30,7 @@ from tvr_lightning.data.store_format import (
     Part,
     StoreError,
     differences,
+    own_path,
     read_header,
     read_manifest,
     shard_problem,
@@ -83,7 +84,8 @@ class StoreWriter:
         dtype: of the features on disk.
 
     Raises:
-        StoreError: another process writes the store, or a part was made otherwise; both fingerprints are shown.
+        StoreError: another process writes the store, a part was made otherwise (both fingerprints are shown), or the
+            store names files outside its folder.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class StoreWriter:
     def __enter__(self) -> StoreWriter:
         """Lock the folder, check what is there, and write the header."""
         for folder in (SHARDS, MANIFEST_PARTS):
-            self._guarded(self.path / folder, lambda target: target.mkdir(parents=True, exist_ok=True))
+            self._guarded(own_path(self.path, folder), lambda target: target.mkdir(parents=True, exist_ok=True))
         self._lock = os.open(self.path, os.O_RDONLY)
         try:
             self._take_lock()
@@ -254,9 +256,11 @@ class StoreWriter:
             return f"{file}: cannot be read: {error}"
         part, number = file.stem.rsplit("-", 1)
         entries = rows.to_pylist()
-        shards = {(row["shard"], row["shard_sha256"], row["shard_bytes"]) for row in entries if row["shard"]}
+        shards = {
+            (row["shard"], row["shard_sha256"], row["shard_bytes"]) for row in entries if row["shard"] is not None
+        }
         for shard, sha256, size in shards:
-            problem = shard_problem(self.path / SHARDS / shard, sha256, size)
+            problem = shard_problem(own_path(self.path, SHARDS, shard), sha256, size)
             if problem:
                 return problem
             known.add(shard)
