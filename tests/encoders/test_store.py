@@ -1,5 +1,6 @@
 """A feature store gives back what was put in, or says what is wrong with it; whatever happens, it stays valid."""
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -293,6 +294,30 @@ def test_only_one_process_writes(store):
         ):
             pass
         assert len(FeatureStore(store)) == 6, "readers need no lock"
+
+
+def refuse_locks(descriptor, operation):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_on_a_disk_without_file_locks_a_store_is_written_with_a_warning(store, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", refuse_locks)
+    with (
+        pytest.warns(UserWarning, match="without file locks .*start no second tvr extract with the same --out"),
+        StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer,
+    ):
+        append_frames(writer, 6, 2)
+    assert len(FeatureStore(store)) == 8
+
+
+def test_a_store_that_cannot_be_locked_for_want_of_rights_says_what_stands_in_the_way(store):
+    (store / "writer.lock").unlink()
+    (store / "writer.lock").mkdir()
+    with (
+        pytest.raises(StoreError, match=r"writer\.lock cannot be written: Is a directory"),
+        StoreWriter(store, {"frames": MADE["frames"]}, COMMAND),
+    ):
+        pass
 
 
 def keep_writing(path, shards):

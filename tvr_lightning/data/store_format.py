@@ -6,6 +6,7 @@ A store is a folder:
     shards/frames-00000.safetensors   one tensor file per part and number
     manifest/frames-00000.parquet     the rows of that shard; it appears after the shard, and makes it count
     manifest.parquet                  all rows, once the store is sealed
+    writer.lock                       empty; who writes the store holds a lock on it
 
 Parts are "text" (sentence (n, D), words (R, D)), "frames" (R, D), "patches" (R, P, D) and "audio" (R, D_a); an item
 owns a range of the R rows. Files appear whole or not at all, so a reader may run beside a writer.
@@ -31,6 +32,7 @@ Fingerprint = Mapping[str, str]
 PARTS: tuple[Part, ...] = get_args(Part)
 FORMAT = 1
 HEADER, MANIFEST, MANIFEST_PARTS, SHARDS = "store.json", "manifest.parquet", "manifest", "shards"
+LOCK = "writer.lock"
 SHARD_NAME = re.compile(rf"({'|'.join(PARTS)})-[0-9]+\.safetensors")
 FINGERPRINT_FIELDS = ("encoder", "weights", "sampling", "preprocessing")
 SCHEMA = pa.schema(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from tvr_lightning.data.store import Span
 from tvr_lightning.data.store_format import (
     FORMAT,
     HEADER,
+    LOCK,
     MANIFEST,
     MANIFEST_PARTS,
     SCHEMA,
@@ -36,6 +36,7 @@ from tvr_lightning.data.store_format import (
     shard_problem,
     text_id,
 )
+from tvr_lightning.locks import held
 
 StoreDtype = Literal["float32", "float16"]
 TEMPORARY = ".writing"
@@ -95,7 +96,7 @@ class StoreWriter:
         self.fingerprints = {part: dict(values) for part, values in fingerprints.items()}
         self.command = command
         self.dtype: StoreDtype = dtype
-        self._lock: int | None = None
+        self._lock = contextlib.ExitStack()
         self._numbers: dict[str, set[int]] = {}
         self._done: dict[str, set[Any]] = {}
         self.mended: list[str] = []
@@ -104,19 +105,18 @@ class StoreWriter:
         """Lock the folder, check what is there, and write the header."""
         for folder in (SHARDS, MANIFEST_PARTS):
             self._guarded(own_path(self.path, folder), lambda target: target.mkdir(parents=True, exist_ok=True))
-        self._lock = os.open(self.path, os.O_RDONLY)
         try:
-            self._take_lock()
+            self._guarded(self.path / LOCK, self._take_lock)
             self._write_header()
             self._recover()
         except BaseException:
-            self._release()
+            self._lock.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         """Release the lock; what was appended stays."""
-        self._release()
+        self._lock.close()
 
     def done(self, part: Part) -> set[Any]:
         """Return the keys of the items that a part holds or has skipped."""
@@ -198,17 +198,9 @@ class StoreWriter:
             rows.append(row)
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
-    def _take_lock(self) -> None:
-        assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreError(f"another process writes the feature store {self.path}; wait for it or stop it") from error
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _take_lock(self, file: Path) -> None:
+        busy = StoreError(f"another process writes the feature store {self.path}; wait for it or stop it")
+        self._lock.enter_context(held(file, busy, "start no second tvr extract with the same --out"))
 
     def _write_header(self) -> None:
         file = self.path / HEADER
