@@ -1,6 +1,9 @@
 """Captioning with a tiny model of the real class: what is written, what a kill leaves, and what is refused."""
 
 import dataclasses
+import itertools
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -14,10 +17,10 @@ from tiny_captioner import WORDS, save_tiny_captioner
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.recover_captions import SCHEMA, read_captions
+from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
 from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.data.video import probe
-from tvr_lightning.encoders.caption_file import CaptionFileError
+from tvr_lightning.encoders.caption_file import CaptionFileError, CaptionJournal, MadeWith
 from tvr_lightning.encoders.captioner import (
     CaptionerError,
     CaptionOptions,
@@ -31,6 +34,8 @@ from tvr_lightning.recipe import data_from_recipe
 pytest.importorskip("transformers")
 # transformers tells of its own coming changes
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
+FORK = multiprocessing.get_context("fork")  # a spawned process spends its time importing torch
+MADE_WITH = MadeWith("somebody", "What is seen?", "0123456789abcdef", 2, "one frame of 28 pixels, 3 tokens")
 QUICK = {"segments": 3, "frames": 2, "image_size": 56, "max_new_tokens": 5, "num_workers": 0, "progress": False}
 
 
@@ -130,6 +135,64 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_file(table, videos, folder, t
     assert (report.kept, report.described) == (2, 3)
     pd.testing.assert_frame_equal(pd.read_parquet(out), table)
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def write_descriptions(out: Path, names: list[str]) -> list[str]:
+    """Describe those of the videos that the file lacks, as a run does; return their ids."""
+    with CaptionJournal(out, MADE_WITH) as journal:
+        missing = [name for name in names if name not in journal.described]
+        for name in missing:
+            journal.add([Description(name, number, number, number + 1.0, f"{name} {number}") for number in range(2)])
+        journal.finish(names)
+    return missing
+
+
+def killed_in_finish(out: Path, names: list[str], step: int) -> None:
+    """As `write_descriptions`, killed before this step of the package's code below `finish`."""
+    steps = iter(range(step))
+
+    def before(frame, event, _):
+        code = frame.f_code
+        if "tvr_lightning" not in code.co_filename or code.co_name in ("<listcomp>", "<dictcomp>", "_plain"):
+            return None
+        if event in ("line", "return") and next(steps, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return before
+
+    finish = CaptionJournal.finish
+
+    def traced(*arguments):
+        sys.settrace(before)
+        finish(*arguments)
+        sys.settrace(None)
+
+    CaptionJournal.finish = traced
+    write_descriptions(out, names)
+
+
+def test_killed_at_any_step_of_finishing_the_next_run_ends_in_the_right_file(tmp_path):
+    first, names = ["old", "other"], ["a", "b", "old"]
+    right = tmp_path / "right" / "captions.parquet"
+    write_descriptions(right, first)
+    write_descriptions(right, names)
+    described, finished = [], 0
+    for step in itertools.count():
+        out = tmp_path / str(step) / "captions.parquet"
+        write_descriptions(out, first)
+        process = FORK.Process(target=killed_in_finish, args=(out, names, step))
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        read_captions(out)
+        finished += out.read_bytes() == right.read_bytes()
+        described += write_descriptions(out, names)
+        assert out.read_bytes() == right.read_bytes()
+        assert sorted(path.name for path in out.parent.iterdir()) == [path.name for path in right.parent.iterdir()]
+    assert len(read_captions(right)) == 4
+    assert described == [], "what was described before the kill is not described again"
+    assert 0 < finished < step, "kills came before and after the file was whole"
 
 
 def test_a_finished_file_is_left_and_grows_with_the_videos(captioner, videos, tmp_path):

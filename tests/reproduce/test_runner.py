@@ -1,10 +1,12 @@
 """Runs in processes of their own on a real synthetic dataset: cards, failures, and what a kill costs."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,16 @@ def test_two_invocations_do_not_share_a_folder(root, tmp_path):
 
     (card,) = carry_out(plan, folders, [].append, Second()).values()
     assert card.status == "finished", card.error
+
+
+def test_on_a_disk_without_file_locks_runs_are_made_and_it_is_said(root, tmp_path, monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    said = []
+    assert carry_out(replace(tiny_plan(root, tmp_path), runs={}), Folders(tmp_path / "out"), said.append) == {}
+    assert any("without file locks" in line and "start no second tvr reproduce in it" in line for line in said)
 
 
 def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):

@@ -1,5 +1,6 @@
 """Indexing: what is kept, what is noticed, what survives a kill."""
 
+import errno
 import os
 import random
 import shutil
@@ -121,6 +122,15 @@ def test_two_writers_at_once(gallery, tmp_path, sources, indexed):
         with pytest.raises(BusyError, match="another process writes the index"):
             make(gallery, out, sources)
     assert make(gallery, out, sources).total == 8
+
+
+def test_on_a_disk_without_file_locks_the_index_is_written_with_a_warning(gallery, tmp_path, sources, monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.warns(UserWarning, match="without file locks .*start no second tvr index with the same --out"):
+        assert make(gallery, tmp_path / "index", sources).total == 8
 
 
 def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sources, tmp_path):

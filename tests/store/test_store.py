@@ -1,12 +1,16 @@
 """A feature store gives back what was put in, or says what is wrong with it; whatever happens, it stays valid."""
 
+import errno
 import multiprocessing
 import os
 import pickle
 import resource
+import shutil
 import signal
 import time
+from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -218,6 +222,61 @@ def test_a_folder_that_is_no_store_says_so(tmp_path, store):
         FeatureStore(store)
 
 
+def rename_shard(store, name):
+    """Have the manifests call the second shard otherwise; its checksum and length stay right."""
+    for file in (store / "manifest.parquet", store / "manifest" / "frames-00001.parquet"):
+        table = pq.read_table(file)
+        rows = table.to_pylist()
+        for row in rows:
+            row["shard"] = name if row["shard"] == "frames-00001.safetensors" else row["shard"]
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+
+
+@pytest.mark.parametrize("name", ["../../secret.safetensors", "{}/secret.safetensors", "..", "frames-00001", "C:x", ""])
+def test_a_shard_that_a_manifest_names_elsewhere_is_not_read(store, name):
+    secret = shutil.copy(store / "shards" / "frames-00001.safetensors", store.parent / "secret.safetensors")
+    rename_shard(store, name.format(store.parent))
+    for sealed in (True, False):
+        with pytest.raises(StoreError, match=r"manifest names the shard .* no file name of a shard"):
+            FeatureStore(store)
+        with (
+            pytest.raises(StoreError, match=r"manifest names the shard .* no file name of a shard"),
+            StoreWriter(store, {"frames": MADE["frames"]}, COMMAND),
+        ):
+            pass
+        if sealed:
+            (store / "manifest.parquet").unlink()
+    assert Path(secret).is_file()
+
+
+@pytest.mark.parametrize("place", ["shards/frames-00001.safetensors", "shards", "manifest"])
+def test_a_link_out_of_the_store_is_neither_read_nor_cleaned_up(store, place):
+    elsewhere = store.parent / "elsewhere"
+    (store / place).rename(elsewhere)
+    (store / place).symlink_to(elsewhere)
+    if elsewhere.is_dir():
+        (elsewhere / "thesis.txt").write_text("all of it", encoding="utf-8")
+    before = sorted(store.parent.rglob("*"))
+    if place != "manifest":  # whose rows are all that is read
+        with pytest.raises(StoreError, match=rf"{place}.* leads out of the feature store .*elsewhere"):
+            FeatureStore(store)
+    with (
+        pytest.raises(StoreError, match=rf"{place}.* leads out of the feature store .*elsewhere"),
+        StoreWriter(store, {"frames": MADE["frames"]}, COMMAND),
+    ):
+        pass
+    assert sorted(store.parent.rglob("*")) == before
+
+
+def test_a_store_may_itself_be_reached_by_a_link(store):
+    link = store.parent / "link"
+    link.symlink_to(store)
+    assert len(FeatureStore(link)) == 6
+    with StoreWriter(link, {"frames": MADE["frames"]}, COMMAND) as writer:
+        append_frames(writer, 6, 2)
+    assert len(FeatureStore(link)) == 8
+
+
 def test_an_unreadable_manifest_is_named_and_mended(store):
     (store / "manifest.parquet").write_bytes(b"garbage")
     with pytest.raises(StoreError, match="the manifest cannot be read"):
@@ -235,6 +294,30 @@ def test_only_one_process_writes(store):
         ):
             pass
         assert len(FeatureStore(store)) == 6, "readers need no lock"
+
+
+def refuse_locks(descriptor, operation):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_on_a_disk_without_file_locks_a_store_is_written_with_a_warning(store, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", refuse_locks)
+    with (
+        pytest.warns(UserWarning, match="without file locks .*start no second tvr extract with the same --out"),
+        StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer,
+    ):
+        append_frames(writer, 6, 2)
+    assert len(FeatureStore(store)) == 8
+
+
+def test_a_store_that_cannot_be_locked_for_want_of_rights_says_what_stands_in_the_way(store):
+    (store / "writer.lock").unlink()
+    (store / "writer.lock").mkdir()
+    with (
+        pytest.raises(StoreError, match=r"writer\.lock cannot be written: Is a directory"),
+        StoreWriter(store, {"frames": MADE["frames"]}, COMMAND),
+    ):
+        pass
 
 
 def keep_writing(path, shards):

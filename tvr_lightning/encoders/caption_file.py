@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.errors import UserError
+from tvr_lightning.store.writer import write_whole
 
 SETTINGS = b"tvr_captions"
 
@@ -111,12 +112,12 @@ class CaptionJournal:
         made: dict[str, Any] = {name: getattr(self.made_with, name) for name in ("model", "prompt", "weights_hash")}
         table = pa.Table.from_pylist([row | made for row in rows], schema=SCHEMA)
         table = table.replace_schema_metadata({SETTINGS: json.dumps(asdict(self.made_with)).encode()})
-        unfinished = self.out.with_name(self.out.name + ".partial")
-        pq.write_table(table, unfinished)
-        unfinished.replace(self.out)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        write_whole(self.out, bytes(sink.getvalue()))
         self.path.unlink(missing_ok=True)
 
-    def _take(self, descriptions: Sequence[Description]) -> None:
+    def _take(self, descriptions: Iterable[Description]) -> None:
         for description in descriptions:
             self._descriptions.setdefault(description.video_id, []).append(description)
 
@@ -128,8 +129,9 @@ class CaptionJournal:
         if not lines:
             return 0
         _check(self.path, json.loads(lines[0]), self.made_with)
+        there = self.described  # the file may hold all of it: a kill came after the file and before the journal's end
         for line in lines[1:]:
-            self._take([Description(**entry) for entry in json.loads(line)])
+            self._take(found for entry in json.loads(line) if (found := Description(**entry)).video_id not in there)
         return length
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import yaml
 
 from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.errors import UserError
+from tvr_lightning.locks import held
 from tvr_lightning.reproduce.card import Card, card_path, read_card, read_cards, write_card
 from tvr_lightning.reproduce.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
 from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, write_order
@@ -121,13 +121,8 @@ def carry_out(plan: Plan, folders: Folders, say: Say = print, engine: Engine | N
 def _alone(out: Path, say: Say) -> Iterator[None]:
     """Hold the folder: two invocations would write into each other's runs. The system drops the lock of the dead."""
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunnerError(f"another tvr reproduce works in {out}; wait for it, or give another --out") from error
-        except OSError as error:  # Lustre, for one, is often mounted without locks
-            say(f"{out} is on a disk without file locks ({error}): start no second tvr reproduce in it")
+    busy = RunnerError(f"another tvr reproduce works in {out}; wait for it, or give another --out")
+    with held(out / ".lock", busy, "start no second tvr reproduce in it", say):
         yield
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.data.video import VideoError, read_clip
 from tvr_lightning.encoders.captioner import load_captioner
 from tvr_lightning.features import VideoFeatures
+from tvr_lightning.locks import held
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import Catalog, Entry
 from tvr_lightning.search.errors import BusyError, SearchError
@@ -192,19 +192,14 @@ def _absolute(source: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
     """Hold the index's lock; the system lets it go however the process ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise SearchError(f"{folder}: cannot be written: {error.strerror}") from error
-    try:
+    busy = BusyError(f"another process writes the index {folder}; wait for it or stop it")
+    with contextlib.ExitStack() as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyError(f"another process writes the index {folder}; wait for it or stop it") from error
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(held(folder / LOCK, busy, "start no second tvr index with the same --out"))
+        except OSError as error:
+            raise SearchError(f"{folder}: cannot be written: {error.strerror or error}") from error
         yield
-    finally:
-        os.close(lock)
 
 
 @dataclass

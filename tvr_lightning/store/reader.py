@@ -25,6 +25,7 @@ from tvr_lightning.store.shard import (
     Part,
     StoreError,
     differences,
+    own_path,
     read_header,
     read_manifest,
     shard_problem,
@@ -81,7 +82,7 @@ class FeatureStore:
         path: the store's folder.
 
     Raises:
-        StoreError: there is no store, or its manifest cannot be read.
+        StoreError: there is no store, its manifest cannot be read, or it names a shard outside the folder.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -89,6 +90,7 @@ class FeatureStore:
         self.header = read_header(self.path)
         table = read_manifest(self.path, READ_COLUMNS)
         self.shard_files = _shard_files(table)
+        self._places = {name: own_path(self.path, SHARDS, name) for name in self.shard_files}
         self._parts = {part: _index(table, part) for part in PARTS if part in self.header["parts"]}
         self._handles: dict[str, Any] = {}
         self._verified: set[str] = set()
@@ -245,15 +247,15 @@ class FeatureStore:
         if name not in self._handles:
             self._verify(name)
             try:
-                self._handles[name] = safe_open(self.path / SHARDS / name, framework="pt")
+                self._handles[name] = safe_open(self._places[name], framework="pt")
             except (SafetensorError, OSError) as error:
-                raise StoreError(f"{self.path / SHARDS / name}: cannot be read: {error}; {self._mend(name)}") from error
+                raise StoreError(f"{self._places[name]}: cannot be read: {error}; {self._mend(name)}") from error
         return self._handles[name]
 
     def _verify(self, name: str) -> None:
         if name in self._verified:
             return
-        problem = shard_problem(self.path / SHARDS / name, *self.shard_files[name])
+        problem = shard_problem(self._places[name], *self.shard_files[name])
         if problem:
             raise StoreError(f"{problem}; {self._mend(name)}")
         self._verified.add(name)

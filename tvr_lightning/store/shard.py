@@ -6,6 +6,7 @@ A store is a folder:
     shards/frames-00000.safetensors   one tensor file per part and number
     manifest/frames-00000.parquet     the rows of that shard; it appears after the shard, and makes it count
     manifest.parquet                  all rows, once the store is sealed
+    writer.lock                       empty; who writes the store holds a lock on it
 
 Parts are "text" (sentence (n, D), words (R, D)), "frames" (R, D), "patches" (R, P, D) and "audio" (R, D_a); an item
 owns a range of the R rows. Files appear whole or not at all, so a reader may run beside a writer.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,6 +32,8 @@ Fingerprint = Mapping[str, str]
 PARTS: tuple[Part, ...] = get_args(Part)
 FORMAT = 1
 HEADER, MANIFEST, MANIFEST_PARTS, SHARDS = "store.json", "manifest.parquet", "manifest", "shards"
+LOCK = "writer.lock"
+SHARD_NAME = re.compile(rf"({'|'.join(PARTS)})-[0-9]+\.safetensors")
 FINGERPRINT_FIELDS = ("encoder", "weights", "sampling", "preprocessing")
 SCHEMA = pa.schema(
     [
@@ -71,6 +75,33 @@ def differences(found: Fingerprint, expected: Fingerprint) -> str:
         for field, value in expected.items()
         if found.get(field) != value
     )
+
+
+def own_path(store: Path, folder: str, name: str | None = None) -> Path:
+    """Return a place in a store, which someone else may have made, once it is clear that it lies in the store's folder.
+
+    Args:
+        store: the store's folder; may itself be a link.
+        folder: SHARDS or MANIFEST_PARTS.
+        name: of a shard, as a manifest has it; None for the folder itself.
+
+    Raises:
+        StoreError: the name is none of a shard, or a link leads out of the store.
+    """
+    if name is not None and not SHARD_NAME.fullmatch(name):
+        raise StoreError(
+            f"{store}: the manifest names the shard {name!r}, which is no file name of a shard, such as "
+            "frames-00000.safetensors; it is not read. The store is damaged or was tampered with: extract again with "
+            "another --out"
+        )
+    path = store / folder / (name or "")
+    real = path.resolve()
+    if not real.is_relative_to(store.resolve()):
+        raise StoreError(
+            f"{path} leads out of the feature store {store}, to {real}; a store holds its own files: put what it leads "
+            "to into its place, or extract again with another --out"
+        )
+    return path
 
 
 def shard_problem(path: Path, sha256: str, size: int) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -18,10 +17,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from tvr_lightning.locks import held
 from tvr_lightning.store.reader import Span
 from tvr_lightning.store.shard import (
     FORMAT,
     HEADER,
+    LOCK,
     MANIFEST,
     MANIFEST_PARTS,
     SCHEMA,
@@ -30,6 +31,7 @@ from tvr_lightning.store.shard import (
     Part,
     StoreError,
     differences,
+    own_path,
     read_header,
     read_manifest,
     shard_problem,
@@ -83,7 +85,8 @@ class StoreWriter:
         dtype: of the features on disk.
 
     Raises:
-        StoreError: another process writes the store, or a part was made otherwise; both fingerprints are shown.
+        StoreError: another process writes the store, a part was made otherwise (both fingerprints are shown), or the
+            store names files outside its folder.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class StoreWriter:
         self.fingerprints = {part: dict(values) for part, values in fingerprints.items()}
         self.command = command
         self.dtype: StoreDtype = dtype
-        self._lock: int | None = None
+        self._lock = contextlib.ExitStack()
         self._numbers: dict[str, set[int]] = {}
         self._done: dict[str, set[Any]] = {}
         self.mended: list[str] = []
@@ -101,20 +104,19 @@ class StoreWriter:
     def __enter__(self) -> StoreWriter:
         """Lock the folder, check what is there, and write the header."""
         for folder in (SHARDS, MANIFEST_PARTS):
-            self._guarded(self.path / folder, lambda target: target.mkdir(parents=True, exist_ok=True))
-        self._lock = os.open(self.path, os.O_RDONLY)
+            self._guarded(own_path(self.path, folder), lambda target: target.mkdir(parents=True, exist_ok=True))
         try:
-            self._take_lock()
+            self._guarded(self.path / LOCK, self._take_lock)
             self._write_header()
             self._recover()
         except BaseException:
-            self._release()
+            self._lock.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         """Release the lock; what was appended stays."""
-        self._release()
+        self._lock.close()
 
     def done(self, part: Part) -> set[Any]:
         """Return the keys of the items that a part holds or has skipped."""
@@ -196,17 +198,9 @@ class StoreWriter:
             rows.append(row)
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
-    def _take_lock(self) -> None:
-        assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreError(f"another process writes the feature store {self.path}; wait for it or stop it") from error
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _take_lock(self, file: Path) -> None:
+        busy = StoreError(f"another process writes the feature store {self.path}; wait for it or stop it")
+        self._lock.enter_context(held(file, busy, "start no second tvr extract with the same --out"))
 
     def _write_header(self) -> None:
         file = self.path / HEADER
@@ -254,9 +248,11 @@ class StoreWriter:
             return f"{file}: cannot be read: {error}"
         part, number = file.stem.rsplit("-", 1)
         entries = rows.to_pylist()
-        shards = {(row["shard"], row["shard_sha256"], row["shard_bytes"]) for row in entries if row["shard"]}
+        shards = {
+            (row["shard"], row["shard_sha256"], row["shard_bytes"]) for row in entries if row["shard"] is not None
+        }
         for shard, sha256, size in shards:
-            problem = shard_problem(self.path / SHARDS / shard, sha256, size)
+            problem = shard_problem(own_path(self.path, SHARDS, shard), sha256, size)
             if problem:
                 return problem
             known.add(shard)
@@ -268,8 +264,7 @@ class StoreWriter:
         return None
 
     def _write(self, file: Path, data: bytes) -> None:
-        """Write a file so that it appears whole, under its name, and only once it is on the disk."""
-        self._guarded(file, lambda target: _write_whole(target, data))
+        self._guarded(file, lambda target: write_whole(target, data))
 
     def _guarded(self, file: Path, write: Any) -> None:
         try:
@@ -290,7 +285,12 @@ def _removed_on_failure(file: Path) -> Iterator[None]:
         raise
 
 
-def _write_whole(file: Path, data: bytes) -> None:
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a file so that it appears whole, under its name, and only once it is on the disk.
+
+    Raises:
+        OSError: it cannot be written; what had the name before is left as it was.
+    """
     temporary = file.with_name(file.name + TEMPORARY)
     with _removed_on_failure(temporary):
         with temporary.open("wb") as target:

@@ -1,0 +1,50 @@
+"""One process at a time: a lock file whose lock the system drops when its holder ends, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tvr_lightning.errors import UserError
+
+# What disks without file locks answer: NFS without its lock service, Lustre mounted without flock, some FUSE mounts.
+_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=2)
+
+
+@contextmanager
+def held(file: Path, busy: UserError, advice: str, say: Callable[[str], None] = _warn) -> Iterator[None]:
+    """Hold a lock while the context lasts; on a disk without file locks, say so and go on.
+
+    Args:
+        file: lock file in a folder that is there; made where it is absent, and it may stay.
+        busy: raised where another process holds the lock.
+        advice: what to keep from where nothing can be locked, such as "start no second tvr index on it".
+        say: takes that sentence; by default it is a warning.
+
+    Raises:
+        OSError: the lock file cannot be opened.
+    """
+    # A lock file that is taken for the lock itself, as filelock would have it where there is no flock, would outlive a
+    # holder that was killed on another machine. Any thread may leave the context.
+    lock = FileLock(file, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise busy from error
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        say(f"{file.parent} is on a disk without file locks ({error}): {advice}")
+    try:
+        yield
+    finally:
+        lock.release()
