@@ -7,7 +7,7 @@ import tvr_lightning
 
 PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
-    "_version", "_torchvision", "errors", "locks", "checkpoints", "features", "store", "data", "encoders", "extract",
+    "_version", "_torchvision", "errors", "files", "checkpoints", "features", "store", "data", "encoders", "extract",
     "layers", "pairwise", "losses", "evaluation", "optim", "distributed", "sharding", "gradient_cache", "reliability",
     "module", "methods", "recipe", "parity", "reproduce", "search", "verbs", "cli",
 ]  # fmt: skip

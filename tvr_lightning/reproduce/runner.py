@@ -14,7 +14,7 @@ import yaml
 
 from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.errors import UserError
-from tvr_lightning.locks import held
+from tvr_lightning.files import held
 from tvr_lightning.reproduce.card import Card, card_path, read_card, read_cards, write_card
 from tvr_lightning.reproduce.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
 from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, write_order

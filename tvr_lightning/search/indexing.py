@@ -22,7 +22,7 @@ from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.data.video import VideoError, read_clip
 from tvr_lightning.encoders.captioner import load_captioner
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.locks import held
+from tvr_lightning.files import held
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import Catalog, Entry
 from tvr_lightning.search.errors import BusyError, SearchError

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from tvr_lightning.locks import held
+from tvr_lightning.files import held
 from tvr_lightning.store.reader import Span
 from tvr_lightning.store.shard import (
     FORMAT,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.locks import held
+from tvr_lightning.files import held
 
 FORK = multiprocessing.get_context("fork")
 
