@@ -44,7 +44,7 @@ from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import FILES, source_of_files
-from tvr_lightning.store.reader import FeatureStore
+from tvr_lightning.store import FeatureStore
 
 FRAMES, SIZE, BATCH = 12, 224, 8
 CROP = ResizeCentreCrop(SIZE)

@@ -1,8 +1,9 @@
-"""One process at a time: a lock file whose lock the system drops when its holder ends, however it ends."""
+"""Files that appear whole, and locks that one process holds at a time and the system drops however it ends."""
 
 from __future__ import annotations
 
 import errno
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from filelock import FileLock, Timeout
 
 from tvr_lightning.errors import UserError
 
+TEMPORARY = ".writing"
+"""What a file's name ends with until the file is whole; a kill may leave one behind."""
 # What disks without file locks answer: NFS without its lock service, Lustre mounted without flock, some FUSE mounts.
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
@@ -48,3 +51,27 @@ def held(file: Path, busy: UserError, advice: str, say: Callable[[str], None] = 
         yield
     finally:
         lock.release()
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file so that it appears whole, under its name, and only once it is on the disk.
+
+    Raises:
+        OSError: it cannot be written; what had the name before is left as it was.
+    """
+    temporary = file.with_name(file.name + TEMPORARY)
+    try:
+        with temporary.open("wb") as target:
+            target.write(content)
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the rename itself must reach the disk before the next step counts on it
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

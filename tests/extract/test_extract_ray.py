@@ -13,7 +13,7 @@ from tvr_lightning.extract.cluster import RayError
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
-from tvr_lightning.store.reader import FeatureStore
+from tvr_lightning.store import FeatureStore
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 

@@ -1,19 +1,20 @@
 """A feature store gives back what was put in, or says what is wrong with it; whatever happens, it stays valid."""
 
 import errno
+import json
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
 import time
-from pathlib import Path
+from hashlib import sha256
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors import safe_open
 
 from tvr_lightning.store.reader import FeatureStore
 from tvr_lightning.store.shard import StoreError
@@ -47,13 +48,17 @@ def append_frames(writer, first, count, skipped=()):
     writer.append("frames", videos(first, count), {"frames": values}, mask, skipped)
 
 
+def shard_of(store, number):
+    (file,) = store.glob(f"frames-{number:05d}-*.safetensors")
+    return file
+
+
 @pytest.fixture
 def store(tmp_path):
-    """A sealed store of three shards of two videos each."""
+    """A store of three shards of two videos each."""
     with StoreWriter(tmp_path / "store", {"frames": MADE["frames"]}, COMMAND) as writer:
         for first in (0, 2, 4):
             append_frames(writer, first, 2)
-        writer.seal()
     return tmp_path / "store"
 
 
@@ -73,7 +78,6 @@ def test_every_part_comes_back_as_it_was_put_in(tmp_path):
         writer.append("patches", videos(0, 3), {"patches": patches}, mask)
         writer.append("audio", videos(0, 3), {"audio": audio}, heard)
         writer.append("text", texts, {"sentence": sentence, "words": words}, word_mask)
-        writer.seal()
     store = FeatureStore(tmp_path)
     found = store.video([key(2), key(0)], patches=True)
     order = [2, 0]
@@ -88,36 +92,52 @@ def test_every_part_comes_back_as_it_was_put_in(tmp_path):
     assert torch.equal(text.word_mask, word_mask[[1, 0, 1]])
     assert store.parts == ["text", "frames", "patches", "audio"]
     assert len(store) == 3
-    assert store.sealed
     assert store.video([key(1)]).patches is None
 
 
-def test_the_manifest_is_a_parquet_table_that_says_everything(store):
-    table = pq.read_table(store / "manifest.parquet").to_pylist()
-    assert [row["id"] for row in table] == [f"video{i}" for i in range(6)]
-    row = table[3]
+def test_the_table_says_everything_of_every_item(tmp_path):
+    made = {"frames": MADE["frames"], "text": MADE["text"]}
+    with StoreWriter(tmp_path, made, COMMAND) as writer:
+        append_frames(writer, 0, 2)
+        append_frames(writer, 2, 2, [(StoreItem("set", "test", "film", "film.mp4", (1.0, 2.5)), "no video stream")])
+        texts, mask = [StoreItem.of_text("a dog barks", "set", "test")], torch.ones(1, WORDS, dtype=torch.bool)
+        tensors = {"sentence": numbers(1, WIDTH), "words": numbers(1, WORDS, WIDTH)}
+        writer.append("text", texts, tensors, mask)
+    table = FeatureStore(tmp_path).table()
+    assert table["id"].tolist()[1:] == ["video0", "video1", "video2", "video3", "film"]
+    text, film = table.iloc[0], table.iloc[-1]
+    assert (text["part"], text["split"], text["text"]) == ("text", "test", "a dog barks")
+    assert (film["span_start"], film["span_end"], film["skipped"]) == (1.0, 2.5, "no video stream")
+    row = table[table["id"] == "video3"].iloc[0]
     assert (row["dataset"], row["split"], row["path"]) == ("set", "train", "videos/video3.mp4")
-    assert (row["row_start"], row["row_stop"], row["mask"]) == (4, 8, [True] * 4)
     assert (row["dtype"], row["encoder"], row["weights"]) == ("float32", "tiny 0123", "abcd")
     assert (row["sampling"], row["preprocessing"]) == ("four frames", "as it is")
-    assert row["shard"] == "frames-00001.safetensors"
-    assert len(row["shard_sha256"]) == 64
+    assert re.fullmatch(r"frames-00001-[0-9a-f]{32}\.safetensors", row["shard"])
+    assert row["row"] == 1
 
 
-def test_shards_are_iterated_in_the_order_of_writing(store):
-    seen = [(shard.ids, shard.tensors["frames"][:, 0, 0].tolist()) for shard in FeatureStore(store).shards("frames")]
-    assert seen == [(["video0", "video1"], [0, 1]), (["video2", "video3"], [2, 3]), (["video4", "video5"], [4, 5])]
+def test_a_shard_is_its_own_manifest(store):
+    """What a stranger reads of it with safetensors alone."""
+    shard = shard_of(store, 1)
+    with safe_open(shard, framework="pt") as file:
+        said = json.loads(file.metadata()["tvr"])
+        assert set(file.keys()) == {"frames", "mask"}
+        assert file.get_tensor("frames").shape == (2, FRAMES, WIDTH)
+    assert (said["format"], said["part"], said["command"]) == (2, "frames", COMMAND)
+    assert said["fingerprint"] == MADE["frames"]
+    assert [item["id"] for item in said["items"]] == ["video2", "video3"]
+    assert shard.stem.split("-")[2] == sha256(shard.read_bytes()).hexdigest()[:32]
 
 
 def test_half_precision_halves_the_shards_and_rounds_as_float16(tmp_path):
-    values, mask = numbers(2, FRAMES, 64), torch.ones(2, FRAMES, dtype=torch.bool)
+    values, mask = numbers(2, FRAMES, 1024), torch.ones(2, FRAMES, dtype=torch.bool)
     for dtype in ("float32", "float16"):
         with StoreWriter(tmp_path / dtype, {"frames": MADE["frames"]}, COMMAND, dtype) as writer:
             writer.append("frames", videos(0, 2), {"frames": values}, mask)
     found = FeatureStore(tmp_path / "float16").video([key(0), key(1)]).frames
     assert found.dtype == torch.float32
     assert torch.equal(found, values.half().float())
-    sizes = [(tmp_path / d / "shards" / "frames-00000.safetensors").stat().st_size for d in ("float16", "float32")]
+    sizes = [shard_of(tmp_path / dtype, 0).stat().st_size for dtype in ("float16", "float32")]
     assert sizes[0] < 0.6 * sizes[1]
     with (
         pytest.raises(StoreError, match="holds float16, this run writes float32"),
@@ -178,93 +198,92 @@ def test_a_part_that_is_not_there_names_the_command_that_adds_it(store):
 def test_missing_items_name_the_command_that_completes_the_store(store):
     opened = FeatureStore(store)
     opened.require_items("frames", [key(i) for i in range(6)])
-    with pytest.raises(StoreError, match=r"2 of 4 items of part 'frames' are missing, first video7.*tvr extract"):
+    with pytest.raises(StoreError, match=r"lacks 2 of 4 items of part 'frames', first video7.*tvr extract"):
         opened.require_items("frames", [key(0), key(7), key(8), key(1)])
 
 
 def damage(path, how):
     data = bytearray(path.read_bytes())
-    if how == "removed":
-        path.unlink()
-    elif how == "cut":
+    if how == "cut":
         path.write_bytes(data[:-10])
+    elif how == "emptied":
+        path.write_bytes(b"")
     else:
-        position = {"first byte": 0, "middle byte": len(data) // 2, "last byte": len(data) - 1}[how]
+        position = {"first byte": 0, "header": 300, "middle byte": len(data) // 2, "last byte": len(data) - 1}[how]
         data[position] ^= 1
         path.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["removed", "cut", "first byte", "middle byte", "last byte"])
+@pytest.mark.parametrize("how", ["cut", "emptied", "first byte", "header", "middle byte", "last byte"])
 def test_a_damaged_shard_is_refused_with_the_command_and_mended_by_it(store, how):
-    before = {file.name: file.read_bytes() for file in store.rglob("*") if file.is_file()}
-    damage(store / "shards" / "frames-00001.safetensors", how)
+    before = {file.name: file.read_bytes() for file in store.iterdir()}
+    damaged = shard_of(store, 1)
+    damage(damaged, how)
+    content = damaged.read_bytes()
     opened = FeatureStore(store)
     assert float(opened.video([key(0)]).frames.mean()) == 0, "the other shards are sound"
-    for read in (opened.verify, lambda: opened.video([key(3)])):
-        with pytest.raises(StoreError, match=rf"frames-00001\.safetensors: the shard .*anew.*{COMMAND}"):
-            read()
+    with pytest.raises(StoreError, match=rf"{damaged.name}: the shard.*anew.*{COMMAND}"):
+        opened.verify()
+    with pytest.raises(StoreError, match=rf"{damaged.name}|no features of video3"):
+        opened.video([key(3)])
     with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
         assert len(writer.mended) == 1
         assert writer.done("frames") == {key(i) for i in (0, 1, 4, 5)}
         append_frames(writer, 2, 2)
-        writer.seal()
-    assert {file.name: file.read_bytes() for file in store.rglob("*") if file.is_file()} == before
+    aside = store / f"{damaged.name}.damaged"
+    assert aside.read_bytes() == content, "nothing is thrown away"
+    aside.unlink()
+    assert {file.name: file.read_bytes() for file in store.iterdir()} == before
 
 
-def test_a_folder_that_is_no_store_says_so(tmp_path, store):
-    with pytest.raises(StoreError, match=r"no feature store at .*store\.json is missing; make one with: tvr extract"):
-        FeatureStore(tmp_path)
-    (store / "store.json").write_text('{"format": 99}', encoding="utf-8")
-    with pytest.raises(StoreError, match="has format 99, this version reads 1"):
+def test_what_a_removed_shard_held_is_missing_and_written_again(store):
+    before = {file.name: file.read_bytes() for file in store.iterdir()}
+    shard_of(store, 1).unlink()
+    with pytest.raises(StoreError, match=f"lacks 2 of 6 items.*first video2.*Complete it with: {COMMAND}"):
+        FeatureStore(store).require_items("frames", [key(i) for i in range(6)])
+    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
+        append_frames(writer, 2, 2)
+    assert {file.name: file.read_bytes() for file in store.iterdir()} == before
+
+
+def test_a_folder_that_is_no_store_or_one_of_another_format_says_so(tmp_path, store):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(StoreError, match=r"no feature store at .*make one with: tvr extract"):
+            FeatureStore(folder)
+    (store / "store.json").write_text('{"format": 1}', encoding="utf-8")
+    before = {file.name: file.read_bytes() for file in store.iterdir()}
+    for open_store in (lambda: FeatureStore(store), StoreWriter(store, MADE, COMMAND).__enter__):
+        with pytest.raises(StoreError, match="feature store of format 1, this version reads 2; extract into another"):
+            open_store()
+    assert {file.name: file.read_bytes() for file in store.iterdir()} == before
+
+
+def test_half_a_shard_is_no_shard_and_swept_up(store):
+    half = store / f"{shard_of(store, 2).name}.writing"
+    half.write_bytes(shard_of(store, 2).read_bytes()[:100])
+    assert len(FeatureStore(store)) == 6
+    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
+        assert writer.mended == []
+    assert not half.exists()
+
+
+def test_shards_of_two_stores_in_one_folder_are_told_apart(store, tmp_path):
+    other = {**MADE["frames"], "weights": "ffff"}
+    with StoreWriter(tmp_path / "other", {"frames": other}, COMMAND) as writer:
+        append_frames(writer, 6, 2)
+    shutil.copy(shard_of(tmp_path / "other", 0), store)
+    with pytest.raises(StoreError, match="mixes shards of two stores, part 'frames': weights: the store has"):
         FeatureStore(store)
-    (store / "store.json").write_text("{", encoding="utf-8")
-    with pytest.raises(StoreError, match="not JSON"):
-        FeatureStore(store)
 
 
-def rename_shard(store, name):
-    """Have the manifests call the second shard otherwise; its checksum and length stay right."""
-    for file in (store / "manifest.parquet", store / "manifest" / "frames-00001.parquet"):
-        table = pq.read_table(file)
-        rows = table.to_pylist()
-        for row in rows:
-            row["shard"] = name if row["shard"] == "frames-00001.safetensors" else row["shard"]
-        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
-
-
-@pytest.mark.parametrize("name", ["../../secret.safetensors", "{}/secret.safetensors", "..", "frames-00001", "C:x", ""])
-def test_a_shard_that_a_manifest_names_elsewhere_is_not_read(store, name):
-    secret = shutil.copy(store / "shards" / "frames-00001.safetensors", store.parent / "secret.safetensors")
-    rename_shard(store, name.format(store.parent))
-    for sealed in (True, False):
-        with pytest.raises(StoreError, match=r"manifest names the shard .* no file name of a shard"):
-            FeatureStore(store)
-        with (
-            pytest.raises(StoreError, match=r"manifest names the shard .* no file name of a shard"),
-            StoreWriter(store, {"frames": MADE["frames"]}, COMMAND),
-        ):
-            pass
-        if sealed:
-            (store / "manifest.parquet").unlink()
-    assert Path(secret).is_file()
-
-
-@pytest.mark.parametrize("place", ["shards/frames-00001.safetensors", "shards", "manifest"])
-def test_a_link_out_of_the_store_is_neither_read_nor_cleaned_up(store, place):
-    elsewhere = store.parent / "elsewhere"
-    (store / place).rename(elsewhere)
-    (store / place).symlink_to(elsewhere)
-    if elsewhere.is_dir():
-        (elsewhere / "thesis.txt").write_text("all of it", encoding="utf-8")
+def test_a_link_out_of_the_store_is_not_read(store):
+    shard, elsewhere = shard_of(store, 1), store.parent / "elsewhere.safetensors"
+    shard.rename(elsewhere)
+    shard.symlink_to(elsewhere)
     before = sorted(store.parent.rglob("*"))
-    if place != "manifest":  # whose rows are all that is read
-        with pytest.raises(StoreError, match=rf"{place}.* leads out of the feature store .*elsewhere"):
-            FeatureStore(store)
-    with (
-        pytest.raises(StoreError, match=rf"{place}.* leads out of the feature store .*elsewhere"),
-        StoreWriter(store, {"frames": MADE["frames"]}, COMMAND),
-    ):
-        pass
+    for open_store in (lambda: FeatureStore(store), StoreWriter(store, MADE, COMMAND).__enter__):
+        with pytest.raises(StoreError, match=rf"{shard.name} leads out of the feature store .*elsewhere"):
+            open_store()
     assert sorted(store.parent.rglob("*")) == before
 
 
@@ -275,15 +294,6 @@ def test_a_store_may_itself_be_reached_by_a_link(store):
     with StoreWriter(link, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 6, 2)
     assert len(FeatureStore(link)) == 8
-
-
-def test_an_unreadable_manifest_is_named_and_mended(store):
-    (store / "manifest.parquet").write_bytes(b"garbage")
-    with pytest.raises(StoreError, match="the manifest cannot be read"):
-        FeatureStore(store)
-    with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
-        writer.seal()
-    assert len(FeatureStore(store)) == 6
 
 
 def test_only_one_process_writes(store):
@@ -324,12 +334,10 @@ def keep_writing(path, shards):
     with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
         for number in range(shards):
             append_frames(writer, 2 * number, 2)
-        writer.seal()
 
 
 def test_a_reader_beside_a_writer_sees_whole_shards_only(tmp_path):
-    keep_writing(tmp_path, 0)
-    (tmp_path / "manifest.parquet").unlink()
+    keep_writing(tmp_path, 1)
     writer = FORK.Process(target=keep_writing, args=(tmp_path, 40))
     writer.start()
     sizes = []
@@ -408,9 +416,9 @@ def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path):
             done = len(again.done("frames"))
             assert again.mended == []
             append_frames(again, done, 2)
-            again.seal()
         store = FeatureStore(path)
         store.verify()
-        assert [float(v) for s in store.shards("frames") for v in s.tensors["frames"][:, 0, 0]] == list(range(done + 2))
+        keys = [key(number) for number in range(done + 2)]
+        assert store.video(keys).frames[:, 0, 0].tolist() == list(range(done + 2))
         reached.add(done)
     assert max(reached) > 0

@@ -32,8 +32,7 @@ from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.data.stored import FeatureReader, open_store
 from tvr_lightning.data.subsets import draw_videos, hold_out
 from tvr_lightning.data.workers import worker_context
-from tvr_lightning.store.reader import FeatureStore
-from tvr_lightning.store.shard import StoreError
+from tvr_lightning.store import FeatureStore, StoreError
 
 STAGES: dict[str | None, tuple[SplitName, ...]] = {
     "fit": ("train", "val"),

@@ -12,8 +12,7 @@ from tvr_lightning.data.decoder import VideoError
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.store.reader import FeatureStore, VideoKey
-from tvr_lightning.store.shard import Fingerprint, text_id
+from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id
 
 
 def video_key(dataset: str, video: VideoRecord) -> VideoKey:

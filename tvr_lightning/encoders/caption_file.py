@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.errors import UserError
-from tvr_lightning.store.writer import write_whole
+from tvr_lightning.files import write_whole
 
 SETTINGS = b"tvr_captions"
 

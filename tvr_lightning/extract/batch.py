@@ -16,7 +16,7 @@ from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.video import VideoError
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.store.shard import Part, StoreError
+from tvr_lightning.store import Part, StoreError
 
 
 @dataclass

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.plan import encoder_fingerprint
-from tvr_lightning.store.reader import FeatureStore
-from tvr_lightning.store.shard import StoreError
+from tvr_lightning.store import FeatureStore, StoreError
 
 
 def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncoder | None = None) -> str:

@@ -15,7 +15,7 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.extract.batch import EncodedBatch, Videos, encode, join
 from tvr_lightning.extract.plan import ExtractOptions, ExtractSource
-from tvr_lightning.store.shard import Part
+from tvr_lightning.store import Part
 
 
 class RayError(UserError, RuntimeError):

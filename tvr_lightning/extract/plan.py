@@ -14,8 +14,7 @@ from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.data.stored import frame_fingerprint, text_fingerprint
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.store.shard import PARTS, Fingerprint, Part
-from tvr_lightning.store.writer import StoreDtype, StoreItem
+from tvr_lightning.store import PARTS, Fingerprint, Part, StoreDtype, StoreItem
 
 Engine = Literal["local", "ray"]
 What = Literal["text", "frames", "patches", "audio", "all"]

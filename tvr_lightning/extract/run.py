@@ -20,8 +20,7 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.batch import EncodedBatch, Videos, encode, join
 from tvr_lightning.extract.cluster import encoded_by_ray
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, fingerprints, parts_of
-from tvr_lightning.store.shard import Part
-from tvr_lightning.store.writer import StoreItem, StoreWriter
+from tvr_lightning.store import Part, StoreItem, StoreWriter
 
 
 @contextlib.contextmanager
@@ -70,7 +69,6 @@ def extract(
             if "text" in parts:
                 run.texts(progress)
             run.videos([part for part in parts if part != "text"], progress)
-        writer.seal()
     report.seconds = time.perf_counter() - began
     return report
 

@@ -13,7 +13,7 @@ from tvr_lightning.data.records import SplitName, VideoRecord
 from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.extract.plan import ExtractSource
-from tvr_lightning.store.writer import StoreItem
+from tvr_lightning.store import StoreItem
 
 FILES = "files"
 SUFFIXES = frozenset(

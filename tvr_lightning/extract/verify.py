@@ -13,8 +13,7 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.plan import ExtractOptions, ExtractSource, fingerprints
 from tvr_lightning.extract.run import frozen
-from tvr_lightning.store.reader import FeatureStore
-from tvr_lightning.store.shard import Part, StoreError
+from tvr_lightning.store import FeatureStore, Part, StoreError
 
 TOLERANCE = 2e-3  # of the largest value: float16 keeps 5e-4, other batch sizes and devices move the last digits
 

@@ -1,1 +1,18 @@
 """Features kept on disk: shards, the store that reads them, the writer; knows no dataset and no encoder."""
+
+from tvr_lightning.store.reader import FeatureStore
+from tvr_lightning.store.shard import PARTS, Fingerprint, Part, StoreDtype, StoreError, StoreItem, VideoKey, text_id
+from tvr_lightning.store.writer import StoreWriter
+
+__all__ = [
+    "PARTS",
+    "FeatureStore",
+    "Fingerprint",
+    "Part",
+    "StoreDtype",
+    "StoreError",
+    "StoreItem",
+    "StoreWriter",
+    "VideoKey",
+    "text_id",
+]

@@ -2,98 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.store.shard import (
-    FINGERPRINT_FIELDS,
-    MANIFEST,
     PARTS,
-    SCHEMA,
-    SHARDS,
     Fingerprint,
     Part,
+    Record,
     StoreError,
+    StoreItem,
+    VideoKey,
+    check_alike,
     differences,
-    own_path,
-    read_header,
-    read_manifest,
+    read_record,
+    shard_files,
     shard_problem,
     text_id,
 )
 
-Span = tuple[float, float] | None
-VideoKey = tuple[str, str, Span]
-
-READ_COLUMNS = [name for name in SCHEMA.names if name not in (*FINGERPRINT_FIELDS, "dtype", "text", "path", "split")]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One shard of one part, as iterated.
-
-    Attributes:
-        ids: of its n items: video ids, or digests of the texts.
-        tensors: "sentence" (n, D) and "words" (n, W, D); or "frames" (n, F, D), "patches" (n, F, P, D), "audio".
-        mask: (n, W) or (n, F) bool.
-    """
-
-    ids: list[str]
-    tensors: dict[str, Tensor]
-    mask: Tensor
-
 
 @dataclass
-class _Rows:
-    """Where the items of one part are: index i of every field belongs to item i.
+class _Items:
+    """Where the items of one part are.
 
     Attributes:
-        place: item of every key.
-        shard: file name of each item's shard.
-        rows: (n, 2) first and one-past-last row in the shard.
-        position: (n,) number of the item in its shard.
-        masks: all masks one after another, bool; item i's begins at `mask_start[i]`.
+        made: fingerprint of the part.
+        command: the command that makes and mends it.
+        place: file and row of every item, by key.
         skipped: why, by key.
     """
 
-    place: dict[Any, int]
-    shard: list[str]
-    rows: np.ndarray
-    position: np.ndarray
-    masks: np.ndarray
-    mask_start: np.ndarray
-    skipped: dict[Any, str]
+    made: Fingerprint
+    command: str
+    place: dict[Any, tuple[Path, int]] = field(default_factory=dict)
+    skipped: dict[Any, str] = field(default_factory=dict)
 
 
 class FeatureStore:
     """A feature store, opened for reading; shards are memory-mapped and may be read from several processes.
 
+    A shard whose header cannot be read does not keep the others from being read; its items count as missing.
+
     Args:
         path: the store's folder.
 
     Raises:
-        StoreError: there is no store, its manifest cannot be read, or it names a shard outside the folder.
+        StoreError: there is no store, one of another format, or shards of two stores.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.header = read_header(self.path)
-        table = read_manifest(self.path, READ_COLUMNS)
-        self.shard_files = _shard_files(table)
-        self._places = {name: own_path(self.path, SHARDS, name) for name in self.shard_files}
-        self._parts = {part: _index(table, part) for part in PARTS if part in self.header["parts"]}
-        self._handles: dict[str, Any] = {}
-        self._verified: set[str] = set()
+        self._records: dict[Path, Record] = {}
+        self._damaged: list[str] = []
+        files = shard_files(self.path)
+        if not files:
+            raise StoreError(
+                f"no feature store at {self.path}: no shard is there; make one with: tvr extract --config ... "
+                f"--out {self.path}"
+            )
+        for file in files:
+            try:
+                self._records[file] = read_record(file)
+            except StoreError as error:
+                self._damaged.append(str(error))
+        check_alike(self.path, list(self._records.values()))
+        self._parts = {part: items for part in PARTS if (items := _items_of(part, self._records)) is not None}
+        self._handles: dict[Path, Any] = {}
+        self._verified: set[Path] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open files behind: every process maps the shards itself."""
@@ -104,14 +88,9 @@ class FeatureStore:
         """Parts that the store holds."""
         return list(self._parts)
 
-    @property
-    def sealed(self) -> bool:
-        """Whether the extraction that wrote it came to its end."""
-        return (self.path / MANIFEST).is_file()
-
     def command(self, part: Part) -> str:
         """Return the command that makes a part and mends it."""
-        return str(self.header["parts"][part]["command"])
+        return self._part(part).command
 
     def __len__(self) -> int:
         """Number of videos."""
@@ -120,6 +99,20 @@ class FeatureStore:
     def skipped(self, part: Part) -> dict[Any, str]:
         """Return the items that extraction skipped, each with its reason."""
         return self._part(part).skipped
+
+    def table(self) -> pd.DataFrame:
+        """Return one row per item and part: what it is, where it lies, what made it, and why it was skipped.
+
+        Columns: part, dataset, split, id, path, span_start, span_end (seconds), text, shard, row, dtype, encoder,
+        weights, sampling, preprocessing, skipped.
+        """
+        rows = []
+        for file, record in self._records.items():
+            of_shard = {"part": record.part, "shard": file.name, "dtype": record.dtype, **record.fingerprint}
+            rows += [{**_described(item), **of_shard, "row": row} for row, item in enumerate(record.items)]
+            rows += [{**_described(item), **of_shard, "skipped": reason} for item, reason in record.skipped]
+        columns = ["part", "dataset", "split", "id", "path", "span_start", "span_end", "text", "shard", "row", "dtype"]
+        return pd.DataFrame(rows, columns=[*columns, "encoder", "weights", "sampling", "preprocessing", "skipped"])
 
     def require(self, part: Part, expected: Fingerprint) -> None:
         """Check that a part was made with the encoder, weights, sampling and preprocessing of this run.
@@ -131,8 +124,7 @@ class FeatureStore:
         Raises:
             StoreError: the part is absent, or a field differs; both values are shown.
         """
-        self._part(part)
-        differing = differences(self.header["parts"][part]["fingerprint"], expected)
+        differing = differences(self._part(part).made, expected)
         if differing:
             raise StoreError(
                 f"the feature store {self.path} does not fit this run; its part {part!r} was made otherwise. "
@@ -143,25 +135,26 @@ class FeatureStore:
         """Check that a part holds all of these items, or says why it skipped them.
 
         Raises:
-            StoreError: items are missing: the extraction is not finished, or was of something else.
+            StoreError: items are missing: the extraction is not finished, was of something else, or shards are damaged.
         """
-        rows = self._part(part)
-        absent = [key for key in keys if key not in rows.place and key not in rows.skipped]
+        items = self._part(part)
+        absent = [key for key in keys if key not in items.place and key not in items.skipped]
         if absent:
-            state = "is complete, but of other data" if self.sealed else "is not complete"
             raise StoreError(
-                f"the feature store {self.path} {state}: {len(absent)} of {len(keys)} items of part {part!r} are "
-                f"missing, first {_name(absent[0])}. Finish it with: {self.command(part)}"
+                f"the feature store {self.path} lacks {len(absent)} of {len(keys)} items of part {part!r}, first "
+                f"{_name(absent[0])}{self._why()}. Complete it with: {items.command}"
             )
 
     def verify(self) -> None:
-        """Check every shard against its checksum; shards checked once are not read again.
+        """Check every shard against the digest in its name; shards checked once are not read again.
 
         Raises:
-            StoreError: a shard is missing, cut short or changed.
+            StoreError: a shard is cut short or changed.
         """
-        for name in self.shard_files:
-            self._verify(name)
+        if self._damaged:
+            raise StoreError(f"{self._damaged[0]}; {self._mend()}")
+        for file in self._records:
+            self._verify(file)
 
     def text(self, texts: Sequence[str]) -> TextFeatures:
         """Return the features of N texts: sentence (N, D), words (N, W, D), word_mask (N, W), float32.
@@ -169,11 +162,9 @@ class FeatureStore:
         Raises:
             StoreError: a text is not in the store, or its shard is damaged.
         """
-        rows = self._part("text")
-        places = [self._place(rows, text_id(text), text) for text in texts]
-        sentence = torch.stack([self._slice(rows, p, "sentence") for p in places])
-        words = torch.stack([self._slice(rows, p, "words") for p in places])
-        return TextFeatures(sentence.float(), words.float(), _masks(rows, places))
+        places = [self._place("text", text_id(text), text) for text in texts]
+        sentence, words, mask = (self._rows(places, name) for name in ("sentence", "words", "mask"))
+        return TextFeatures(sentence.float(), words.float(), mask)
 
     def video(self, keys: Sequence[VideoKey], patches: bool = False) -> VideoFeatures:
         """Return the features of M videos: frames (M, F, D), frame_mask (M, F), audio where the store has it, float32.
@@ -185,8 +176,7 @@ class FeatureStore:
         Raises:
             StoreError: a video or a part is not in the store, or a shard is damaged.
         """
-        frames, mask = self._stacked("frames", keys)
-        features = VideoFeatures(frames, mask)
+        features = VideoFeatures(*self._stacked("frames", keys))
         if patches:
             features.patches, _ = self._stacked("patches", keys)
         if "audio" in self._parts:
@@ -204,103 +194,77 @@ class FeatureStore:
             raise StoreError(f"the feature store {self.path} holds no videos; it was made by: {self.command('frames')}")
         return self.video(keys[:1], patches)
 
-    def shards(self, part: Part) -> Iterator[Shard]:
-        """Iterate over a part shard by shard, in the order of extraction; features are float32."""
-        rows = self._part(part)
-        members: dict[str, list[tuple[str, int]]] = {}
-        for key, place in rows.place.items():
-            members.setdefault(rows.shard[place], []).append((key if isinstance(key, str) else key[1], place))
-        for items in members.values():
-            names = ("sentence", "words") if part == "text" else (part,)
-            places = [place for _, place in items]
-            tensors = {n: torch.stack([self._slice(rows, p, n) for p in places]).float() for n in names}
-            yield Shard([item for item, _ in items], tensors, _masks(rows, places))
-
-    def _part(self, part: Part) -> _Rows:
+    def _part(self, part: Part) -> _Items:
         if part not in self._parts:
             raise StoreError(
-                f"the feature store {self.path} has no {part}, only {', '.join(self._parts) or 'nothing yet'}; add it: "
-                f"tvr extract --config ... --what {part} --out {self.path}"
+                f"the feature store {self.path} has no {part}, only {', '.join(self._parts) or 'nothing yet'}"
+                f"{self._why()}; add it: tvr extract --config ... --what {part} --out {self.path}"
             )
         return self._parts[part]
 
     def _stacked(self, part: Part, keys: Sequence[VideoKey]) -> tuple[Tensor, Tensor]:
-        rows = self._part(part)
-        places = [self._place(rows, key, _name(key)) for key in keys]
-        return torch.stack([self._slice(rows, p, part) for p in places]).float(), _masks(rows, places)
+        places = [self._place(part, key, _name(key)) for key in keys]
+        return self._rows(places, part).float(), self._rows(places, "mask")
 
-    def _place(self, rows: _Rows, key: Any, name: str) -> int:
-        place = rows.place.get(key)
+    def _place(self, part: Part, key: Any, name: str) -> tuple[Path, int]:
+        items = self._part(part)
+        place = items.place.get(key)
         if place is None:
-            reason = f"it was skipped: {rows.skipped[key]}" if key in rows.skipped else "it is not there"
-            raise StoreError(f"the feature store {self.path} has no features of {name}: {reason}")
+            reason = f"it was skipped: {items.skipped[key]}" if key in items.skipped else "it is not there"
+            raise StoreError(f"the feature store {self.path} has no features of {name}: {reason}{self._why()}")
         return place
 
-    def _slice(self, rows: _Rows, place: int, tensor: str) -> Tensor:
-        shard = self._open(rows.shard[place]).get_slice(tensor)
-        if tensor == "sentence":
-            return shard[int(rows.position[place])]
-        start, stop = rows.rows[place]
-        return shard[int(start) : int(stop)]
+    def _rows(self, places: Sequence[tuple[Path, int]], tensor: str) -> Tensor:
+        return torch.stack([self._open(file).get_slice(tensor)[row] for file, row in places])
 
-    def _open(self, name: str) -> Any:
-        if name not in self._handles:
-            self._verify(name)
+    def _open(self, file: Path) -> Any:
+        if file not in self._handles:
+            self._verify(file)
             try:
-                self._handles[name] = safe_open(self._places[name], framework="pt")
+                self._handles[file] = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
-                raise StoreError(f"{self._places[name]}: cannot be read: {error}; {self._mend(name)}") from error
-        return self._handles[name]
+                raise StoreError(f"{file}: cannot be read: {error}; {self._mend(file)}") from error
+        return self._handles[file]
 
-    def _verify(self, name: str) -> None:
-        if name in self._verified:
+    def _verify(self, file: Path) -> None:
+        if file in self._verified:
             return
-        problem = shard_problem(self._places[name], *self.shard_files[name])
+        problem = shard_problem(file)
         if problem:
-            raise StoreError(f"{problem}; {self._mend(name)}")
-        self._verified.add(name)
+            raise StoreError(f"{problem}; {self._mend(file)}")
+        self._verified.add(file)
 
-    def _mend(self, name: str) -> str:
-        part = next(part for part in PARTS if name.startswith(part))
-        return f"this command writes it anew and keeps the rest: {self.command(part)}"
+    def _mend(self, file: Path | None = None) -> str:
+        known = self._records.get(file) if file else next(iter(self._records.values()), None)
+        command = known.command if known else f"tvr extract --config ... --out {self.path}"
+        return f"this command writes it anew and keeps the rest: {command}"
 
-
-def _shard_files(table: pa.Table) -> dict[str, tuple[str, int]]:
-    columns = (table.column(name).to_pylist() for name in ("shard", "shard_sha256", "shard_bytes"))
-    return {name: (sha256, size) for name, sha256, size in zip(*columns, strict=True) if name is not None}
-
-
-def _index(table: pa.Table, part: str) -> _Rows:
-    table = table.filter(pc.equal(table.column("part"), part))
-    read = table.filter(pc.is_null(table.column("skipped"))).combine_chunks()
-    lengths = pc.list_value_length(read.column("mask")).to_numpy()
-    rows = _Rows(
-        place={key: place for place, key in enumerate(_keys(read, part))},
-        shard=read.column("shard").to_pylist(),
-        rows=np.stack([read.column("row_start").to_numpy(), read.column("row_stop").to_numpy()], axis=1),
-        position=read.column("position").to_numpy(),
-        masks=pc.list_flatten(read.column("mask")).to_numpy().astype(bool),
-        mask_start=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        skipped={},
-    )
-    left = table.filter(pc.is_valid(table.column("skipped")))
-    reasons = zip(_keys(left, part), left.column("skipped").to_pylist(), strict=True)
-    # An item may have been skipped by one run and read by a later one.
-    rows.skipped = {key: reason for key, reason in reasons if key not in rows.place}
-    return rows
+    def _why(self) -> str:
+        if not self._damaged:
+            return ""
+        more = f" and {len(self._damaged) - 1} more" if len(self._damaged) > 1 else ""
+        return f" (damaged: {self._damaged[0]}{more})"
 
 
-def _keys(table: pa.Table, part: str) -> list[Any]:
-    names = table.column("id").to_pylist()
-    if part == "text":
-        return names
-    starts, ends = table.column("span_start").to_pylist(), table.column("span_end").to_pylist()
-    spans = [None if start is None else (start, end) for start, end in zip(starts, ends, strict=True)]
-    return list(zip(table.column("dataset").to_pylist(), names, spans, strict=True))
+def _items_of(part: Part, records: dict[Path, Record]) -> _Items | None:
+    items: _Items | None = None
+    for file, record in records.items():
+        if record.part != part:
+            continue
+        items = items or _Items(record.fingerprint, record.command)
+        for row, item in enumerate(record.items):
+            items.place.setdefault(item.key, (file, row))
+        items.skipped.update({item.key: reason for item, reason in record.skipped})
+    if items is not None:
+        # An item may have been skipped by one run and read by a later one.
+        items.skipped = {key: reason for key, reason in items.skipped.items() if key not in items.place}
+    return items
 
 
-def _masks(rows: _Rows, places: Sequence[int]) -> Tensor:
-    return torch.from_numpy(np.stack([rows.masks[rows.mask_start[p] : rows.mask_start[p + 1]] for p in places]))
+def _described(item: StoreItem) -> dict[str, Any]:
+    start, end = item.span or (None, None)
+    named = {name: getattr(item, name) for name in ("dataset", "split", "id", "path", "text")}
+    return {**named, "span_start": start, "span_end": end}
 
 
 def _name(key: Any) -> str:

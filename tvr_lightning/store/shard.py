@@ -1,15 +1,10 @@
-"""The files of a feature store: header, manifest, shards, and what is wrong with them.
+"""A shard of a feature store: one safetensors file that says itself what it holds.
 
-A store is a folder:
-
-    store.json                        what each part was made with, and the command that made it
-    shards/frames-00000.safetensors   one tensor file per part and number
-    manifest/frames-00000.parquet     the rows of that shard; it appears after the shard, and makes it count
-    manifest.parquet                  all rows, once the store is sealed
-    writer.lock                       empty; who writes the store holds a lock on it
-
-Parts are "text" (sentence (n, D), words (R, D)), "frames" (R, D), "patches" (R, P, D) and "audio" (R, D_a); an item
-owns a range of the R rows. Files appear whole or not at all, so a reader may run beside a writer.
+A store is a folder of shards, named `<part>-<number>-<digest>.safetensors`. Parts are "text", "frames", "patches" and
+"audio". The tensors of a shard hold its n items one after another: "sentence" (n, D) and "words" (n, W, D), or the
+part's own name (n, F, D), patches (n, F, P, D); and "mask" (n, W) or (n, F). Its header holds, as JSON under the key
+"tvr", the record of the items and of what was skipped, and what made the features. The digest is that of the whole
+file, so that a changed byte anywhere is found; a file appears under its name whole or not at all.
 """
 
 from __future__ import annotations
@@ -18,45 +13,28 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
 
 from tvr_lightning.errors import UserError
 
 Part = Literal["text", "frames", "patches", "audio"]
+StoreDtype = Literal["float32", "float16"]
+Span = tuple[float, float] | None
+VideoKey = tuple[str, str, Span]
 Fingerprint = Mapping[str, str]
 
 PARTS: tuple[Part, ...] = get_args(Part)
-FORMAT = 1
-HEADER, MANIFEST, MANIFEST_PARTS, SHARDS = "store.json", "manifest.parquet", "manifest", "shards"
-LOCK = "writer.lock"
-SHARD_NAME = re.compile(rf"({'|'.join(PARTS)})-[0-9]+\.safetensors")
+FORMAT = 2
 FINGERPRINT_FIELDS = ("encoder", "weights", "sampling", "preprocessing")
-SCHEMA = pa.schema(
-    [
-        ("part", pa.string()),
-        ("dataset", pa.string()),
-        ("split", pa.string()),
-        ("id", pa.string()),
-        ("path", pa.string()),
-        ("span_start", pa.float64()),
-        ("span_end", pa.float64()),
-        ("text", pa.string()),
-        ("shard", pa.string()),
-        ("shard_sha256", pa.string()),
-        ("shard_bytes", pa.int64()),
-        ("position", pa.int64()),
-        ("row_start", pa.int64()),
-        ("row_stop", pa.int64()),
-        ("mask", pa.list_(pa.bool_())),
-        ("dtype", pa.string()),
-        *((name, pa.string()) for name in FINGERPRINT_FIELDS),
-        ("skipped", pa.string()),
-    ]
-)
+NAME = re.compile(rf"(?P<part>{'|'.join(PARTS)})-(?P<number>\d{{5,}})-(?P<digest>[0-9a-f]{{32}})\.safetensors")
+HEADER_OF_FORMAT_1 = "store.json"
 
 
 class StoreError(UserError, ValueError):
@@ -68,102 +46,167 @@ def text_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+@dataclass(frozen=True)
+class StoreItem:
+    """One video or text as a shard names it.
+
+    Attributes:
+        dataset, split: where it is from.
+        id: the video's id; for a text, `text_id` of it.
+        path: the video's file; empty for a text.
+        span: seconds of the clip in the file.
+        text: the text itself; None for a video.
+    """
+
+    dataset: str
+    split: str
+    id: str
+    path: str = ""
+    span: Span = None
+    text: str | None = None
+
+    @staticmethod
+    def of_text(text: str, dataset: str, split: str) -> StoreItem:
+        """Return the item of a text."""
+        return StoreItem(dataset, split, text_id(text), text=text)
+
+    @property
+    def key(self) -> Any:
+        """What a reader looks it up by."""
+        return self.id if self.text is not None else (self.dataset, self.id, self.span)
+
+
+@dataclass
+class Record:
+    """What a shard says of itself.
+
+    Attributes:
+        part: which part it belongs to.
+        fingerprint: what made the features, by field of `FINGERPRINT_FIELDS`.
+        command: the command line that made the shard and makes it again.
+        dtype: of the features.
+        items: the n items, in the order of the tensors' first dimension.
+        skipped: items that could not be read, each with the reason.
+    """
+
+    part: Part
+    fingerprint: dict[str, str]
+    command: str
+    dtype: StoreDtype
+    items: list[StoreItem] = field(default_factory=list)
+    skipped: list[tuple[StoreItem, str]] = field(default_factory=list)
+
+
+def shard_content(record: Record, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:
+    """Return the bytes of a shard, the same for the same content.
+
+    Args:
+        record: what it holds.
+        tensors: "sentence" (n, D) and "words" (n, W, D); or the part's own name with (n, F, ...).
+        mask: (n, W) or (n, F) bool.
+
+    Raises:
+        StoreError: features are NaN, infinite, or too large for the record's dtype.
+    """
+    kind = torch.float16 if record.dtype == "float16" else torch.float32
+    kept = {"mask": mask.detach().cpu().bool().contiguous()}
+    for name, tensor in tensors.items():
+        kept[name] = tensor.detach().to("cpu", kind).contiguous()
+        if not torch.isfinite(kept[name]).all():
+            raise StoreError(
+                f"{name}: features are NaN, infinite, or too large for {record.dtype}; nothing was written"
+            )
+    said = {**asdict(record), "format": FORMAT}
+    # One key alone: safetensors writes several in an order that changes from process to process.
+    return save(kept if record.items else {}, {"tvr": json.dumps(said, ensure_ascii=False)})
+
+
+def shard_name(part: Part, number: int, content: bytes) -> str:
+    """Return the file name of a shard with this content."""
+    return f"{part}-{number:05d}-{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
+
+
+def read_record(path: Path) -> Record:
+    """Return what a shard says of itself; its tensors are not read.
+
+    Raises:
+        StoreError: the header cannot be read, or is of another format.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = json.loads((file.metadata() or {})["tvr"])
+        if said.pop("format") != FORMAT:
+            raise StoreError(f"{path}: is of another format than {FORMAT}, which this version reads; extract again")
+        items = [_item(item) for item in said.pop("items")]
+        skipped = [(_item(item), reason) for item, reason in said.pop("skipped")]
+        return Record(**said, items=items, skipped=skipped)
+    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: the shard's header cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _item(said: dict[str, Any]) -> StoreItem:
+    span = said.pop("span")
+    return StoreItem(**said, span=None if span is None else (span[0], span[1]))
+
+
+def shard_problem(path: Path) -> str | None:
+    """Say what is wrong with a shard file, or None if its content has the digest that its name says."""
+    named = NAME.fullmatch(path.name)
+    if named is None or not path.is_file():
+        return f"{path}: the shard is missing"
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest().startswith(named["digest"]):
+        return None
+    return f"{path}: the shard is not as it was written; its content has the digest {digest.hexdigest()[:32]}"
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """Return the shards of a store in the order of their parts and numbers.
+
+    Raises:
+        StoreError: the folder holds a store of format 1, or a link leads out of it.
+    """
+    if (folder / HEADER_OF_FORMAT_1).is_file():
+        raise StoreError(
+            f"{folder} holds a feature store of format 1, this version reads {FORMAT}; extract into another folder"
+        )
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        named = NAME.fullmatch(path.name)
+        if named is None:
+            continue
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise StoreError(
+                f"{path} leads out of the feature store {folder}, to {path.resolve()}; a store holds its own files: "
+                "put what it leads to into its place, or extract again with another --out"
+            )
+        found.append((PARTS.index(named["part"]), int(named["number"]), path))  # type: ignore[arg-type]
+    return [path for _, _, path in sorted(found)]
+
+
 def differences(found: Fingerprint, expected: Fingerprint) -> str:
     """Name the fields of `expected` that a store has otherwise, with both values; empty if there are none."""
     return "; ".join(
-        f"{field}: the store has {found.get(field)!r}, this run {value!r}"
-        for field, value in expected.items()
-        if found.get(field) != value
+        f"{name}: the store has {found.get(name)!r}, this run {value!r}"
+        for name, value in expected.items()
+        if found.get(name) != value
     )
 
 
-def own_path(store: Path, folder: str, name: str | None = None) -> Path:
-    """Return a place in a store, which someone else may have made, once it is clear that it lies in the store's folder.
-
-    Args:
-        store: the store's folder; may itself be a link.
-        folder: SHARDS or MANIFEST_PARTS.
-        name: of a shard, as a manifest has it; None for the folder itself.
+def check_alike(folder: Path, records: Sequence[Record]) -> None:
+    """Check that the shards of each part were made alike.
 
     Raises:
-        StoreError: the name is none of a shard, or a link leads out of the store.
+        StoreError: two were not; says in what they differ.
     """
-    if name is not None and not SHARD_NAME.fullmatch(name):
-        raise StoreError(
-            f"{store}: the manifest names the shard {name!r}, which is no file name of a shard, such as "
-            "frames-00000.safetensors; it is not read. The store is damaged or was tampered with: extract again with "
-            "another --out"
-        )
-    path = store / folder / (name or "")
-    real = path.resolve()
-    if not real.is_relative_to(store.resolve()):
-        raise StoreError(
-            f"{path} leads out of the feature store {store}, to {real}; a store holds its own files: put what it leads "
-            "to into its place, or extract again with another --out"
-        )
-    return path
-
-
-def shard_problem(path: Path, sha256: str, size: int) -> str | None:
-    """Say what is wrong with a shard file, or None if its length and checksum are those of the manifest."""
-    if not path.is_file():
-        return f"{path}: the shard is missing"
-    found = path.stat().st_size
-    if found != size:
-        return f"{path}: the shard has {found} bytes, its manifest says {size}"
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() == sha256:
-        return None
-    return f"{path}: the shard has the sha256 {digest.hexdigest()}, its manifest says {sha256}"
-
-
-def read_header(path: Path) -> dict[str, Any]:
-    """Return a store's `store.json`: "format", "dtype", and "parts" with "fingerprint" and "command" of each.
-
-    Raises:
-        StoreError: there is none, it is no JSON, or it is of another format.
-    """
-    file = path / HEADER
-    if not file.is_file():
-        raise StoreError(
-            f"no feature store at {path}: {file} is missing; make one with: tvr extract --config ... --out {path}"
-        )
-    try:
-        header = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise StoreError(f"{file}: not JSON ({error}); remove the folder and extract again") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        found = header.get("format") if isinstance(header, dict) else type(header).__name__
-        raise StoreError(f"{file}: the store has format {found}, this version reads {FORMAT}; extract again")
-    return header
-
-
-def read_manifest(path: Path, columns: Sequence[str], sealed: bool = True) -> pa.Table:
-    """Return the rows of a store, ordered by part and shard; of an unfinished store, those written so far.
-
-    Args:
-        path: the store's folder.
-        columns: names of the columns to read.
-        sealed: whether the one manifest of a sealed store is read where there is one, else those of the shards.
-
-    Raises:
-        StoreError: a manifest file cannot be read.
-    """
-    names = [name for name in SCHEMA.names if name in columns]
-    for _ in range(10):  # a writer that unseals or mends the store may remove a file between listing and reading
-        try:
-            if sealed and (path / MANIFEST).is_file():
-                return pq.ParquetFile(path / MANIFEST).read(names)
-            files = sorted((path / MANIFEST_PARTS).glob("*.parquet"))
-            tables = [pq.ParquetFile(file).read(names) for file in files]
-            return pa.concat_tables(tables) if tables else pa.schema([SCHEMA.field(n) for n in names]).empty_table()
-        except FileNotFoundError:
-            continue
-        except pa.ArrowInvalid as error:
+    first: dict[Part, Record] = {}
+    for record in records:
+        made = first.setdefault(record.part, record)
+        differing = differences(made.fingerprint, record.fingerprint)
+        if differing:
             raise StoreError(
-                f"{path}: the manifest cannot be read: {error}; extract again with another --out"
-            ) from error
-    raise StoreError(f"{path}: the manifest changes faster than it can be read; try again when its writer is done")
+                f"{folder} mixes shards of two stores, part {record.part!r}: {differing}; extract into another folder"
+            )

@@ -1,82 +1,41 @@
-"""Writes a feature store: shard by shard, each whole or not at all, so that it may be stopped at any moment."""
+"""Writes a feature store shard by shard, so that a kill, a full disk or a second writer never leaves it damaged."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
-from safetensors.torch import save
 from torch import Tensor
 
-from tvr_lightning.files import held
-from tvr_lightning.store.reader import Span
+from tvr_lightning.files import TEMPORARY, held, write_whole
 from tvr_lightning.store.shard import (
-    FORMAT,
-    HEADER,
-    LOCK,
-    MANIFEST,
-    MANIFEST_PARTS,
-    SCHEMA,
-    SHARDS,
+    NAME,
     Fingerprint,
     Part,
+    Record,
+    StoreDtype,
     StoreError,
+    StoreItem,
+    check_alike,
     differences,
-    own_path,
-    read_header,
-    read_manifest,
+    read_record,
+    shard_content,
+    shard_files,
+    shard_name,
     shard_problem,
-    text_id,
 )
 
-StoreDtype = Literal["float32", "float16"]
-TEMPORARY = ".writing"
-
-
-@dataclass(frozen=True)
-class StoreItem:
-    """One video or text as the manifest names it.
-
-    Attributes:
-        dataset, split: where it is from.
-        id: the video's id; for a text, `text_id` of it.
-        path: the video's file; empty for a text.
-        span: seconds of the clip in the file.
-        text: the text itself; None for a video.
-    """
-
-    dataset: str
-    split: str
-    id: str
-    path: str = ""
-    span: Span = None
-    text: str | None = None
-
-    @staticmethod
-    def of_text(text: str, dataset: str, split: str) -> StoreItem:
-        """Return the item of a text."""
-        return StoreItem(dataset, split, text_id(text), text=text)
-
-    @property
-    def key(self) -> Any:
-        """What a reader looks it up by."""
-        return self.id if self.text is not None else (self.dataset, self.id, self.span)
+LOCK = "writer.lock"
+DAMAGED = ".damaged"
 
 
 class StoreWriter:
     """A feature store opened for writing, by one process at a time; use it as a context.
 
-    Opening checks every shard, drops what a killed run left half-written, and forgets damaged shards so that their
-    items count as missing and are written again under the same number.
+    Opening checks every shard and drops what a killed run left half-written. Damaged shards are set aside under another
+    name; their items count as missing and are written again under the same number.
 
     Args:
         path: the store's folder; made if it is not there.
@@ -85,8 +44,7 @@ class StoreWriter:
         dtype: of the features on disk.
 
     Raises:
-        StoreError: another process writes the store, a part was made otherwise (both fingerprints are shown), or the
-            store names files outside its folder.
+        StoreError: another process writes the store, or a part was made otherwise; both fingerprints are shown.
     """
 
     def __init__(
@@ -96,22 +54,20 @@ class StoreWriter:
         self.fingerprints = {part: dict(values) for part, values in fingerprints.items()}
         self.command = command
         self.dtype: StoreDtype = dtype
+        self.mended: list[str] = []
         self._lock = contextlib.ExitStack()
         self._numbers: dict[str, set[int]] = {}
         self._done: dict[str, set[Any]] = {}
-        self.mended: list[str] = []
 
     def __enter__(self) -> StoreWriter:
-        """Lock the folder, check what is there, and write the header."""
-        for folder in (SHARDS, MANIFEST_PARTS):
-            self._guarded(own_path(self.path, folder), lambda target: target.mkdir(parents=True, exist_ok=True))
-        try:
-            self._guarded(self.path / LOCK, self._take_lock)
-            self._write_header()
+        """Lock the folder and check what is there."""
+        with contextlib.ExitStack() as undo:
+            self._guarded(self.path, lambda: self.path.mkdir(parents=True, exist_ok=True))
+            busy = StoreError(f"another process writes the feature store {self.path}; wait for it or stop it")
+            advice = "start no second tvr extract with the same --out"
+            self._guarded(self.path / LOCK, lambda: undo.enter_context(held(self.path / LOCK, busy, advice)))
             self._recover()
-        except BaseException:
-            self._lock.close()
-            raise
+            self._lock = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,7 +86,7 @@ class StoreWriter:
         mask: Tensor,
         skipped: Sequence[tuple[StoreItem, str]] = (),
     ) -> None:
-        """Write one shard and make it count.
+        """Write one shard; it counts from the moment when it appears under its name.
 
         Args:
             part: which part.
@@ -142,181 +98,55 @@ class StoreWriter:
         Raises:
             StoreError: the disk is full or not writable; the store stays as it was before this call.
         """
-        self.unseal()
-        number = next(i for i in range(len(self._numbers.get(part, ())) + 1) if i not in self._numbers.get(part, ()))
-        name = f"{part}-{number:05d}"
-        shard, digest, size = None, None, None
-        if items:
-            shard = f"{name}.safetensors"
-            data = save({key: _flat(key, value, self.dtype) for key, value in tensors.items()})
-            digest, size = hashlib.sha256(data).hexdigest(), len(data)
-            self._write(self.path / SHARDS / shard, data)
-        rows = self._rows(part, items, mask, (shard, digest, size), skipped)
-        self._write(self.path / MANIFEST_PARTS / f"{name}.parquet", _parquet(rows))
-        self._numbers.setdefault(part, set()).add(number)
-        self._done.setdefault(part, set()).update(item.key for item in [*items, *(item for item, _ in skipped)])
+        record = Record(part, self.fingerprints[part], self.command, self.dtype, list(items), list(skipped))
+        content = shard_content(record, tensors, mask)
+        numbers = self._numbers.setdefault(part, set())
+        number = next(i for i in range(len(numbers) + 1) if i not in numbers)
+        file = self.path / shard_name(part, number, content)
+        self._guarded(file, lambda: write_whole(file, content))
+        self._take_in(number, record)
 
-    def seal(self) -> None:
-        """Write the one manifest of all shards: the extraction has come to its end.
-
-        Raises:
-            StoreError: the disk is full or not writable.
-        """
-        file = self.path / MANIFEST
-        rows = _parquet(read_manifest(self.path, SCHEMA.names, sealed=False))
-        if not file.is_file() or file.read_bytes() != rows:
-            self._write(file, rows)
-
-    def unseal(self) -> None:
-        """Take back the one manifest before the store changes; readers then read the shards' own."""
-        (self.path / MANIFEST).unlink(missing_ok=True)
-
-    def _rows(
-        self,
-        part: Part,
-        items: Sequence[StoreItem],
-        mask: Tensor,
-        shard: tuple[str | None, str | None, int | None],
-        skipped: Sequence[tuple[StoreItem, str]],
-    ) -> pa.Table:
-        length = mask.shape[1] if mask.ndim == 2 else 0
-        rows = []
-        for position, item in enumerate([*items, *(item for item, _ in skipped)]):
-            row = {name: getattr(item, name) for name in ("dataset", "split", "id", "path", "text")}
-            row |= {
-                "part": part,
-                "dtype": self.dtype,
-                **self.fingerprints[part],
-            }
-            row["span_start"], row["span_end"] = item.span or (None, None)
-            if position < len(items):
-                row |= {"shard": shard[0], "shard_sha256": shard[1], "shard_bytes": shard[2], "position": position}
-                row |= {"row_start": position * length, "row_stop": (position + 1) * length}
-                row["mask"] = mask[position].tolist()
-            else:
-                row["skipped"] = skipped[position - len(items)][1]
-            rows.append(row)
-        return pa.Table.from_pylist(rows, schema=SCHEMA)
-
-    def _take_lock(self, file: Path) -> None:
-        busy = StoreError(f"another process writes the feature store {self.path}; wait for it or stop it")
-        self._lock.enter_context(held(file, busy, "start no second tvr extract with the same --out"))
-
-    def _write_header(self) -> None:
-        file = self.path / HEADER
-        fresh: dict[str, Any] = {"format": FORMAT, "dtype": self.dtype, "parts": {}}
-        header = read_header(self.path) if file.is_file() else fresh
-        if header["dtype"] != self.dtype:
-            raise StoreError(
-                f"the feature store {self.path} holds {header['dtype']}, this run writes {self.dtype}; use the same "
-                "dtype or another --out"
-            )
-        parts = dict(header["parts"])
-        for part, values in self.fingerprints.items():
-            made = parts.setdefault(part, {"fingerprint": values, "command": self.command})
-            differing = differences(made["fingerprint"], values)
-            if differing:
-                raise StoreError(
-                    f"the feature store {self.path} was made otherwise, part {part!r}: {differing}. Use another --out, "
-                    "or the options of the store"
-                )
-        header["parts"] = {part: parts[part] for part in sorted(parts)}
-        text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            self._write(file, text.encode())
+    def _take_in(self, number: int, record: Record) -> None:
+        self._numbers.setdefault(record.part, set()).add(number)
+        keys = [item.key for item in [*record.items, *(item for item, _ in record.skipped)]]
+        self._done.setdefault(record.part, set()).update(keys)
 
     def _recover(self) -> None:
-        for folder in (self.path, self.path / SHARDS, self.path / MANIFEST_PARTS):
-            for file in folder.glob(f"*{TEMPORARY}"):
-                file.unlink()
-        known: set[str] = set()
-        for file in sorted((self.path / MANIFEST_PARTS).glob("*.parquet")):
-            problem = self._adopt(file, known)
+        for file in self.path.glob(f"*{TEMPORARY}"):
+            file.unlink()
+        sound: list[Record] = []
+        for file in shard_files(self.path):
+            problem = shard_problem(file)
             if problem:
-                self.mended.append(problem)
-                self.unseal()
-                file.unlink()
-        for file in (self.path / SHARDS).iterdir():
-            if file.name not in known:
-                file.unlink()
+                file.replace(file.with_name(file.name + DAMAGED))
+                self.mended.append(f"{problem}; kept as {file.name + DAMAGED}")
+                continue
+            record, named = read_record(file), NAME.fullmatch(file.name)
+            assert named is not None
+            self._check(record)
+            self._take_in(int(named["number"]), record)
+            sound.append(record)
+        check_alike(self.path, sound)
 
-    def _adopt(self, file: Path, known: set[str]) -> str | None:
-        """Take the shard of a manifest file into account, or say why it cannot be."""
+    def _check(self, record: Record) -> None:
+        """Refuse a store whose shards were made otherwise than this run would make them."""
+        if record.dtype != self.dtype:
+            raise StoreError(
+                f"the feature store {self.path} holds {record.dtype}, this run writes {self.dtype}; use the same dtype "
+                "or another --out"
+            )
+        differing = differences(record.fingerprint, self.fingerprints.get(record.part, {}))
+        if differing:
+            raise StoreError(
+                f"the feature store {self.path} was made otherwise, part {record.part!r}: {differing}. Use another "
+                "--out, or the options of the store"
+            )
+
+    def _guarded(self, file: Path, write: Callable[[], object]) -> None:
         try:
-            rows = pq.ParquetFile(file).read()
-        except pa.ArrowInvalid as error:
-            return f"{file}: cannot be read: {error}"
-        part, number = file.stem.rsplit("-", 1)
-        entries = rows.to_pylist()
-        shards = {
-            (row["shard"], row["shard_sha256"], row["shard_bytes"]) for row in entries if row["shard"] is not None
-        }
-        for shard, sha256, size in shards:
-            problem = shard_problem(own_path(self.path, SHARDS, shard), sha256, size)
-            if problem:
-                return problem
-            known.add(shard)
-        self._numbers.setdefault(part, set()).add(int(number))
-        for row in entries:
-            span = None if row["span_start"] is None else (row["span_start"], row["span_end"])
-            item = StoreItem(row["dataset"], row["split"], row["id"], row["path"], span, row["text"])
-            self._done.setdefault(part, set()).add(item.key)
-        return None
-
-    def _write(self, file: Path, data: bytes) -> None:
-        self._guarded(file, lambda target: write_whole(target, data))
-
-    def _guarded(self, file: Path, write: Any) -> None:
-        try:
-            write(file)
+            write()
         except OSError as error:
             raise StoreError(
                 f"{file} cannot be written: {error.strerror or error}. The store {self.path} is valid with what it "
                 f"held before; make room and run the same command again: {self.command}"
             ) from error
-
-
-@contextlib.contextmanager
-def _removed_on_failure(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
-
-
-def write_whole(file: Path, data: bytes) -> None:
-    """Write a file so that it appears whole, under its name, and only once it is on the disk.
-
-    Raises:
-        OSError: it cannot be written; what had the name before is left as it was.
-    """
-    temporary = file.with_name(file.name + TEMPORARY)
-    with _removed_on_failure(temporary):
-        with temporary.open("wb") as target:
-            target.write(data)
-            target.flush()
-            os.fsync(target.fileno())
-        temporary.replace(file)
-    folder = os.open(
-        file.parent, os.O_RDONLY
-    )  # the rename itself must reach the disk before the next step counts on it
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _flat(name: str, tensor: Tensor, dtype: StoreDtype) -> Tensor:
-    """Join the items of a tensor into rows: (n, F, ...) to (n * F, ...); sentences (n, D) stay."""
-    kind = torch.float16 if dtype == "float16" else torch.float32
-    tensor = tensor.detach().to("cpu", kind)
-    if not torch.isfinite(tensor).all():
-        raise StoreError(f"{name}: features are NaN, infinite, or too large for {dtype}; nothing was written")
-    return (tensor if name == "sentence" else tensor.flatten(0, 1)).contiguous()
-
-
-def _parquet(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    return bytes(sink.getvalue())
