@@ -25,7 +25,6 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE
 from tvr_lightning.pairwise.two_stage import nearest, score_candidates
 from tvr_lightning.search.vectors import VectorStore
-from tvr_lightning.search.vectors_faiss import FaissStore
 from tvr_lightning.search.vectors_lancedb import LanceStore
 
 WIDTH, FRAMES, TOP = 512, 12, 10
@@ -104,10 +103,7 @@ def first_stage(size, dimension, questions, names):
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             places = {"lancedb": lambda f: LanceStore(f), "exact": lambda _: InMemory()}
-            makers = {
-                n: (lambda f, n=n: FaissStore(Path(f) / "x", n.partition("-")[2])) for n in ("faiss-hnsw", "faiss-ivf")
-            }
-            store = (places | makers)[name](folder)
+            store = places[name](folder)
             began, cpu = time.perf_counter(), cpu_seconds()
             for start in range(0, size, size if name == "exact" else 100_000):
                 stop = size if name == "exact" else min(start + 100_000, size)
@@ -149,7 +145,7 @@ def main():
     parser.add_argument("--videos", type=int, default=2000, help="of the two-stage table; 0 leaves it out")
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--sizes", type=int, nargs="*", default=[1_000, 10_000, 100_000, 1_000_000])
-    parser.add_argument("--stores", nargs="+", default=["exact", "lancedb", "faiss-hnsw", "faiss-ivf"])
+    parser.add_argument("--stores", nargs="+", default=["exact", "lancedb"])
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

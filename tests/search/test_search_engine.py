@@ -12,7 +12,7 @@ from tvr_lightning.search import Filter, Searcher, SearchError, index
 from tvr_lightning.search.results import clock
 from tvr_lightning.search.vectors import open_vectors
 
-PACKAGES = {"lancedb": "lancedb", "faiss-hnsw": "faiss", "faiss-ivf": "faiss", "qdrant": "qdrant_client"}
+PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_client"}
 
 
 @pytest.fixture(scope="module")

@@ -198,11 +198,12 @@ def test_a_store_that_was_left_behind_catches_up(indexed, tmp_path):
     copy = tmp_path / "index"
     shutil.copytree(indexed, copy)
     catalog = Catalog(copy)
-    pytest.importorskip("faiss", reason="the extra `search` is not installed")
-    store = open_vectors("faiss-hnsw", catalog)
+    pytest.importorskip("qdrant_client", reason="the extra `search` is not installed")
+    store = open_vectors("qdrant", catalog)
     store.add([1, 2], torch.eye(2, 64))
     assert follow(store, catalog) == (8, 2)
     assert store.keys() == catalog.keys()
+    store.close()
     catalog.close()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.errors import SearchError
 
-STORES = "lancedb, exact, faiss-hnsw, faiss-ivf, qdrant, qdrant://HOST:PORT, or an address of LanceDB such as s3://..."
+STORES = "lancedb, exact, qdrant, qdrant://HOST:PORT, or an address of LanceDB such as s3://..."
 Hits = list[tuple[int, float]]
 
 
@@ -110,10 +110,6 @@ def open_vectors(name: str, catalog: Catalog) -> VectorStore:
         from tvr_lightning.search.vectors_lancedb import LanceStore
 
         return LanceStore(str(folder / "vectors.lance") if name == "lancedb" else name)
-    if name in ("faiss-hnsw", "faiss-ivf"):
-        from tvr_lightning.search.vectors_faiss import FaissStore
-
-        return FaissStore(folder / f"vectors.{name}", "hnsw" if name == "faiss-hnsw" else "ivf")
     if name == "qdrant" or name.startswith("qdrant://"):
         from tvr_lightning.search.vectors_qdrant import QdrantStore
 

@@ -47,7 +47,7 @@ def run_index(
         frames: per video, without a checkpoint.
         sampling: which frames, without a checkpoint.
         seed: of random weights.
-        store: lancedb, exact, faiss-hnsw, faiss-ivf, qdrant, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
+        store: lancedb, exact, qdrant, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
         bank: text file with a query per line, for --normalize sinkhorn and for texts of a video.
         captions: parquet file that says in words what videos show, as `tvr caption` writes it.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
