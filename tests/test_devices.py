@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 VIDEOS = 20  # 16 to train on, 4 to test on: one block of scores, which two devices cannot share evenly

@@ -15,7 +15,7 @@ import torch
 import tvr_lightning
 import tvr_lightning.recipe
 from tvr_lightning.cli import main
-from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 PROGRAM = Path(__file__).parent / "resume_run.py"

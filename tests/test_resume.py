@@ -16,7 +16,6 @@ from resume_run import strike_in
 import tvr_lightning.recipe
 from tvr_lightning.cli import main
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
@@ -25,6 +24,7 @@ from tvr_lightning.reliability import (
     random_state,
     restore_random_state,
 )
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 PROGRAM = Path(__file__).parent / "resume_run.py"

@@ -9,7 +9,7 @@ import torch
 from tvr_lightning.data.folder import VideoFolder, inside
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import AnnotationError
-from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.synthetic import synthesize
 
 PROJECT = Path(__file__).parent.parent
 

@@ -14,11 +14,11 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 import lightning.pytorch as pl
 
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax
 from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.synthetic import synthesize
 
 VIDEOS = 7  # of the test split
 

@@ -17,7 +17,6 @@ from tvr_lightning.data.records import SplitName
 from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.data.show import show
 from tvr_lightning.data.stats import print_stats, stats
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.captioner import MODEL, PROMPT, CaptionOptions, caption, load_captioner
@@ -27,6 +26,7 @@ from tvr_lightning.extract.source import source_of_data, source_of_files
 from tvr_lightning.extract.verify import verify as compare_store
 from tvr_lightning.recipe import RecipeError, data_from_recipe, from_recipe
 from tvr_lightning.store import StoreDtype
+from tvr_lightning.synthetic import synthesize
 
 Dataset = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.data.synthetic.generate import synthesize
+from tvr_lightning.synthetic.generate import synthesize
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import torch
 import tvr_lightning.data as rooms
 from tvr_lightning.data import TextVideoDataModule
 from tvr_lightning.data.check import check
-from tvr_lightning.data.synthetic.generate import synthesize
+from tvr_lightning.synthetic.generate import synthesize
 
 SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 KINDS = [

@@ -8,7 +8,7 @@ import pytest
 from tvr_lightning.data import MSRVTT, MSRVTTQA
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.records import AnnotationError, MissingData
-from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.synthetic import synthesize
 
 
 @pytest.fixture(scope="module")

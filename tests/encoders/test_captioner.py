@@ -18,7 +18,6 @@ from tiny_captioner import WORDS, save_tiny_captioner
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.data.video import probe
 from tvr_lightning.encoders.caption_file import CaptionFileError, CaptionJournal, MadeWith
 from tvr_lightning.encoders.captioner import (
@@ -30,6 +29,7 @@ from tvr_lightning.encoders.captioner import (
     segment_spans,
 )
 from tvr_lightning.recipe import data_from_recipe
+from tvr_lightning.synthetic import synthesize
 
 pytest.importorskip("transformers")
 # transformers tells of its own coming changes

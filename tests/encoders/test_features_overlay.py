@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.data.synthetic.generate import synthesize
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.recipe import from_recipe
+from tvr_lightning.synthetic.generate import synthesize
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 LAYERS = [RECIPES / "clip4clip.yaml", RECIPES / "fixture.yaml"]

@@ -9,7 +9,7 @@ from examples.caption_table import CaptionTable
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import AnnotationError
-from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.synthetic import synthesize
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parent.parent / "recipes"

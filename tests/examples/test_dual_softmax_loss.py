@@ -8,9 +8,9 @@ import torch
 from examples.dual_softmax_loss import DualSoftmaxLoss, revised
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.reproduce.ledger import read_deviations
+from tvr_lightning.synthetic import synthesize
 
 HERE = Path(__file__).parent
 FIXTURE = HERE.parent.parent / "recipes" / "fixture.yaml"

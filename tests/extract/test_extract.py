@@ -17,7 +17,6 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import MissingData
-from tvr_lightning.data.synthetic.generate import synthesize
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.errors import MissingAssetError
@@ -30,6 +29,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.store import FeatureStore, StoreError
+from tvr_lightning.synthetic.generate import synthesize
 
 DATA = {"frames": 3, "words": 12, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 FORK = multiprocessing.get_context("fork")

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.extract.cluster import RayError
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.store import FeatureStore
+from tvr_lightning.synthetic import synthesize
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.drl import DRL, ChannelDecorrelation, DRLHead, channel_correlation, decorrelation_sums
 from tvr_lightning.parity.case import ParityError, load_case
 from tvr_lightning.parity.drl import import_drl
 from tvr_lightning.parity.report import check_case
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 W, F, D = 6, 4, 16

@@ -11,7 +11,6 @@ import yaml
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, VideoBatch
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import Prior, trial_draws
@@ -22,6 +21,7 @@ from tvr_lightning.parity.audit import audit_scores
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 N, M, F, D = 4, 4, 5, 32

@@ -13,7 +13,6 @@ from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.losses import info_nce
@@ -39,6 +38,7 @@ from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.gare import import_gare
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 N, M, W, FRAMES, D = 5, 4, 6, 3, 16

@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias, normalization_error
@@ -24,6 +23,7 @@ from tvr_lightning.module import RetrievalModule
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 W, F, D = 8, 4, 64

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Trainer
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.recipe import from_recipe
+from tvr_lightning.synthetic import synthesize
 
 pytestmark = pytest.mark.slow
 RECIPES = Path(__file__).parents[2] / "recipes"

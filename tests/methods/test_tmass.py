@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
@@ -21,6 +20,7 @@ from tvr_lightning.methods.xpool import CrossAttentionConfig
 from tvr_lightning.parity.audit import audit_scores
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 N, M, F, D = 5, 5, 6, 64

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
@@ -19,6 +18,7 @@ from tvr_lightning.parity.audit import audit_scores
 from tvr_lightning.parity.case import ParityError, load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.parity.ucofia import import_ucofia
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 B, F, P, W, D = 5, 4, 9, 6, 64

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.dpdv import DPDV
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.methods.video_qa_head import AnswerHead, words_patches
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 B, W, F, P, D = 6, 5, 4, 3, 64

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.xpool import CrossAttentionConfig, XPool, XPoolConfig, XPoolHead
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 N, M, F, D = 5, 4, 6, 64

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.features import PairedFeatures
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.reproduce.card import Card
@@ -22,6 +21,7 @@ from tvr_lightning.reproduce.report.gare import measure_gradients, measure_steps
 from tvr_lightning.reproduce.report.material import encode_test_split
 from tvr_lightning.reproduce.report.page import RunPart, page
 from tvr_lightning.reproduce.report.similarity import measure_sheet, measure_similarity
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 TINY = """

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from browser import open_browser
 
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.card import read_ranks
@@ -19,6 +18,7 @@ from tvr_lightning.reproduce.report.report_verb import part_of, run_report
 from tvr_lightning.reproduce.report.similarity import measure_sheet
 from tvr_lightning.reproduce.runner import Folders, carry_out
 from tvr_lightning.reproduce.tables import load_table
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 VIDEOS = 20

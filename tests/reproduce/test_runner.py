@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tvr_lightning.cli import Verb, verb_parser
-from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.card import read_cards, read_ranks
 from tvr_lightning.reproduce.engines import ForkingEngine, SlurmEngine, SlurmOptions
@@ -23,6 +22,7 @@ from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
 from tvr_lightning.reproduce.runner import Folders, RunnerError, carry_out, duration, open_runs, time_left
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.reproduce.view import view_table
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 VIDEOS = 20

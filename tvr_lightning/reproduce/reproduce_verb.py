@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from tvr_lightning.data.synthetic.generate import LEAST_VIDEOS
 from tvr_lightning.reproduce.card import Card, read_cards
 from tvr_lightning.reproduce.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
 from tvr_lightning.reproduce.plan import Plan, Setting, Share, make_plan
@@ -17,6 +16,7 @@ from tvr_lightning.reproduce.runner import Folders, carry_out, duration, estimat
 from tvr_lightning.reproduce.tables import TableError, load_table
 from tvr_lightning.reproduce.view import NOT_COMPARABLE, view_table
 from tvr_lightning.reproduce.write_tables import write_table
+from tvr_lightning.synthetic.generate import LEAST_VIDEOS
 
 
 def run_reproduce(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from tvr_lightning.data.synthetic.scene import Backdrop, Event, Motion, Scene, Shape
+from tvr_lightning.synthetic.scene import Backdrop, Event, Motion, Scene, Shape
 
 WIDTH, HEIGHT = 112, 96  # wider than high, so that a centre crop to a square has something to cut
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tvr_lightning.data.synthetic.captions import captions, query
-from tvr_lightning.data.synthetic.chinese import chinese_caption
-from tvr_lightning.data.synthetic.layouts import (
+from tvr_lightning.synthetic.captions import captions, query
+from tvr_lightning.synthetic.chinese import chinese_caption
+from tvr_lightning.synthetic.layouts import (
     PARTS,
     Item,
     Layout,
@@ -18,7 +18,7 @@ from tvr_lightning.data.synthetic.layouts import (
     write_lines,
     youtube_id,
 )
-from tvr_lightning.data.synthetic.scene import Scene, Timing
+from tvr_lightning.synthetic.scene import Scene, Timing
 
 _CAPTIONS = 10  # a video and language, as in the real dataset
 

@@ -6,9 +6,9 @@ import pickle
 import random
 from pathlib import Path
 
-from tvr_lightning.data.synthetic.captions import captions, query
-from tvr_lightning.data.synthetic.layouts import PARTS, Item, Layout, Part, of_part, write_lines, youtube_id
-from tvr_lightning.data.synthetic.scene import Scene, Timing
+from tvr_lightning.synthetic.captions import captions, query
+from tvr_lightning.synthetic.layouts import PARTS, Item, Layout, Part, of_part, write_lines, youtube_id
+from tvr_lightning.synthetic.scene import Scene, Timing
 
 
 def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:

@@ -6,9 +6,9 @@ import csv
 import random
 from pathlib import Path
 
-from tvr_lightning.data.synthetic.captions import captions, query
-from tvr_lightning.data.synthetic.layouts import Item, Layout, Part, of_part, write_json, write_lines
-from tvr_lightning.data.synthetic.scene import BACKDROP_COLOURS, Scene, Timing
+from tvr_lightning.synthetic.captions import captions, query
+from tvr_lightning.synthetic.layouts import Item, Layout, Part, of_part, write_json, write_lines
+from tvr_lightning.synthetic.scene import BACKDROP_COLOURS, Scene, Timing
 
 _CAPTIONS = 20  # a video, as in the real dataset
 _FULL_TEST_SHARE = 3 / 10  # 2,990 of 10,000 videos

@@ -6,7 +6,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from tvr_lightning.data.synthetic.scene import Backdrop, Event, Figure, Scene
+from tvr_lightning.synthetic.scene import Backdrop, Event, Figure, Scene
 
 _MAIN = 0.7  # share of uses in which the first of several synonyms is taken
 

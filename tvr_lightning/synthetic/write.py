@@ -9,9 +9,9 @@ from pathlib import Path
 import av
 import numpy as np
 
-from tvr_lightning.data.synthetic.render import HEIGHT, WIDTH, render
-from tvr_lightning.data.synthetic.scene import Scene
-from tvr_lightning.data.synthetic.sound import RATE, waveform
+from tvr_lightning.synthetic.render import HEIGHT, WIDTH, render
+from tvr_lightning.synthetic.scene import Scene
+from tvr_lightning.synthetic.sound import RATE, waveform
 
 _H264 = ("libx264", {"preset": "veryfast", "crf": "24", "g": "20"})
 _AAC = ("aac", {"aac_coder": "fast"})  # the default coder takes longer than all the rest

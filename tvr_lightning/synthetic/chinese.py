@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tvr_lightning.data.synthetic.captions import Caption
-from tvr_lightning.data.synthetic.scene import Event, Scene
+from tvr_lightning.synthetic.captions import Caption
+from tvr_lightning.synthetic.scene import Event, Scene
 
 _COMMA = "\N{FULLWIDTH COMMA}"
 _SHAPES = {"circle": "圆形", "square": "方块", "triangle": "三角形", "star": "星形", "cross": "十字", "ring": "圆环"}

@@ -6,9 +6,9 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from tvr_lightning.data.synthetic.captions import Caption, full_caption, query
-from tvr_lightning.data.synthetic.layouts import PARTS, Item, Layout, Part, of_part, sentence, write_lines
-from tvr_lightning.data.synthetic.scene import Scene, Timing
+from tvr_lightning.synthetic.captions import Caption, full_caption, query
+from tvr_lightning.synthetic.layouts import PARTS, Item, Layout, Part, of_part, sentence, write_lines
+from tvr_lightning.synthetic.scene import Scene, Timing
 
 _CLIPS_PER_MOVIE = 20
 _TITLES = ("The_Moving_Shapes", "Crosses_and_Rings", "A_Star_Is_Drawn", "Mr._Triangle", "Full_Circle")

@@ -15,13 +15,13 @@ from typing import Any, get_args
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tvr_lightning.data.recover_captions import Description, write_captions
-from tvr_lightning.data.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
-from tvr_lightning.data.synthetic.captions import describe, describe_event, describe_segment
-from tvr_lightning.data.synthetic.layouts import DatasetName, Item, Layout, Part, span_of, write_json
-from tvr_lightning.data.synthetic.questions import write_questions
-from tvr_lightning.data.synthetic.scene import Scene, draw_scenes
-from tvr_lightning.data.synthetic.write import write_video
 from tvr_lightning.data.workers import worker_context
+from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
+from tvr_lightning.synthetic.captions import describe, describe_event, describe_segment
+from tvr_lightning.synthetic.layouts import DatasetName, Item, Layout, Part, span_of, write_json
+from tvr_lightning.synthetic.questions import write_questions
+from tvr_lightning.synthetic.scene import Scene, draw_scenes
+from tvr_lightning.synthetic.write import write_video
 
 LAYOUTS: dict[DatasetName, Layout] = {
     "msrvtt": msrvtt.LAYOUT,

@@ -16,11 +16,11 @@ import numpy as np
 import open_clip
 import pytest
 
-from tvr_lightning.data.synthetic import synthesize
-from tvr_lightning.data.synthetic.captions import captions, describe, fits, paragraph, query
-from tvr_lightning.data.synthetic.chinese import chinese_caption
-from tvr_lightning.data.synthetic.render import render
-from tvr_lightning.data.synthetic.scene import (
+from tvr_lightning.synthetic import synthesize
+from tvr_lightning.synthetic.captions import captions, describe, fits, paragraph, query
+from tvr_lightning.synthetic.chinese import chinese_caption
+from tvr_lightning.synthetic.render import render
+from tvr_lightning.synthetic.scene import (
     BACKDROP_COLOURS,
     MOTIONS,
     PATTERNS,
@@ -35,8 +35,8 @@ from tvr_lightning.data.synthetic.scene import (
     Timing,
     draw_scenes,
 )
-from tvr_lightning.data.synthetic.sound import RATE, waveform
-from tvr_lightning.data.synthetic.write import write_video
+from tvr_lightning.synthetic.sound import RATE, waveform
+from tvr_lightning.synthetic.write import write_video
 
 TWO = Timing(events=(2, 2), least=6, most=10, step=0.5)
 
@@ -300,7 +300,7 @@ class TestSynthesize:
         assert (tmp_path / "msvd" / "train_list.txt").read_text() == "mine"
 
     def test_an_interrupted_call_leaves_nothing(self, tmp_path):
-        program = "import signal, sys; from pathlib import Path; from tvr_lightning.data.synthetic import synthesize; "
+        program = "import signal, sys; from pathlib import Path; from tvr_lightning.synthetic import synthesize; "
         program += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # background jobs of a shell ignore it
         program += "synthesize('msrvtt', Path(sys.argv[1]), 400, 0, workers=1, progress=False)"
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

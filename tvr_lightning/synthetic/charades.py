@@ -8,9 +8,9 @@ import string
 from dataclasses import replace
 from pathlib import Path
 
-from tvr_lightning.data.synthetic.captions import describe, event_caption, full_caption
-from tvr_lightning.data.synthetic.layouts import Item, Layout, Part, of_part, sentence, span_of, write_lines
-from tvr_lightning.data.synthetic.scene import MOTIONS, Scene, Timing
+from tvr_lightning.synthetic.captions import describe, event_caption, full_caption
+from tvr_lightning.synthetic.layouts import Item, Layout, Part, of_part, sentence, span_of, write_lines
+from tvr_lightning.synthetic.scene import MOTIONS, Scene, Timing
 
 _FIELDS = (
     "id", "subject", "scene", "quality", "relevance", "verified", "script",

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from tvr_lightning.data.synthetic.scene import SoundName
+from tvr_lightning.synthetic.scene import SoundName
 
 RATE = 16000  # samples per second
 _PITCH = {"low": 220.0, "high": 1760.0}  # Hz

@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from tvr_lightning.data.synthetic.captions import paragraph
-from tvr_lightning.data.synthetic.layouts import (
+from tvr_lightning.synthetic.captions import paragraph
+from tvr_lightning.synthetic.layouts import (
     Item,
     Layout,
     Part,
@@ -17,7 +17,7 @@ from tvr_lightning.data.synthetic.layouts import (
     write_json,
     youtube_id,
 )
-from tvr_lightning.data.synthetic.scene import Scene, Timing
+from tvr_lightning.synthetic.scene import Scene, Timing
 
 
 def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:

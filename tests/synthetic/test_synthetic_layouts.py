@@ -11,7 +11,7 @@ from typing import Any
 import av
 import pytest
 
-from tvr_lightning.data.synthetic import DatasetName, synthesize
+from tvr_lightning.synthetic import DatasetName, synthesize
 
 VIDEOS, TEST, VAL = 10, 4, 2
 

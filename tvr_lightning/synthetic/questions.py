@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tvr_lightning.data.synthetic.layouts import PARTS, write_json
-from tvr_lightning.data.synthetic.scene import BACKDROP_COLOURS
+from tvr_lightning.synthetic.layouts import PARTS, write_json
+from tvr_lightning.synthetic.scene import BACKDROP_COLOURS
 
 FIGURE_QUESTIONS = 3  # of a video, besides the two about its backdrop
 

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tvr_lightning.data.synthetic.captions import Caption, event_caption, paragraph
-from tvr_lightning.data.synthetic.layouts import PARTS, Item, Layout, Part, of_part, span_of, write_json, write_lines
-from tvr_lightning.data.synthetic.scene import Scene, Timing
+from tvr_lightning.synthetic.captions import Caption, event_caption, paragraph
+from tvr_lightning.synthetic.layouts import PARTS, Item, Layout, Part, of_part, span_of, write_json, write_lines
+from tvr_lightning.synthetic.scene import Scene, Timing
 
 _SEGMENT = 5.0  # seconds
 
