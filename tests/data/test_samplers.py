@@ -38,7 +38,7 @@ def test_a_resumed_epoch_continues_where_it_stopped():
     expected = list(whole)
     resumed = TrainingSampler(50, 12, seed=3, replicas=2, rank=1)
     resumed.load_state_dict({"epoch": 4, "consumed": 24})
-    assert resumed.state_dict() == {"epoch": 4, "consumed": 24}
+    assert (resumed.epoch, resumed.consumed) == (4, 24)
     resumed.set_epoch(4)  # as Lightning does before it iterates
     assert list(resumed) == expected[12:]
     assert len(resumed) == len(expected)

@@ -267,7 +267,8 @@ def test_normalised_evaluation_equals_normalising_each_directions_matrix(normali
     evaluator = Evaluator(cosine, block_texts=5, block_videos=3)
     evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
     matrix = cosine(texts, videos).similarity
-    counts, ones = truth.captions_per_video().double(), torch.ones(14, dtype=torch.float64)
+    counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
+    ones = torch.ones(14, dtype=torch.float64)
     forward = normalize_scores(normalizer, matrix, cosine(bank.texts, videos).similarity, "text-to-video", ones, counts)
     backward = normalize_scores(
         normalizer, matrix.T, cosine(texts, bank.videos).similarity.T, "video-to-text", counts, ones

@@ -51,11 +51,6 @@ class AudioTrack:
         """Whether any sound was decoded."""
         return bool(self.heard.any())
 
-    @property
-    def start(self) -> float:
-        """Second at which the sound begins, 0.0 when there is none."""
-        return float(self.heard.argmax()) / STEPS_PER_SECOND if self.present else 0.0
-
 
 def read_audio(
     path: str | Path,

@@ -101,7 +101,7 @@ $TVR_DATA/charades/
 
     @property
     def has_official_validation(self) -> bool:
-        """False."""
+        """False: neither table has one."""
         return False
 
     @property

@@ -100,7 +100,7 @@ $TVR_DATA/didemo/
 
     @property
     def has_official_validation(self) -> bool:
-        """True."""
+        """True: the lists have one."""
         return True
 
     def required_files(self, name: SplitName) -> list[Path]:

@@ -48,7 +48,3 @@ class GroundTruth:
     def texts(self) -> int:
         """Number of texts N."""
         return len(self.video_of_text)
-
-    def captions_per_video(self) -> Tensor:
-        """Return the (M,) int64 number of texts of each video."""
-        return torch.bincount(self.video_of_text, minlength=self.videos)

@@ -101,7 +101,7 @@ $TVR_DATA/lsmdc/
 
     @property
     def has_official_validation(self) -> bool:
-        """True."""
+        """True: LSMDC16_annos_val.csv."""
         return True
 
     def required_files(self, name: SplitName) -> list[Path]:

@@ -113,7 +113,7 @@ $TVR_DATA/msrvtt/
 
     @property
     def has_official_validation(self) -> bool:
-        """True."""
+        """True: val_qa.json."""
         return True
 
     @property

@@ -108,7 +108,7 @@ $TVR_DATA/msvd/
 
     @property
     def has_official_validation(self) -> bool:
-        """True."""
+        """True: the official lists have one."""
         return True
 
     @property

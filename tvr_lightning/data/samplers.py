@@ -72,10 +72,6 @@ class TrainingSampler(DistributedSampler[Position]):
             self.consumed = 0
         self.epoch = epoch
 
-    def state_dict(self) -> dict[str, int]:
-        """Return where iteration starts next: the epoch and the samples of it, over all processes, already consumed."""
-        return {"epoch": self.epoch, "consumed": self.consumed}
-
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Start the next iteration in epoch `state["epoch"]` after its first `state["consumed"]` samples.
 

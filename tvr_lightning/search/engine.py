@@ -86,11 +86,11 @@ class Searcher:
         self._bias: tuple[int, dict[int, float]] | None = None
 
     def __enter__(self) -> Searcher:
-        """Return itself."""
+        """Return the searcher, open until the context ends."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Let go of the index's files."""
         self.close()
 
     def close(self) -> None:
