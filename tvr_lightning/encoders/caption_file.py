@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.encoders.store import write_whole
 from tvr_lightning.errors import UserError
+from tvr_lightning.locks import held
 
 SETTINGS = b"tvr_captions"
 
@@ -25,6 +27,10 @@ _OWN = ("video_id", "segment", "start", "end", "caption")  # the rest of a row i
 
 class CaptionFileError(UserError, ValueError):
     """A captions file that does not fit what is to be written to it; says which option differs and what to do."""
+
+
+class CaptionsBusyError(UserError, RuntimeError):
+    """Another process writes the captions file."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,10 @@ class MadeWith:
 
 
 class CaptionJournal:
-    """Collects descriptions in groups beside the file and makes the file of them in the end.
+    """Collects descriptions in groups beside the file and makes the file of them in the end; use it as a context.
 
     A group is one line of the journal: a kill costs the group under way at most, and a line that was cut is ignored.
+    One process at a time writes a file: it holds the lock `<file>.lock`.
 
     Attributes:
         described: ids of the videos described so far.
@@ -57,6 +64,7 @@ class CaptionJournal:
 
     Raises:
         CaptionFileError: the file or an unfinished journal was made otherwise, or the file is none of descriptions.
+        CaptionsBusyError: another process writes the file.
     """
 
     def __init__(self, out: Path, made_with: MadeWith) -> None:
@@ -64,10 +72,8 @@ class CaptionJournal:
         self.made_with = made_with
         self.path = out.with_name(out.name + ".unfinished")
         self._descriptions: dict[str, list[Description]] = {}
-        self._file: IO[str] | None = None
-        if out.is_file():
-            self._take(_read(out, made_with))
-        self._length = self._resume() if self.path.is_file() else 0
+        self._held = ExitStack()
+        self._file: IO[bytes] | None = None
 
     @property
     def described(self) -> set[str]:
@@ -75,27 +81,34 @@ class CaptionJournal:
         return set(self._descriptions)
 
     def __enter__(self) -> CaptionJournal:
-        """Open the journal for further groups, after its last whole line."""
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        if not self._length:
-            self.path.write_text(json.dumps(asdict(self.made_with)) + "\n", encoding="utf-8")
-        else:
-            os.truncate(self.path, self._length)
-        self._file = self.path.open("a", encoding="utf-8")
+        """Lock the file, read what is there, and open the journal for further groups, after its last whole line."""
+        with ExitStack() as held_so_far:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            busy = CaptionsBusyError(f"another process writes the captions {self.out}; wait for it or stop it")
+            lock = self.out.with_name(self.out.name + ".lock")
+            held_so_far.enter_context(held(lock, busy, "start no second tvr caption with the same --out"))
+            if self.out.is_file():
+                self._take(_read(self.out, self.made_with))
+            length = self._resume() if self.path.is_file() else 0
+            if not length:
+                self.path.write_text(json.dumps(asdict(self.made_with)) + "\n", encoding="utf-8")
+            else:
+                os.truncate(self.path, length)
+            self._file = held_so_far.enter_context(self.path.open("ab"))
+            self._held = held_so_far.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the journal; it stays where the file was not finished."""
-        if self._file is not None:
-            self._file.close()
+        """Close the journal and release the lock; the journal stays where the file was not finished."""
+        self._held.close()
 
     def add(self, descriptions: Sequence[Description]) -> None:
         """Note the descriptions of a group of videos, safe from a kill once this returns."""
         assert self._file is not None
         self._take(descriptions)
-        self._file.write(json.dumps([_plain(description) for description in descriptions]) + "\n")
+        self._file.write((json.dumps([_plain(description) for description in descriptions]) + "\n").encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 
