@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -377,7 +378,7 @@ def write_until_full(path):
         # The third shard is larger than a file may become: writing it fails half-way, as on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         values, mask = torch.zeros(2, FRAMES, 8192), torch.ones(2, FRAMES, dtype=torch.bool)
-        with pytest.raises(StoreError, match=f"make room and run the same command again: {COMMAND}"):
+        with pytest.raises(StoreError, match=rf"raise the limit on .* and run the same command again: {COMMAND}"):
             writer.append("frames", videos(4, 2), {"frames": values}, mask)
 
 
@@ -393,6 +394,42 @@ def test_a_full_disk_stops_with_the_store_still_valid(tmp_path):
     with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 4, 2)
     assert len(FeatureStore(tmp_path)) == 6
+
+
+def write_within(path, limit):
+    """Write the store, files no longer than this; exit with 3 where the limit is met and said."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        write_six(path)
+    except StoreError as error:
+        said = re.search(r"cannot be written: File too large\. .* raise the limit on the size of files", str(error))
+        os._exit(3 if said else 4)
+
+
+def write_six(path):
+    with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
+        for first in (0, 2, 4):
+            if key(first) not in writer.done("frames"):
+                append_frames(writer, first, 2)
+        writer.seal()
+
+
+def test_whichever_file_meets_a_size_limit_the_store_stays_valid_and_is_completed(store, tmp_path):
+    right = {file.relative_to(store): file.read_bytes() for file in store.rglob("*") if file.is_file()}
+    stopped = set()
+    for limit in sorted({size - 1 for size in map(len, right.values()) if size} | {0}):
+        path = tmp_path / str(limit)
+        process = FORK.Process(target=write_within, args=(path, limit))
+        process.start()
+        process.join()
+        assert process.exitcode == 3
+        assert not [file for file in path.rglob("*") if "writing" in file.name]
+        stopped.add(tuple(sorted(file.name for file in path.rglob("*") if file.is_file())))
+        if (path / "store.json").is_file():
+            FeatureStore(path).verify()
+        write_six(path)
+        assert {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()} == right
+    assert len(stopped) >= 3, "different files met the limits"
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path):

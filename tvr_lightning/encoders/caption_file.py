@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tvr_lightning.data.recover_captions import SCHEMA, Description
-from tvr_lightning.encoders.store import write_whole
+from tvr_lightning.encoders.store import remedy, write_whole
 from tvr_lightning.errors import UserError
 from tvr_lightning.locks import held
 
@@ -31,6 +31,10 @@ class CaptionFileError(UserError, ValueError):
 
 class CaptionsBusyError(UserError, RuntimeError):
     """Another process writes the captions file."""
+
+
+class CaptionsNotWrittenError(UserError, RuntimeError):
+    """The disk is full or not writable; says what helps. Nothing that was described before is lost."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class CaptionJournal:
     Raises:
         CaptionFileError: the file or an unfinished journal was made otherwise, or the file is none of descriptions.
         CaptionsBusyError: another process writes the file.
+        CaptionsNotWrittenError: the disk is full or not writable; entering, `add` and `finish` say so.
     """
 
     def __init__(self, out: Path, made_with: MadeWith) -> None:
@@ -83,18 +88,20 @@ class CaptionJournal:
     def __enter__(self) -> CaptionJournal:
         """Lock the file, read what is there, and open the journal for further groups, after its last whole line."""
         with ExitStack() as held_so_far:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
             busy = CaptionsBusyError(f"another process writes the captions {self.out}; wait for it or stop it")
             lock = self.out.with_name(self.out.name + ".lock")
-            held_so_far.enter_context(held(lock, busy, "start no second tvr caption with the same --out"))
+            with self._writing(lock):
+                self.out.parent.mkdir(parents=True, exist_ok=True)
+                held_so_far.enter_context(held(lock, busy, "start no second tvr caption with the same --out"))
             if self.out.is_file():
                 self._take(_read(self.out, self.made_with))
             length = self._resume() if self.path.is_file() else 0
-            if not length:
-                self.path.write_text(json.dumps(asdict(self.made_with)) + "\n", encoding="utf-8")
-            else:
-                os.truncate(self.path, length)
-            self._file = held_so_far.enter_context(self.path.open("ab"))
+            with self._writing(self.path):
+                # Without a buffer, closing it has nothing left to write, which would fail once more on a full disk.
+                self._file = held_so_far.enter_context(self.path.open("ab", buffering=0))
+                self._file.truncate(length)
+                if not length:
+                    self._append(asdict(self.made_with))
             self._held = held_so_far.pop_all()
         return self
 
@@ -106,11 +113,9 @@ class CaptionJournal:
 
     def add(self, descriptions: Sequence[Description]) -> None:
         """Note the descriptions of a group of videos, safe from a kill once this returns."""
-        assert self._file is not None
+        with self._writing(self.path):
+            self._append([_plain(description) for description in descriptions])
         self._take(descriptions)
-        self._file.write((json.dumps([_plain(description) for description in descriptions]) + "\n").encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
     def finish(self, order: Sequence[str]) -> None:
         """Write the file and remove the journal.
@@ -127,8 +132,27 @@ class CaptionJournal:
         table = table.replace_schema_metadata({SETTINGS: json.dumps(asdict(self.made_with)).encode()})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
-        write_whole(self.out, bytes(sink.getvalue()))
+        with self._writing(self.out):
+            write_whole(self.out, bytes(sink.getvalue()))
         self.path.unlink(missing_ok=True)
+
+    def _append(self, entry: object) -> None:
+        """Put a line at the journal's end and onto the disk."""
+        assert self._file is not None
+        line = memoryview((json.dumps(entry) + "\n").encode())
+        while line:  # a disk that fills up takes a part before it refuses
+            line = line[self._file.write(line) :]
+        os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CaptionsNotWrittenError(
+                f"{path} cannot be written: {error.strerror or error}. What was described before this is kept; "
+                f"{remedy(error)} and run the same command again"
+            ) from error
 
     def _take(self, descriptions: Iterable[Description]) -> None:
         for description in descriptions:

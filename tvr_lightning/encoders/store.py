@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -272,8 +273,17 @@ class StoreWriter:
         except OSError as error:
             raise StoreError(
                 f"{file} cannot be written: {error.strerror or error}. The store {self.path} is valid with what it "
-                f"held before; make room and run the same command again: {self.command}"
+                f"held before; {remedy(error)} and run the same command again: {self.command}"
             ) from error
+
+
+def remedy(error: OSError) -> str:
+    """Say what helps where a file could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room"
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of files (ulimit -f)"
+    return "see that it can be written"
 
 
 @contextlib.contextmanager
