@@ -308,9 +308,10 @@ def write_whole(file: Path, data: bytes) -> None:
             target.flush()
             os.fsync(target.fileno())
         temporary.replace(file)
-    folder = os.open(
-        file.parent, os.O_RDONLY
-    )  # the rename itself must reach the disk before the next step counts on it
+    if os.name == "nt":  # where folders cannot be opened
+        return
+    # The rename itself must reach the disk before the next step counts on it.
+    folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
