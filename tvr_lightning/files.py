@@ -53,6 +53,15 @@ def held(file: Path, busy: UserError, advice: str, say: Callable[[str], None] = 
         lock.release()
 
 
+def remedy(error: OSError) -> str:
+    """Say what helps where a file could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room"
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of files (ulimit -f)"
+    return "see that it can be written"
+
+
 def write_whole(file: Path, content: bytes) -> None:
     """Write a file so that it appears whole, under its name, and only once it is on the disk.
 

@@ -25,7 +25,8 @@ from tvr_lightning.errors import UserError
 
 RUNNING = "running.ckpt"
 """Name of the checkpoint that a run writes in between and when it is interrupted."""
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Windows has no SIGUSR1.
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
 class RunInterruptedError(UserError, RuntimeError):

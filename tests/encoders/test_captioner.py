@@ -4,9 +4,12 @@ import dataclasses
 import itertools
 import multiprocessing
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +22,13 @@ from tvr_lightning.cli import main
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
 from tvr_lightning.data.video import probe
-from tvr_lightning.encoders.caption_file import CaptionFileError, CaptionJournal, MadeWith
+from tvr_lightning.encoders.caption_file import (
+    CaptionFileError,
+    CaptionJournal,
+    CaptionsBusyError,
+    CaptionsNotWrittenError,
+    MadeWith,
+)
 from tvr_lightning.encoders.captioner import (
     CaptionerError,
     CaptionOptions,
@@ -134,7 +143,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_file(table, videos, folder, t
     report = caption(videos, again, CaptionOptions(out, batch_size=6, **QUICK))
     assert (report.kept, report.described) == (2, 3)
     pd.testing.assert_frame_equal(pd.read_parquet(out), table)
-    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    assert {path.name for path in tmp_path.iterdir()} <= {out.name, f"{out.name}.lock"}
 
 
 def write_descriptions(out: Path, names: list[str]) -> list[str]:
@@ -189,10 +198,68 @@ def test_killed_at_any_step_of_finishing_the_next_run_ends_in_the_right_file(tmp
         finished += out.read_bytes() == right.read_bytes()
         described += write_descriptions(out, names)
         assert out.read_bytes() == right.read_bytes()
-        assert sorted(path.name for path in out.parent.iterdir()) == [path.name for path in right.parent.iterdir()]
+        assert {path.name for path in out.parent.iterdir()} == {path.name for path in right.parent.iterdir()}
     assert len(read_captions(right)) == 4
     assert described == [], "what was described before the kill is not described again"
     assert 0 < finished < step, "kills came before and after the file was whole"
+
+
+def describe_and_wait(out: Path) -> None:
+    with CaptionJournal(out, MADE_WITH) as journal:
+        journal.add([Description("a", number, number, number + 1.0, f"a {number}") for number in range(2)])
+        out.with_name("ready").touch()
+        time.sleep(600)
+
+
+def test_two_processes_do_not_write_one_file_and_a_killed_one_frees_it(tmp_path):
+    out = tmp_path / "captions.parquet"
+    first = FORK.Process(target=describe_and_wait, args=(out,))
+    first.start()
+    while not (tmp_path / "ready").exists():
+        assert first.is_alive()
+        time.sleep(0.01)
+    before = out.with_name(out.name + ".unfinished").read_bytes()
+    with pytest.raises(CaptionsBusyError, match=r"another process writes the captions .*; wait for it"):
+        write_descriptions(out, ["a", "b"])
+    assert out.with_name(out.name + ".unfinished").read_bytes() == before
+    first.kill()
+    first.join()
+    assert write_descriptions(out, ["a", "b"]) == ["b"]
+    assert read_captions(out).descriptions == {name: [f"{name} 0", f"{name} 1"] for name in "ab"}
+
+
+def write_within(out: Path, names: list[str], limit: int) -> None:
+    """As `write_descriptions`, files no longer than this; exits with 3 where the limit is met, saying so."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        write_descriptions(out, names)
+    except CaptionsNotWrittenError as error:
+        said = re.search(r"cannot be written: File too large\. .* raise the limit on the size of files", str(error))
+        os._exit(3 if said else 4)
+
+
+def test_whatever_meets_a_size_limit_nothing_described_is_lost_and_the_next_run_ends_in_the_right_file(tmp_path):
+    names = [f"video{number}" for number in range(6)]
+    right = tmp_path / "right" / "captions.parquet"
+    write_descriptions(right, names)
+    left = []
+    for limit in range(0, right.stat().st_size, 173):
+        out = tmp_path / str(limit) / "captions.parquet"
+        process = FORK.Process(target=write_within, args=(out, names, limit))
+        process.start()
+        process.join()
+        assert process.exitcode == 3
+        assert not out.exists()
+        left.append(len(write_descriptions(out, names)))
+        assert out.read_bytes() == right.read_bytes()
+    assert left == sorted(left, reverse=True)
+    assert set(left) >= {6, 3, 0}, "limits were met in the journal's head, in its middle, and in the file itself"
+
+
+def test_captions_that_cannot_be_written_say_what_stands_in_the_way(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(CaptionsNotWrittenError, match="see that it can be written and run the same command again"):
+        write_descriptions(tmp_path / "taken" / "captions.parquet", ["a"])
 
 
 def test_a_finished_file_is_left_and_grows_with_the_videos(captioner, videos, tmp_path):

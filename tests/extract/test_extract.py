@@ -373,6 +373,26 @@ def test_extracting_from_stored_features_is_refused(dataset, extracted):
         source_of_data(data_of(dataset, features=str(extracted[0])))
 
 
+@pytest.mark.parametrize("run", ["extract", "verify", "train"])
+def test_the_weights_of_each_encoder_are_hashed_once_per_run(dataset, extracted, run):
+    hashed = []
+    clip, whisper = encoders()
+    for encoder in (clip, whisper):
+
+        def hash_weights(encoder=encoder):
+            hashed.append(encoder)
+            return type(encoder).fingerprint(encoder)
+
+        encoder.fingerprint = hash_weights
+    if run == "train":
+        check_store(FeatureStore(extracted[0]), clip, whisper)
+    else:
+        {"extract": extract, "verify": verify}[run](
+            source_of_data(data_of(dataset)), clip, whisper, options(extracted[0])
+        )
+    assert hashed == [clip, whisper]
+
+
 def test_numbers_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="shard_size is 0; it must be at least 1"):
         ExtractOptions("x", shard_size=0)

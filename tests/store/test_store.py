@@ -385,7 +385,7 @@ def write_until_full(path):
         # The third shard is larger than a file may become: writing it fails half-way, as on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         values, mask = torch.zeros(2, FRAMES, 8192), torch.ones(2, FRAMES, dtype=torch.bool)
-        with pytest.raises(StoreError, match=f"make room and run the same command again: {COMMAND}"):
+        with pytest.raises(StoreError, match=rf"raise the limit on .* and run the same command again: {COMMAND}"):
             writer.append("frames", videos(4, 2), {"frames": values}, mask)
 
 
@@ -401,6 +401,44 @@ def test_a_full_disk_stops_with_the_store_still_valid(tmp_path):
     with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 4, 2)
     assert len(FeatureStore(tmp_path)) == 6
+
+
+def write_within(path, limit):
+    """Write the store, files no longer than this; exit with 3 where the limit is met and said."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        write_six(path)
+    except StoreError as error:
+        said = re.search(r"cannot be written: File too large\. .* raise the limit on the size of files", str(error))
+        os._exit(3 if said else 4)
+
+
+def write_six(path):
+    """Write shards of one, two and three videos, so that each is larger than the one before."""
+    with StoreWriter(path, {"frames": MADE["frames"]}, COMMAND) as writer:
+        for first, count in ((0, 1), (1, 2), (3, 3)):
+            if key(first) not in writer.done("frames"):
+                append_frames(writer, first, count)
+
+
+def test_whichever_shard_meets_a_size_limit_the_store_stays_valid_and_is_completed(tmp_path):
+    def contents(path):
+        return {file.name: file.read_bytes() for file in path.glob("frames-*")}
+
+    write_six(tmp_path / "whole")
+    right = contents(tmp_path / "whole")
+    stopped = []
+    for limit in sorted(len(content) - 1 for content in right.values()):
+        path = tmp_path / str(limit)
+        process = FORK.Process(target=write_within, args=(path, limit))
+        process.start()
+        process.join()
+        assert process.exitcode == 3
+        stopped.append(len(contents(path)))
+        assert contents(path).items() <= right.items()
+        write_six(path)
+        assert contents(path) == right
+    assert stopped == [0, 1, 2]
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 
 from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.errors import UserError
-from tvr_lightning.files import write_whole
+from tvr_lightning.files import held, remedy, write_whole
 
 SETTINGS = b"tvr_captions"
 
@@ -25,6 +26,14 @@ _OWN = ("video_id", "segment", "start", "end", "caption")  # the rest of a row i
 
 class CaptionFileError(UserError, ValueError):
     """A captions file that does not fit what is to be written to it; says which option differs and what to do."""
+
+
+class CaptionsBusyError(UserError, RuntimeError):
+    """Another process writes the captions file."""
+
+
+class CaptionsNotWrittenError(UserError, RuntimeError):
+    """The disk is full or not writable; says what helps. Nothing that was described before is lost."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +53,10 @@ class MadeWith:
 
 
 class CaptionJournal:
-    """Collects descriptions in groups beside the file and makes the file of them in the end.
+    """Collects descriptions in groups beside the file and makes the file of them in the end; use it as a context.
 
     A group is one line of the journal: a kill costs the group under way at most, and a line that was cut is ignored.
+    One process at a time writes a file: it holds the lock `<file>.lock`.
 
     Attributes:
         described: ids of the videos described so far.
@@ -57,6 +67,8 @@ class CaptionJournal:
 
     Raises:
         CaptionFileError: the file or an unfinished journal was made otherwise, or the file is none of descriptions.
+        CaptionsBusyError: another process writes the file.
+        CaptionsNotWrittenError: the disk is full or not writable; entering, `add` and `finish` say so.
     """
 
     def __init__(self, out: Path, made_with: MadeWith) -> None:
@@ -64,10 +76,8 @@ class CaptionJournal:
         self.made_with = made_with
         self.path = out.with_name(out.name + ".unfinished")
         self._descriptions: dict[str, list[Description]] = {}
-        self._file: IO[str] | None = None
-        if out.is_file():
-            self._take(_read(out, made_with))
-        self._length = self._resume() if self.path.is_file() else 0
+        self._held = ExitStack()
+        self._file: IO[bytes] | None = None
 
     @property
     def described(self) -> set[str]:
@@ -75,29 +85,36 @@ class CaptionJournal:
         return set(self._descriptions)
 
     def __enter__(self) -> CaptionJournal:
-        """Open the journal for further groups, after its last whole line."""
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        if not self._length:
-            self.path.write_text(json.dumps(asdict(self.made_with)) + "\n", encoding="utf-8")
-        else:
-            os.truncate(self.path, self._length)
-        self._file = self.path.open("a", encoding="utf-8")
+        """Lock the file, read what is there, and open the journal for further groups, after its last whole line."""
+        with ExitStack() as held_so_far:
+            busy = CaptionsBusyError(f"another process writes the captions {self.out}; wait for it or stop it")
+            lock = self.out.with_name(self.out.name + ".lock")
+            with self._writing(lock):
+                self.out.parent.mkdir(parents=True, exist_ok=True)
+                held_so_far.enter_context(held(lock, busy, "start no second tvr caption with the same --out"))
+            if self.out.is_file():
+                self._take(_read(self.out, self.made_with))
+            length = self._resume() if self.path.is_file() else 0
+            with self._writing(self.path):
+                # Without a buffer, closing it has nothing left to write, which would fail once more on a full disk.
+                self._file = held_so_far.enter_context(self.path.open("ab", buffering=0))
+                self._file.truncate(length)
+                if not length:
+                    self._append(asdict(self.made_with))
+            self._held = held_so_far.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the journal; it stays where the file was not finished."""
-        if self._file is not None:
-            self._file.close()
+        """Close the journal and release the lock; the journal stays where the file was not finished."""
+        self._held.close()
 
     def add(self, descriptions: Sequence[Description]) -> None:
         """Note the descriptions of a group of videos, safe from a kill once this returns."""
-        assert self._file is not None
+        with self._writing(self.path):
+            self._append([_plain(description) for description in descriptions])
         self._take(descriptions)
-        self._file.write(json.dumps([_plain(description) for description in descriptions]) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
     def finish(self, order: Sequence[str]) -> None:
         """Write the file and remove the journal.
@@ -114,8 +131,27 @@ class CaptionJournal:
         table = table.replace_schema_metadata({SETTINGS: json.dumps(asdict(self.made_with)).encode()})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
-        write_whole(self.out, bytes(sink.getvalue()))
+        with self._writing(self.out):
+            write_whole(self.out, bytes(sink.getvalue()))
         self.path.unlink(missing_ok=True)
+
+    def _append(self, entry: object) -> None:
+        """Put a line at the journal's end and onto the disk."""
+        assert self._file is not None
+        line = memoryview((json.dumps(entry) + "\n").encode())
+        while line:  # a disk that fills up takes a part before it refuses
+            line = line[self._file.write(line) :]
+        os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CaptionsNotWrittenError(
+                f"{path} cannot be written: {error.strerror or error}. What was described before this is kept; "
+                f"{remedy(error)} and run the same command again"
+            ) from error
 
     def _take(self, descriptions: Iterable[Description]) -> None:
         for description in descriptions:

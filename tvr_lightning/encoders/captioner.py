@@ -296,6 +296,8 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
 
     Raises:
         CaptionFileError: the file was made with another model, prompt or number of segments.
+        CaptionsBusyError: another process writes the file.
+        CaptionsNotWrittenError: the disk is full or not writable.
     """
     made_with = MadeWith(
         captioner.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.extract.plan import encoder_fingerprint
+from tvr_lightning.extract.plan import encoder_fingerprints
 from tvr_lightning.store import FeatureStore, StoreError
 
 
@@ -30,11 +30,8 @@ def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncod
             "run's encoder train; set model.init_args.encoder.init_args.freeze to all (recipes/features.yaml does), "
             "or unset data.init_args.features"
         )
-    for part in store.parts:
-        if part != "audio":
-            store.require(part, encoder_fingerprint(encoder))
-        elif audio_encoder is not None:
-            store.require(part, encoder_fingerprint(audio_encoder))
+    for part, made in encoder_fingerprints(encoder, audio_encoder, store.parts).items():
+        store.require(part, made)
     if audio_encoder is not None and "audio" not in store.parts:
         store.require("audio", {})
     return f"from the feature store {store.path}: {', '.join(store.parts)}; nothing is decoded, the heads train"

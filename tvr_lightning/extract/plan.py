@@ -137,22 +137,31 @@ def encoder_fingerprint(encoder: Encoder | AudioEncoder) -> Fingerprint:
     return {"encoder": f"{name} {digest}", "weights": encoder.fingerprint()[:16]}
 
 
+def encoder_fingerprints(
+    encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
+) -> dict[Part, Fingerprint]:
+    """Return which encoder makes each part, each encoder's weights read once; audio without its encoder is left out."""
+    seen = encoder_fingerprint(encoder) if set(parts) - {"audio"} else {}
+    heard = encoder_fingerprint(audio_encoder) if audio_encoder is not None and "audio" in parts else None
+    made = {part: heard if part == "audio" else seen for part in parts}
+    return {part: values for part, values in made.items() if values is not None}
+
+
 def fingerprints(
     source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
 ) -> dict[Part, Fingerprint]:
     """Return what each part is made with: encoder, weights, sampling and preprocessing."""
     frames = frame_fingerprint(source.frames, source.image_size, source.sampling)
+    encoders = encoder_fingerprints(encoder, audio_encoder, parts)
     made: dict[Part, Fingerprint] = {}
     for part in parts:
         if part == "text":
-            made[part] = {**encoder_fingerprint(encoder), **text_fingerprint(source.words)}
+            made[part] = {**encoders[part], **text_fingerprint(source.words)}
         elif part == "audio":
-            assert audio_encoder is not None
             assert source.audio is not None
-            preprocessing = source.audio.describe()
-            made[part] = {**encoder_fingerprint(audio_encoder), **frames, "preprocessing": preprocessing}
+            made[part] = {**encoders[part], **frames, "preprocessing": source.audio.describe()}
         else:
-            made[part] = {**encoder_fingerprint(encoder), **frames}
+            made[part] = {**encoders[part], **frames}
     return made
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import resource
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
 from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.fingerprint import code_fingerprint, config_fingerprint
+from tvr_lightning.reproduce.memory import peak_memory_mib
 
 _WATCH_SECONDS = 1.0
 _LEGS = "legs.json"
@@ -134,7 +134,7 @@ def execute(order: RunOrder) -> Path | None:
         steps=steps,
         epochs=epochs,
         seconds=round(earlier + time.time() - began, 1),
-        peak_memory_mib=_peak_memory_mib(),
+        peak_memory_mib=None if (peak := peak_memory_mib()) is None else round(peak, 1),
         peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         warnings=list(dict.fromkeys(warned)),
     )
@@ -194,11 +194,6 @@ def _collect_warnings(into: list[str]) -> None:
         show(message, category, *rest, **named)
 
     warnings.showwarning = collect
-
-
-def _peak_memory_mib() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
 
 
 def _end_with(parent: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +19,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.gradient_cache import encode_in_chunks
 from tvr_lightning.module import RetrievalModule
 from tvr_lightning.optim import build_optimizer
+from tvr_lightning.reproduce.memory import peak_memory_mib
 
 WORDS = "a person walks along the street while a small dog runs beside a red car"
 AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000
@@ -49,7 +48,7 @@ class Costs:
         score_ms_per_video: of scoring all `queries` against one video, media and text encoded.
         ms_per_video: encode_video_ms plus score_ms_per_video: what a further video costs while `queries` texts ask.
         peak_inference_mib, peak_training_mib: on a GPU the most memory allocated; on a CPU the largest resident memory
-            of the process until then, Python and libraries included.
+            of the process until then, Python and libraries included; None where the system does not tell it.
     """
 
     parameters: int
@@ -62,8 +61,8 @@ class Costs:
     encode_text_ms: float
     score_ms_per_video: float
     ms_per_video: float
-    peak_inference_mib: float
-    peak_training_mib: float
+    peak_inference_mib: float | None
+    peak_training_mib: float | None
 
 
 @dataclass(frozen=True)
@@ -282,8 +281,7 @@ def _reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _peak_mib(device: torch.device) -> float:
+def _peak_mib(device: torch.device) -> float | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    return peak_memory_mib()

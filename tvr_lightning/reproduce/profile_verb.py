@@ -145,9 +145,13 @@ def _print(card: ProfileCard) -> None:
         ("encoding a video", f"{costs.encode_video_ms:.2f} ms"),
         (f"scoring a video for {card.queries} queries", f"{costs.score_ms_per_video:.2f} ms"),
         ("per video (encoding and scoring)", f"{costs.ms_per_video:.2f} ms"),
-        ("peak memory, inference", f"{costs.peak_inference_mib:.0f} MiB"),
-        ("peak memory, training", f"{costs.peak_training_mib:.0f} MiB"),
+        ("peak memory, inference", _mib(costs.peak_inference_mib)),
+        ("peak memory, training", _mib(costs.peak_training_mib)),
     ]
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+def _mib(value: float | None) -> str:
+    return "not told by the system" if value is None else f"{value:.0f} MiB"

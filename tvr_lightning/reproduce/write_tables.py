@@ -205,7 +205,7 @@ def _card_cells(card: Card | None, seed: int | None) -> list[str]:
         str(card.steps),
         str(card.epochs),
         f"{card.seconds:.0f}",
-        f"{card.peak_memory_mib:.0f}",
+        MISSING if card.peak_memory_mib is None else f"{card.peak_memory_mib:.0f}",
     ]
 
 

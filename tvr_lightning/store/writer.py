@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tvr_lightning.files import TEMPORARY, held, write_whole
+from tvr_lightning.files import TEMPORARY, held, remedy, write_whole
 from tvr_lightning.store.shard import (
     NAME,
     Fingerprint,
@@ -148,5 +148,5 @@ class StoreWriter:
         except OSError as error:
             raise StoreError(
                 f"{file} cannot be written: {error.strerror or error}. The store {self.path} is valid with what it "
-                f"held before; make room and run the same command again: {self.command}"
+                f"held before; {remedy(error)} and run the same command again: {self.command}"
             ) from error

@@ -153,7 +153,8 @@ def _number(profile: ProfileCard, field: str) -> str:
         return _marked(profile, "flops_by_stage", flops / 1e9, "inference per pair, G")
     if field == "parameters":
         return _marked(profile, field, costs.parameters / 1e6, "M")
-    return _marked(profile, field, float(getattr(costs, field)))
+    value = getattr(costs, field)
+    return NOTHING if value is None else _marked(profile, field, float(value))
 
 
 def _marked(profile: ProfileCard, field: str, value: float, of: str = "") -> str:

@@ -1,0 +1,18 @@
+"""The memory that this process took."""
+
+from __future__ import annotations
+
+import sys
+
+try:
+    import resource
+except ImportError:  # Windows has no such module
+    resource = None  # type: ignore[assignment]
+
+
+def peak_memory_mib() -> float | None:
+    """Return the largest resident memory of this process so far; None where the system does not tell it."""
+    if resource is None:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
