@@ -15,6 +15,7 @@ from typing import Literal
 import av
 import numpy as np
 
+from tvr_lightning.data.media import VideoError, open_media, words_of
 from tvr_lightning.errors import UserError
 
 SAMPLE_RATE = 16_000
@@ -84,10 +85,10 @@ def read_audio(
         AudioError: the file cannot be opened, or a track is broken and `on_corrupt` is "error".
     """
     try:
-        with av.open(str(path)) as container:
+        with open_media(Path(path)) as container:
             pieces, length, rate, problem = _decode(container, duration, span)
-    except av.error.FFmpegError as error:
-        raise AudioError(f"{path}: cannot be opened: {error.strerror}") from error
+    except VideoError as error:
+        raise AudioError(str(error)) from error
     native, decoded = _place(pieces, length, rate)
     bad = ~np.isfinite(native) | (np.abs(native) > _LOUDEST_SAMPLE)
     if bad.any():
@@ -147,7 +148,7 @@ def _frames(
         try:
             packet = next(packets, None)
         except av.error.FFmpegError as error:
-            failures.append(f"the file breaks off: {error.strerror}")
+            failures.append(f"the file breaks off: {words_of(error)}")
             return
         if packet is None:
             return
@@ -157,7 +158,8 @@ def _frames(
         try:
             frames = packet.decode()
         except av.error.FFmpegError as error:
-            failures.append(f"{'the last packet' if moment is None else f'packet at {moment:.2f} s'}: {error.strerror}")
+            where = "the last packet" if moment is None else f"packet at {moment:.2f} s"
+            failures.append(f"{where}: {words_of(error)}")
             continue
         for frame in frames:
             if isinstance(frame, av.AudioFrame):

@@ -14,25 +14,8 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
+from tvr_lightning.data.media import VideoError, open_media, words_of
 from tvr_lightning.data.packets import PacketIndex
-from tvr_lightning.errors import UserError
-
-
-class VideoError(UserError, ValueError):
-    """A file that holds no usable video, or breaks off before the frames that were asked for.
-
-    Attributes:
-        path: the file.
-        reason: why, without the file's name.
-    """
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
 
 @contextmanager
@@ -49,15 +32,7 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
     Raises:
         VideoError: the file is missing or empty, cannot be opened, or has no video stream of a known codec.
     """
-    if not path.is_file():
-        raise VideoError(path, "there is no such file")
-    if path.stat().st_size == 0:
-        raise VideoError(path, "the file is empty (0 bytes)")
-    try:
-        container = av.open(str(path), metadata_errors="replace")
-    except av.FFmpegError as error:
-        raise VideoError(path, f"cannot be opened as video ({_words(error)})") from error
-    with container:
+    with open_media(path) as container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
             raise VideoError(path, "has no video stream" + (", only sound" if container.streams.audio else ""))
@@ -87,11 +62,6 @@ class Pictures:
         plane = converted.planes[0]
         size = (converted.width, converted.height)
         return Image.frombuffer("RGBX", size, plane, "raw", "RGBX", plane.line_size, 1)  # type: ignore[arg-type]
-
-
-def _words(error: Exception) -> str:
-    """Return FFmpeg's words for an error, without the number and the file."""
-    return getattr(error, "strerror", None) or str(error)
 
 
 def frames_of_runs(
@@ -147,4 +117,4 @@ def decoded_frames(path: Path, threads: int) -> Iterator[VideoFrame]:
                 yield frame
         except av.FFmpegError as error:
             where = "" if time is None else f" past {time:.2f} s"
-            raise VideoError(path, f"cannot be decoded{where} ({_words(error)})") from error
+            raise VideoError(path, f"cannot be decoded{where} ({words_of(error)})") from error

@@ -11,6 +11,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
+from tvr_lightning.data.media import open_media
 from tvr_lightning.data.packets import PacketIndex
 
 # A container may promise a little more than its last frame: sound that ends later, a rounded frame length.
@@ -79,7 +80,7 @@ def cut_short(path: Path, container: InputContainer, stream: VideoStream, index:
 def _last_seen(path: Path) -> float:
     """Return the end in seconds of the last packet of any stream, from the container's beginning."""
     last = 0.0
-    with av.open(str(path)) as container:
+    with open_media(path) as container:
         began = (container.start_time or 0) / av.time_base
         for packet in container.demux():
             if packet.pts is not None and packet.time_base is not None:

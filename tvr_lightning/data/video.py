@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tvr_lightning.data.augment import FrameTransform, ResizeCentreCrop
-from tvr_lightning.data.decoder import Pictures, VideoError, decoded_frames, frames_of_runs, open_video
+from tvr_lightning.data.decoder import Pictures, decoded_frames, frames_of_runs, open_video
+from tvr_lightning.data.media import VideoError
 from tvr_lightning.data.orientation import orientation_of, upright
 from tvr_lightning.data.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.data.sampling import FrameSampling, Positions, sample_frames
