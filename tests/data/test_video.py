@@ -20,6 +20,7 @@ from broken_videos import (
 
 from tvr_lightning.data import packets
 from tvr_lightning.data.augment import ResizeCentreCrop
+from tvr_lightning.data.media import Allowance
 from tvr_lightning.data.video import DecodedClip, VideoError, probe, read_clip
 
 FASTSTART = {"movflags": "faststart"}
@@ -68,7 +69,7 @@ def test_containers_and_codecs(tmp_path: Path, name: str, codec: str) -> None:
 def test_unneeded_pictures_are_not_decoded(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
     with av.open(str(path)) as container:
-        index = packets.index_packets(container, container.streams.video[0])
+        index = packets.index_packets(container, container.streams.video[0], Allowance(path))
     runs = packets.plan_runs(index, [int(index.presented()[42])])
     assert len(runs) == 1, "one stretch leads to the frame"
     assert index.keyframe[runs[0][0]], "it begins at a keyframe"

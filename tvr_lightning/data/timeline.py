@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import av
 import numpy as np
@@ -11,7 +10,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from tvr_lightning.data.media import open_media
+from tvr_lightning.data.media import Allowance, open_media
 from tvr_lightning.data.packets import PacketIndex
 
 # A container may promise a little more than its last frame: sound that ends later, a rounded frame length.
@@ -59,7 +58,7 @@ def timeline_of(stamps: NDArray[np.int64], index: PacketIndex, known: NDArray[np
     return Timeline(times, float(times[-1]) + last, known)
 
 
-def cut_short(path: Path, container: InputContainer, stream: VideoStream, index: PacketIndex) -> str | None:
+def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex, allowance: Allowance) -> str | None:
     """Return why the stream holds less than its container says, or None.
 
     A header that merely says too much is no fault: every packet that it lists is there. What counts is a packet cut off
@@ -72,17 +71,18 @@ def cut_short(path: Path, container: InputContainer, stream: VideoStream, index:
     if promised - end <= _TOLERATED_SECONDS:
         return None
     missing = stream.frames > len(index.shown)
-    if missing or (stream.frames == 0 and _last_seen(path) < promised - _TOLERATED_SECONDS):
+    if missing or (stream.frames == 0 and _last_seen(allowance) < promised - _TOLERATED_SECONDS):
         return f"breaks off at {end:.2f} s of {promised:.2f} s (packets are missing)"
     return None
 
 
-def _last_seen(path: Path) -> float:
+def _last_seen(allowance: Allowance) -> float:
     """Return the end in seconds of the last packet of any stream, from the container's beginning."""
     last = 0.0
-    with open_media(path) as container:
+    with open_media(allowance.path) as container:
         began = (container.start_time or 0) / av.time_base
         for packet in container.demux():
+            allowance.check()
             if packet.pts is not None and packet.time_base is not None:
                 last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base) - began)
     return last
