@@ -131,6 +131,16 @@ def lie_about_length(path: Path, factor: int) -> Path:
     return path
 
 
+def stop_clock(path: Path) -> Path:
+    """Give all frames of an mp4 the same time stamp (`stts`, times to samples: entries of count and length)."""
+    data = bytearray(path.read_bytes())
+    entries = data.find(b"stts") + 8
+    for entry in range(int.from_bytes(data[entries : entries + 4], "big")):
+        data[entries + 8 * entry + 8 : entries + 8 * entry + 12] = bytes(4)
+    path.write_bytes(data)
+    return path
+
+
 def rename_codec(path: Path) -> Path:
     """Give an mp4's video a codec that nobody knows."""
     path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz").replace(b"avcC", b"zzzC"))

@@ -13,6 +13,7 @@ from broken_videos import (
     numbers_of,
     rename_codec,
     scramble,
+    stop_clock,
     write_song,
     write_sound,
     write_video,
@@ -220,6 +221,18 @@ def test_probe_tells_what_a_file_holds(tmp_path: Path) -> None:
     assert (info.has_audio, info.rotation, info.codec, info.pixel_format) == (True, 0, "h264", "yuv420p")
     assert info.broken is None
     assert not probe(write_video(tmp_path / "silent.mp4", 5)).has_audio
+
+
+@pytest.mark.parametrize("sampling", ["one-fps-uniform", "segment-centres", "tail"])
+def test_frames_without_a_clock_are_read_in_order_at_the_declared_rate(tmp_path: Path, sampling: str) -> None:
+    path = write_video(tmp_path / "clip.mp4", 60, options={"bf": "0"})
+    timed = read(path, sampling=sampling)
+    assert probe(path).timed
+    clip = read(stop_clock(path), sampling=sampling)
+    assert torch.equal(clip.pixels, timed.pixels)
+    torch.testing.assert_close(clip.timestamps, timed.timestamps)
+    info = probe(path)
+    assert (info.timed, info.frames, info.fps, info.duration) == (False, 60, 10.0, clip.duration)
 
 
 def test_header_that_promises_too_much_is_not_believed(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class PacketIndex:
         ordered: whether the time stamps tell the order shown; AVI's only count packets in decoding order.
         shown: (n,) bool, False for pictures that are decoded but not shown (edit lists, alternate references).
         time_base: seconds per unit.
+        rate: frames per second by the container, for files whose time stamps tell nothing.
         last_length: length of the last picture in units of `time_base`, 0 where unknown.
         broken: why the stream stopped before its end, or None.
         packets: the packets themselves, or None where they are too many to keep.
@@ -52,6 +53,7 @@ class PacketIndex:
     shown: NDArray[np.bool_]
     ordered: bool
     time_base: Fraction
+    rate: Fraction
     last_length: int
     broken: str | None
     packets: list[av.Packet] | None
@@ -60,6 +62,11 @@ class PacketIndex:
     def timed(self) -> bool:
         """Whether every shown picture has a time stamp of its own."""
         return len(self.pts) > 0 and len(np.unique(self.pts[self.shown])) == int(self.shown.sum()) > 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether all pictures, of several, have the same time stamp."""
+        return len(self.pts) > 1 and bool((self.pts == self.pts[0]).all())
 
     def presented(self) -> NDArray[np.int64]:
         """Return the time stamps of the shown pictures, rising."""
@@ -139,6 +146,7 @@ def _close(columns: _Columns, packets: list[av.Packet] | None, broken: str | Non
         shown=shown,
         ordered=_reordered(columns) or not stream.codec_context.has_b_frames,
         time_base=stream.time_base,
+        rate=stream.average_rate or stream.guessed_rate or Fraction(25),
         last_length=columns.length[last] if columns.length else 0,
         broken=broken,
         packets=packets,

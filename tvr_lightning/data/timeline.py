@@ -32,13 +32,18 @@ class Timeline:
     stamps: NDArray[np.int64] | None
 
 
-def packet_timeline(index: PacketIndex, stream: VideoStream) -> Timeline:
+def packet_timeline(index: PacketIndex) -> Timeline:
     """Return the timeline that the packets tell, or an even one where their time stamps are missing or repeated."""
     if index.timed:
         stamps = index.presented()
         return timeline_of(stamps, index, stamps if index.ordered else None)
-    step = 1 / (stream.average_rate or 25) / index.time_base
-    return timeline_of(np.round(np.arange(int(index.shown.sum())) * float(step)).astype(np.int64), index, None)
+    return even_timeline(int(index.shown.sum()), index)
+
+
+def even_timeline(count: int, index: PacketIndex) -> Timeline:
+    """Return the timeline of `count` frames shown one after another at the rate that the container declares."""
+    step = 1 / index.rate / index.time_base
+    return timeline_of(np.round(np.arange(count) * float(step)).astype(np.int64), index, None)
 
 
 def timeline_of(stamps: NDArray[np.int64], index: PacketIndex, known: NDArray[np.int64] | None) -> Timeline:
@@ -64,7 +69,7 @@ def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex
     A header that merely says too much is no fault: every packet that it lists is there. What counts is a packet cut off
     or missing, or, in containers that list none, that no stream reaches the promised end.
     """
-    end = packet_timeline(index, stream).duration
+    end = packet_timeline(index).duration
     if index.broken:
         return f"breaks off at {end:.2f} s ({index.broken})"
     promised = float(stream.duration * index.time_base) if stream.duration else (container.duration or 0) / av.time_base

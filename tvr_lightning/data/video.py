@@ -23,7 +23,7 @@ from tvr_lightning.data.media import MAX_ELONGATION, MAX_SECONDS, Allowance, Vid
 from tvr_lightning.data.orientation import orientation_of, upright
 from tvr_lightning.data.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.data.sampling import FrameSampling, Positions, sample_frames
-from tvr_lightning.data.timeline import Timeline, cut_short, packet_timeline, timeline_of
+from tvr_lightning.data.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
 
 __all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip"]
 
@@ -59,6 +59,7 @@ class VideoInfo:
         width, height: pixels of a frame as it is shown (rotation applied).
         frames: number of frames.
         keyframes: number of stored frames where decoding can begin.
+        timed: False where all frames have the same time stamp; they are read in order, at the declared rate.
         has_audio: whether there is a sound track.
         rotation: degrees that the stored frame is turned clockwise to be shown: 0, 90, 180 or 270.
         codec: name of the video codec.
@@ -74,6 +75,7 @@ class VideoInfo:
     height: int
     frames: int
     keyframes: int
+    timed: bool
     has_audio: bool
     rotation: int
     codec: str
@@ -125,7 +127,7 @@ def read_clip(
     with open_video(path, threads) as (container, stream):
         index = _index(container, stream, allowance)
         _check_reach(container, stream, index, span, allowance)
-        timeline = packet_timeline(index, stream)
+        timeline = packet_timeline(index)
         chosen = choose(timeline)
         images = _decode_planned(stream, index, timeline, set(chosen.tolist()), convert, allowance)
     if images is None and index.timed and not index.ordered:
@@ -155,7 +157,7 @@ def probe(path: str | Path) -> VideoInfo:
     allowance = Allowance(path)
     with open_video(path, threads=1) as (container, stream):
         index = _index(container, stream, allowance)
-        timeline = packet_timeline(index, stream)
+        timeline = packet_timeline(index)
         first = _first_frame(stream, index, timeline, allowance)
         orientation = orientation_of(first)
         turned = orientation.quarter_turns % 2 == 1
@@ -171,6 +173,7 @@ def probe(path: str | Path) -> VideoInfo:
             height=first.width if turned else first.height,
             frames=count,
             keyframes=int(index.keyframe.sum()),
+            timed=not index.stopped,
             has_audio=bool(container.streams.audio),
             rotation=orientation.quarter_turns * 90,
             codec=stream.codec_context.name,
@@ -236,7 +239,7 @@ def _check_reach(
 ) -> None:
     """Raise where the wanted span reaches past the place where the stream breaks off."""
     reason = cut_short(container, stream, index, allowance)
-    if reason and (span is None or span[1] > packet_timeline(index, stream).duration):
+    if reason and (span is None or span[1] > packet_timeline(index).duration):
         raise VideoError(allowance.path, reason)
 
 
@@ -283,6 +286,8 @@ def _decoded_timeline(index: PacketIndex, threads: int, allowance: Allowance) ->
         raise VideoError(allowance.path, "none of its frames can be decoded")
     rising = np.sort(np.array(stamps, dtype=np.int64))
     _check_stamps(index, rising, allowance.path)
+    if len(rising) > 1 and rising[0] == rising[-1]:  # players then go by order, too
+        return even_timeline(len(rising), index)
     return timeline_of(rising, index, None)
 
 
