@@ -22,7 +22,7 @@ from broken_videos import (
 from tvr_lightning.data import packets
 from tvr_lightning.data.augment import ResizeCentreCrop
 from tvr_lightning.data.media import Allowance
-from tvr_lightning.data.video import DecodedClip, VideoError, probe, read_clip
+from tvr_lightning.data.video import DecodedClip, VideoError, probe, read_clip, read_parts
 
 FASTSTART = {"movflags": "faststart"}
 SHORT_GROUPS = {"g": "10", "bf": "3", "sc_threshold": "0"}
@@ -115,6 +115,21 @@ def test_span_is_taken_from_the_clip(tmp_path: Path) -> None:
     assert numbers_of(read(path, 2, span=(9.0, 60.0), sampling="segment-centres").pixels) == [92, 97]
     with pytest.raises(VideoError, match=r"clip.mp4: the span \(10.5, 12.0\) begins after its last frame"):
         read(path, span=(10.5, 12.0))
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.avi"])
+def test_parts_of_a_file_are_the_clips_of_their_spans(tmp_path: Path, name: str) -> None:
+    path = write_video(tmp_path / name, 100, options=SHORT_GROUPS)
+    spans, clips = read_parts(
+        path, lambda duration: [(0.0, duration / 2), (2.0, 3.0), (duration / 2, duration)], frames=4, image_size=64
+    )
+    assert spans == [(0.0, 5.0), (2.0, 3.0), (5.0, 10.0)]
+    for span, clip in zip(spans, clips, strict=True):
+        alone = read(path, 4, sampling="segment-centres", span=span)
+        assert torch.equal(clip.pixels, alone.pixels)
+        assert torch.equal(clip.timestamps, alone.timestamps)
+    with pytest.raises(VideoError, match="begins after its last frame"):
+        read_parts(path, lambda duration: [(0.0, 1.0), (duration + 1, duration + 2)], frames=4, image_size=64)
 
 
 def test_random_segments_follow_the_generator(tmp_path: Path) -> None:

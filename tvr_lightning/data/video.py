@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +25,10 @@ from tvr_lightning.data.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.data.sampling import FrameSampling, Positions, sample_frames
 from tvr_lightning.data.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
 
-__all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip"]
+__all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts"]
 
 Pixels = NDArray[np.uint8]
+Span = tuple[float, float]
 
 
 @dataclass
@@ -89,7 +90,7 @@ def read_clip(
     frames: int,
     image_size: int,
     sampling: FrameSampling = "one-fps-uniform",
-    span: tuple[float, float] | None = None,
+    span: Span | None = None,
     generator: np.random.Generator | None = None,
     augment: FrameTransform | None = None,
     threads: int = 1,
@@ -118,27 +119,76 @@ def read_clip(
             asked for; a frame is never given in the place of another.
         ValueError: options that do not fit each other (see `sample_frames`).
     """
-    path = Path(path)
-    allowance = Allowance(path, threads)
-    convert = partial(_to_pixels, path, Pictures(), image_size, augment)
-    # One draw, so that a second look at the same clip, below, takes the same random frames.
+    # One draw, so that a second look at the same clip takes the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
-    choose = partial(_choose, path, frames, sampling, span, seed)
+    choose = partial(_choose, Path(path), frames, sampling, seed)
+    convert = partial(_to_pixels, Path(path), Pictures(), image_size, augment)
+    _, (clip,) = _read(Path(path), lambda duration: [span], choose, convert, frames, image_size, threads)
+    return clip
+
+
+def read_parts(
+    path: str | Path,
+    divide: Callable[[float], list[Span]],
+    *,
+    frames: int,
+    image_size: int,
+    sampling: FrameSampling = "segment-centres",
+) -> tuple[list[Span], list[DecodedClip]]:
+    """Decode F frames of each of several parts of a file, which is opened and listed once.
+
+    Args:
+        path: a video file, as `read_clip` takes it.
+        divide: from the seconds that the file's video lasts to the start and end of each part.
+        frames: F, of each part.
+        image_size: S, pixels.
+        sampling: which frames of a part.
+
+    Returns:
+        The parts, and the clip of each as `read_clip` gives it.
+
+    Raises:
+        VideoError: as `read_clip` does, of any part.
+        ValueError: options that do not fit each other (see `sample_frames`).
+    """
+    choose = partial(_choose, Path(path), frames, sampling, None)
+    convert = partial(_to_pixels, Path(path), Pictures(), image_size, None)
+    parts, clips = _read(Path(path), divide, choose, convert, frames, image_size, threads=1)
+    return [part for part in parts if part is not None], clips
+
+
+def _read(
+    path: Path,
+    divide: Callable[[float], Sequence[Span | None]],
+    choose: Callable[[Span | None, Timeline], Positions],
+    convert: Callable[[VideoFrame], Pixels],
+    frames: int,
+    image_size: int,
+    threads: int,
+) -> tuple[Sequence[Span | None], list[DecodedClip]]:
+    """Decode the chosen frames of every span that `divide` gives for the file's duration; None is the whole file."""
+    allowance = Allowance(path, threads)
     with open_video(path, threads) as (container, stream):
         index = _index(container, stream, allowance)
-        _check_reach(container, stream, index, span, allowance)
         timeline = packet_timeline(index)
-        chosen = choose(timeline)
-        images = _decode_planned(stream, index, timeline, set(chosen.tolist()), convert, allowance)
+        spans = divide(timeline.duration)
+        _check_reach(container, stream, index, spans, allowance)
+        chosen = [choose(span, timeline) for span in spans]
+        images = _decode_planned(stream, index, timeline, _all(chosen), convert, allowance)
     if images is None and index.timed and not index.ordered:
-        images = _decode_straight(set(chosen.tolist()), convert, threads, allowance)
+        images = _decode_straight(_all(chosen), convert, threads, allowance)
     if images is None:
         timeline = _decoded_timeline(index, threads, allowance)
-        chosen = choose(timeline)
-        images = _decode_straight(set(chosen.tolist()), convert, threads, allowance)
+        spans = divide(timeline.duration)
+        chosen = [choose(span, timeline) for span in spans]
+        images = _decode_straight(_all(chosen), convert, threads, allowance)
     if images is None:
         raise VideoError(path, "does not decode to the same frames twice")
-    return _assemble(timeline, chosen, images, frames, image_size)
+    return spans, [_assemble(timeline, positions, images, frames, image_size) for positions in chosen]
+
+
+def _all(chosen: Sequence[Positions]) -> set[int]:
+    return {position for positions in chosen for position in positions.tolist()}
 
 
 def probe(path: str | Path) -> VideoInfo:
@@ -198,8 +248,8 @@ def _choose(
     path: Path,
     frames: int,
     sampling: FrameSampling,
-    span: tuple[float, float] | None,
     seed: int | None,
+    span: Span | None,
     timeline: Timeline,
 ) -> Positions:
     """Return the positions of the wanted frames; a span after the clip's end is the file's fault, so it names it."""
@@ -234,12 +284,13 @@ def _check_reach(
     container: InputContainer,
     stream: VideoStream,
     index: PacketIndex,
-    span: tuple[float, float] | None,
+    spans: Sequence[Span | None],
     allowance: Allowance,
 ) -> None:
-    """Raise where the wanted span reaches past the place where the stream breaks off."""
+    """Raise where a wanted span reaches past the place where the stream breaks off."""
     reason = cut_short(container, stream, index, allowance)
-    if reason and (span is None or span[1] > packet_timeline(index).duration):
+    end = packet_timeline(index).duration
+    if reason and any(span is None or span[1] > end for span in spans):
         raise VideoError(allowance.path, reason)
 
 
