@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from broken_videos import cut_off, scramble, write_video
+from broken_videos import cut_off, scramble, stop_clock, write_video
 from rich.console import Console
 
 from tvr_lightning.data import MSRVTT, Charades
@@ -32,6 +32,7 @@ def ill(healthy: Path) -> Path:
     write_video(paths[3], 20)
     write_video(paths[4], 2)
     cut_off(paths[5], 0.5)
+    stop_clock(write_video(paths[7], 20, sound=2.0, options={"bf": "0"}))
     with (data.folder / "MSRVTT_train.9k.csv").open("a") as file:
         file.write(f"{paths[6].stem}\n{data.read_split('test').videos[0].video_id}\nvideo_nobody\n")
     return healthy
@@ -61,6 +62,7 @@ def test_every_illness_is_found_in_one_report(ill, tmp_path):
         "undecodable": 2,  # no video, and cut off
         "silent": 2,
         "too-short": 1,
+        "untimed": 1,
         "duplicate-id": 1,
         "video-without-caption": 1,
         "split-overlap": 1,
@@ -71,7 +73,7 @@ def test_every_illness_is_found_in_one_report(ill, tmp_path):
     assert len(written["problems"]) == len(report.problems)
     assert set(written["problems"][0]) == {"file", "entry", "kind", "message", "fix"}
     text = rendered(print_report, report)
-    assert "11 problems" in text
+    assert "12 problems" in text
     assert "split-overlap" in text
 
 

@@ -56,7 +56,8 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
     """Look at all annotations and all video files of a dataset.
 
     It finds missing annotation files and what contradicts itself in them, videos in more than one split, and video
-    files that are missing, empty, undecodable, without a sound track, or shorter than a second.
+    files that are missing, empty, undecodable, without a sound track or time stamps, or
+    shorter than a second.
 
     Args:
         data: the dataset, as configured.
@@ -116,6 +117,12 @@ def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Probl
     if not info.has_audio:
         fix = "nothing to mend if it has none by nature; methods that hear get silence"
         problems.append(_problem(video, "silent", "it has no sound track", fix))
+    if not info.timed:
+        message = f"all its frames have the same time stamp; they are read in order, at {info.fps:g} frames a second"
+        fix = (
+            f"if that is not its rate, write it anew with the right one: ffmpeg -r RATE -i {path.name} NEW{path.suffix}"
+        )
+        problems.append(_problem(video, "untimed", message, fix))
     if info.duration < TOO_SHORT_SECONDS:
         message = f"it lasts {info.duration:.2f} s, less than {TOO_SHORT_SECONDS:g} s"
         problems.append(_problem(video, "too-short", message, "fetch it again"))

@@ -23,7 +23,6 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.module import RetrievalModule
-from tvr_lightning.search.containers import require_container
 from tvr_lightning.search.errors import SearchError
 
 
@@ -106,7 +105,6 @@ class Scorer:
         Raises:
             VideoError: it cannot be decoded.
         """
-        require_container(path)
         size, frames = self.module.image_size, self.module.frames
         clip = read_clip(path, frames=frames, image_size=size, sampling=self.sampling)
         duration = torch.tensor([clip.duration], dtype=torch.float32)
