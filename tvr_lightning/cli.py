@@ -75,7 +75,12 @@ VERBS = (
         "tvr_lightning.search.verbs:run_search",
         ("query",),
     ),
-    Verb("serve", "serve a page and an API that search an index", "tvr_lightning.search.verbs:run_serve"),
+    Verb(
+        "serve",
+        "serve a page and an API that search an index",
+        "tvr_lightning.search.verbs:run_serve",
+        repeated=("videos",),
+    ),
     Verb("published", "print what the papers publish", "tvr_lightning.reproduce.published_verb:run_published"),
     Verb(
         "reproduce",

@@ -103,7 +103,7 @@ def test_a_folder_without_permission_is_named_and_loses_nothing(checkpoints):
         (folder / "closed").chmod(0)
         os.seteuid(NOBODY if user == 0 else user)  # root reads everything
         try:
-            report = index([], parent / "index", progress=False)
+            report = index([folder], parent / "index", progress=False)
         finally:
             os.seteuid(user)
             (folder / "closed").chmod(stat.S_IRWXU)

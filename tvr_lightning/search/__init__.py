@@ -24,14 +24,16 @@ __all__ = [
 ]
 
 
-def open(path: str | Path, device: str = "cpu") -> Searcher:
+def open(path: str | Path, device: str = "cpu", store: str | None = None) -> Searcher:
     """Open an index for searching.
 
     Args:
         path: folder that `index` or `tvr index` wrote.
         device: where the methods run.
+        store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
 
     Raises:
-        SearchError: no index, or its weights are no longer what they were.
+        SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
+            has not named.
     """
-    return Searcher(path, device)
+    return Searcher(path, device, store)

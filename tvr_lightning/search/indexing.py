@@ -27,6 +27,7 @@ from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import Catalog, Entry
 from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
+from tvr_lightning.search.places import choose_store, identify, known_roots, remember, remembered
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.vectors import VectorStore, follow, open_vectors
 
@@ -113,25 +114,31 @@ def index(
     given = resolve_roots(videos) if videos else []
     folder = Path(out)
     with _only_writer(folder), contextlib.closing(Catalog(folder, create=True)) as catalog:
-        roots = [Path(root) for root in catalog.fact("roots") or []]
-        walked = given or resolve_roots(roots)
+        identify(catalog)
+        places = remembered(catalog)
+        roots = catalog.fact("roots") or []
+        walked = given or resolve_roots(known_roots(catalog, places))
         models = _scorers(catalog, scorers, device)
-        name = store or catalog.fact("store") or "lancedb"
+        name = choose_store(catalog, store, "lancedb")
         vectors = open_vectors(name, catalog)
         with contextlib.closing(vectors):
             catalog.set_fact("store", name)
-            catalog.set_fact("roots", sorted({str(root) for root in [*roots, *given]}))
+            catalog.set_fact("roots", sorted({*roots, *map(str, given)}))
+            places.videos = sorted({*places.videos, *map(str, given)})
+            places.store = name if "://" in name else None
             if bank is not None:
                 catalog.set_fact("bank", [line for line in bank if line.strip()])
             run = _Run(catalog, vectors, models, batch_size, workers)
+            unkept = remember(catalog, places)
             report = run.bring_up_to_date(walked, progress)
         covered = [Path(root) for root in catalog.fact("roots")]
         if describer is not None:
-            joined = describe_videos(catalog, describer, covered, progress)
+            joined = describe_videos(catalog, describer, covered, places, progress)
         else:
-            joined = join_captions(catalog, None if captions is None else Path(captions), covered)
+            joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
+        unkept = remember(catalog, places) or unkept
         report.captioned = joined.captioned
-        report.problems += joined.problems
+        report.problems += joined.problems + ([unkept] if unkept else [])
         return report
 
 

@@ -90,6 +90,7 @@ def run_search(
     path: str | None = None,
     caption: str | None = None,
     json: bool = False,
+    store: str | None = None,
     device: str | None = None,
 ) -> int:
     """Find videos in an index by words, or by an example.
@@ -107,13 +108,14 @@ def run_search(
         path: what a video's path contains.
         caption: words that a video's captions contain, all of them.
         json: print JSON.
+        store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
         device: where the methods run; a GPU where there is one by default.
     """
     if video is not None and query:
         raise SearchError("give words or --video, not both")
     wanted = Filter(shortest, longest, path, caption)
     only = None if wanted == Filter() else wanted
-    with Searcher(index, _device(device)) as searcher:
+    with Searcher(index, _device(device), store) as searcher:
         if video is not None:
             if rerank is not None or normalize != "none":
                 raise SearchError("--video compares frames with frames; drop --rerank and --normalize")
@@ -131,6 +133,8 @@ def run_serve(
     token: str | None = None,
     max_upload_mib: int = 64,
     max_waiting: int = 16,
+    videos: list[str] | None = None,
+    store: str | None = None,
     device: str | None = None,
 ) -> int:
     """Serve a page and an API that search an index.
@@ -142,12 +146,16 @@ def run_serve(
         token: what clients must show, by header, or once in the page's address; TVR_SEARCH_TOKEN by default.
         max_upload_mib: largest example clip in MiB.
         max_waiting: searches that may run and wait at once; more are answered with status 429.
+        videos: folder whose videos may be handed out, several by repeating it; those that you indexed by default.
+        store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
         device: where the methods run; a GPU where there is one by default.
     """
     from tvr_lightning.search.server import ServerOptions, serve
 
-    with Searcher(index, _device(device)) as searcher:
-        serve(searcher, ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting))
+    shown = tuple(Path(folder) for folder in videos or [])
+    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting, videos=shown)
+    with Searcher(index, _device(device), store) as searcher:
+        serve(searcher, options)
     return 0
 
 
