@@ -68,18 +68,19 @@ VERBS = (
     Verb(
         "parity", "compare with what the authors' code computed", "tvr_lightning.parity.report:run_parity", ("files",)
     ),
-    Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt",)),
+    Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt", "trust")),
     Verb(
         "search",
         "find videos in an index by words or by an example",
         "tvr_lightning.search.verbs:run_search",
         ("query",),
+        ("trust",),
     ),
     Verb(
         "serve",
         "serve a page and an API that search an index",
         "tvr_lightning.search.verbs:run_serve",
-        repeated=("videos",),
+        repeated=("videos", "trust"),
     ),
     Verb("published", "print what the papers publish", "tvr_lightning.reproduce.published_verb:run_published"),
     Verb(

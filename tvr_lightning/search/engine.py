@@ -67,13 +67,16 @@ class Searcher:
         path: folder of the index.
         device: where the methods run.
         store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
+        trust: modules whose classes its checkpoints may name besides this package's; they are imported.
 
     Raises:
         SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
             has not named.
     """
 
-    def __init__(self, path: str | Path, device: str = "cpu", store: str | None = None) -> None:
+    def __init__(
+        self, path: str | Path, device: str = "cpu", store: str | None = None, trust: Sequence[str] = ()
+    ) -> None:
         with contextlib.ExitStack() as undo:
             self.catalog = Catalog(Path(path))
             undo.callback(self.catalog.close)
@@ -83,7 +86,7 @@ class Searcher:
             self.store = choose_store(self.catalog, store, "exact")
             if self.store != (self.catalog.fact("store") or "exact"):
                 raise SearchError(f"--store {store}: the vectors of {path} lie in {self.catalog.fact('store')}")
-            self.scorers: dict[str, Scorer] = load_scorers(facts, device)
+            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust)
             self.vectors = open_vectors(self.store, self.catalog)
             undo.pop_all()
         self._lock = threading.RLock()

@@ -80,6 +80,7 @@ def index(
     progress: bool = True,
     captions: str | Path | None = None,
     captioner: str | None = None,
+    trust: Sequence[str] = (),
 ) -> IndexReport:
     """Index videos, or bring an index up to date.
 
@@ -95,6 +96,7 @@ def index(
         progress: whether a progress bar is shown.
         captions: parquet file that says in words what videos show (`data.recover_captions`); None keeps the index's.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
+        trust: modules whose classes the checkpoints may name besides this package's; they are imported.
 
     Returns:
         What was done; unreadable videos are listed there, and the others go on.
@@ -118,7 +120,7 @@ def index(
         places = remembered(catalog)
         roots = catalog.fact("roots") or []
         walked = given or resolve_roots(known_roots(catalog, places))
-        models = _scorers(catalog, scorers, device)
+        models = _scorers(catalog, scorers, device, trust)
         name = choose_store(catalog, store, "lancedb")
         vectors = open_vectors(name, catalog)
         with contextlib.closing(vectors):
@@ -142,15 +144,20 @@ def index(
         return report
 
 
-def load_scorers(facts: Sequence[dict[str, Any]], device: str) -> dict[str, Scorer]:
+def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
     """Load the scorers that an index was made with, by name.
+
+    Args:
+        facts: what the index says of them.
+        device: where they run.
+        trust: modules whose classes their checkpoints may name besides this package's.
 
     Raises:
         SearchError: the weights are not those that the index was made with; both fingerprints are shown.
     """
     models = {}
     for fact in facts:
-        model = Scorer(ScorerSource(**fact["source"]), device)
+        model = Scorer(ScorerSource(**fact["source"]), device, trust)
         if model.fingerprint != fact["fingerprint"]:
             raise SearchError(
                 f"the index was made with {fact['name']} {fact['fingerprint']}, but "
@@ -161,16 +168,16 @@ def load_scorers(facts: Sequence[dict[str, Any]], device: str) -> dict[str, Scor
     return models
 
 
-def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str) -> dict[str, Scorer]:
+def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, trust: Sequence[str]) -> dict[str, Scorer]:
     """Load the wanted scorers and check that they are the index's; those of a new index are noted in it."""
     facts = catalog.fact("scorers")
     if not sources:
         if facts is None:
             raise SearchError(f"{catalog.folder}: a new index needs a checkpoint or weights")
-        return load_scorers(facts, device)
+        return load_scorers(facts, device, trust)
     models: dict[str, Scorer] = {}
     for source in sources:
-        model = Scorer(source, device)
+        model = Scorer(source, device, trust)
         same = sum(name.partition("-")[0] == model.name for name in models)
         models[f"{model.name}-{same + 1}" if same else model.name] = model
     made = {name: model.fingerprint for name, model in models.items()}
