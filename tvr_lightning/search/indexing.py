@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import io
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,10 +25,10 @@ from tvr_lightning.data.video import VideoError, read_clip
 from tvr_lightning.encoders.captioner import load_captioner
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.search.captions import describe_videos, join_captions
-from tvr_lightning.search.catalog import Catalog, Entry
+from tvr_lightning.search.catalog import FILE, Catalog, Entry
 from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
-from tvr_lightning.search.places import choose_store, identify, known_roots, remember, remembered
+from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.vectors import VectorStore, follow, open_vectors
 
@@ -115,10 +116,11 @@ def index(
         raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
     given = resolve_roots(videos) if videos else []
     folder = Path(out)
-    with _only_writer(folder), contextlib.closing(Catalog(folder, create=True)) as catalog:
+    made = not folder.exists() or (folder / FILE).is_file()
+    with _only_writer(folder), _catalog(folder, made) as catalog:
         identify(catalog)
         places = remembered(catalog)
-        roots = catalog.fact("roots") or []
+        roots, new = catalog.fact("roots") or [], catalog.fact("scorers") is None
         walked = given or resolve_roots(known_roots(catalog, places))
         models = _scorers(catalog, scorers, device, trust)
         name = choose_store(catalog, store, "lancedb")
@@ -133,6 +135,9 @@ def index(
             run = _Run(catalog, vectors, models, batch_size, workers)
             unkept = remember(catalog, places)
             report = run.bring_up_to_date(walked, progress)
+        if new and not report.total:
+            more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
+            raise SearchError(f"no index was made, for no video could be read: {'; '.join(report.skipped[:3])}{more}")
         covered = [Path(root) for root in catalog.fact("roots")]
         if describer is not None:
             joined = describe_videos(catalog, describer, covered, places, progress)
@@ -201,6 +206,33 @@ def _absolute(source: dict[str, Any]) -> dict[str, Any]:
     if source["checkpoint"]:
         source["checkpoint"] = os.path.realpath(source["checkpoint"])
     return source
+
+
+@contextlib.contextmanager
+def _catalog(folder: Path, made: bool) -> Iterator[Catalog]:
+    """Open the catalog; of an index that was never begun and ends without a video, nothing stays behind.
+
+    Args:
+        folder: of the index.
+        made: whether the folder itself is an index's, and nobody else's.
+    """
+    dead = not (folder / FILE).is_file()
+    try:
+        with contextlib.closing(Catalog(folder, create=True)) as catalog:
+            begun, dead = catalog.fact("scorers") is not None, False
+            try:
+                yield catalog
+            finally:
+                dead = not begun and not catalog.count()
+                if dead:
+                    forget(catalog)
+    finally:
+        if dead:
+            for path in (*folder.glob(f"{FILE}*"), *folder.glob("vectors.*"), folder / LOCK):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            if made:
+                with contextlib.suppress(OSError):  # there is something of somebody else's in it
+                    folder.rmdir()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ only where they were named: then, or on the command line now.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -84,6 +85,14 @@ def remember(catalog: Catalog, places: Places) -> str | None:
         reason = error.strerror or str(error)
         return f"{path}: {reason}; what was named here is not remembered, and tvr serve will ask for --videos"
     return None
+
+
+def forget(catalog: Catalog) -> None:
+    """Forget what the user named for an index that is given up."""
+    path = _file(catalog)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def choose_store(catalog: Catalog, given: str | None, default: str) -> str:

@@ -85,8 +85,11 @@ def run_index(
     )
     for line in report.lines():
         print(line)
-    print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
-    return 0
+    if report.total:
+        print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
+        return 0
+    print(f"{out} holds no videos now; there is nothing to search")
+    return 0 if report.removed else 1
 
 
 def run_search(
