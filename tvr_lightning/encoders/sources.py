@@ -46,7 +46,15 @@ def do_weights_follow() -> bool:
 
 
 class MissingWeightsError(MissingAssetError):
-    """The weights are neither on this machine nor to be had; says what was looked for, where, and what helps."""
+    """The weights are neither on this machine nor to be had; says what was looked for, where, and what helps.
+
+    Attributes:
+        looked_for: the same without what helps, which is another option where there is no recipe.
+    """
+
+    def __init__(self, message: str, looked_for: str | None = None) -> None:
+        super().__init__(message)
+        self.looked_for = looked_for or message
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,8 @@ def _unknown(architecture: str, weights: str, tags: list[str]) -> Exception:
         return MissingWeightsError(
             f"encoder.weights names the file {weights}, looked for at {Path(weights).expanduser().absolute()}: no such "
             "file. Expected an OpenAI archive or state dict (.pt), or an open_clip checkpoint (.pt, .bin, "
-            f".safetensors) of {architecture}. " + _way_out()
+            f".safetensors) of {architecture}. " + _way_out(),
+            looked_for=f"no weights file {weights}: looked for {Path(weights).expanduser().absolute()}",
         )
     return ValueError(
         f"encoder.weights is {weights!r}: no file of that name and no open_clip tag of {architecture}; its tags: "
@@ -195,10 +204,12 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
         except (OSError, RuntimeError) as error:
             looked.append(f"{address} ({error})")
             cause = error
+    looked_for = f"no weights {weights!r} for {architecture}. Looked in: {'; '.join(looked)}"
     raise MissingWeightsError(
-        f"no weights {weights!r} for {architecture}. Looked in: {'; '.join(looked)}. Expected layout: any file of that "
-        f"checkpoint, named by encoder.weights=/path/to/{architecture}.pt (OpenAI archive or state dict, open_clip .pt "
-        f"or .safetensors), or the Hugging Face cache filled on a machine with network. {_way_out()}"
+        f"{looked_for}. Expected layout: any file of that checkpoint, named by "
+        f"encoder.weights=/path/to/{architecture}.pt (OpenAI archive or state dict, open_clip .pt or .safetensors), or "
+        f"the Hugging Face cache filled on a machine with network. {_way_out()}",
+        looked_for=looked_for,
     ) from cause
 
 

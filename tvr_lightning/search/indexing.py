@@ -23,6 +23,7 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.data.video import VideoError, read_clip
 from tvr_lightning.encoders.captioner import load_captioner
+from tvr_lightning.encoders.sources import MissingWeightsError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import FILE, Catalog, Entry
@@ -95,7 +96,8 @@ def index(
         workers: threads that decode.
         device: where the encoders run.
         progress: whether a progress bar is shown.
-        captions: parquet file that says in words what videos show (`data.recover_captions`); None keeps the index's.
+        captions: parquet, CSV or JSON lines that say in words what videos show (`data.recover_captions`); None keeps
+            the index's.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
         trust: modules whose classes the checkpoints may name besides this package's; they are imported.
 
@@ -162,7 +164,10 @@ def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[s
     """
     models = {}
     for fact in facts:
-        model = Scorer(ScorerSource(**fact["source"]), device, trust)
+        try:
+            model = Scorer(ScorerSource(**fact["source"]), device, trust)
+        except MissingWeightsError as error:
+            raise SearchError(f"{error.looked_for}. The index was made with these weights; bring them back") from error
         if model.fingerprint != fact["fingerprint"]:
             raise SearchError(
                 f"the index was made with {fact['name']} {fact['fingerprint']}, but "
@@ -182,7 +187,14 @@ def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, tru
         return load_scorers(facts, device, trust)
     models: dict[str, Scorer] = {}
     for source in sources:
-        model = Scorer(source, device, trust)
+        try:
+            model = Scorer(source, device, trust)
+        except MissingWeightsError as error:
+            raise SearchError(
+                f"{error.looked_for}. Name a checkpoint with --ckpt FILE, or a file of weights of "
+                f"{source.architecture} with --weights FILE (OpenAI archive or state dict, open_clip .pt or "
+                ".safetensors); --weights none tries the search out with random ones, whose results mean nothing"
+            ) from error
         same = sum(name.partition("-")[0] == model.name for name in models)
         models[f"{model.name}-{same + 1}" if same else model.name] = model
     made = {name: model.fingerprint for name, model in models.items()}

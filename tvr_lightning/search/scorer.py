@@ -177,7 +177,7 @@ def _mean_pooling(source: ScorerSource) -> RetrievalModule:
         try:
             encoder = ClipEncoder(source.architecture, source.weights)
         except ValueError as error:
-            raise SearchError(str(error)) from error
+            raise SearchError(str(error).replace("encoder.weights", "--weights")) from error
     return CLIP4Clip(encoder, frames=source.frames)
 
 

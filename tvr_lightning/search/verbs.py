@@ -50,7 +50,7 @@ def run_index(
         seed: of random weights.
         store: lancedb, exact, faiss-hnsw, faiss-ivf, qdrant, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
         bank: text file with a query per line, for --normalize sinkhorn and for texts of a video.
-        captions: parquet file that says in words what videos show, as `tvr caption` writes it.
+        captions: what videos show, in words: parquet as `tvr caption` writes it, .csv or .jsonl with such columns.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
         trust: module whose classes the checkpoints may name, several by repeating it; its code is run.
         batch_size: videos per pass through an encoder.
