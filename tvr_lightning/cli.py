@@ -68,14 +68,20 @@ VERBS = (
     Verb(
         "parity", "compare with what the authors' code computed", "tvr_lightning.parity.report:run_parity", ("files",)
     ),
-    Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt",)),
+    Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt", "trust")),
     Verb(
         "search",
         "find videos in an index by words or by an example",
         "tvr_lightning.search.verbs:run_search",
         ("query",),
+        ("trust",),
     ),
-    Verb("serve", "serve a page and an API that search an index", "tvr_lightning.search.verbs:run_serve"),
+    Verb(
+        "serve",
+        "serve a page and an API that search an index",
+        "tvr_lightning.search.verbs:run_serve",
+        repeated=("videos", "trust"),
+    ),
     Verb("published", "print what the papers publish", "tvr_lightning.reproduce.published_verb:run_published"),
     Verb(
         "reproduce",
@@ -111,7 +117,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return _lightning(verb.words, rest, from_command_line=args is None)
     parser = verb_parser(verb)
     options = parser.parse_args(rest).as_dict()
-    return _guard(lambda: verb.function()(**options))
+    # Whoever searches has videos, and no use for a recipe on synthetic ones.
+    hint = None if verb.run.startswith("tvr_lightning.search") else ()
+    return _guard(lambda: verb.function()(**options), fixture_hint=hint)
 
 
 def verb_parser(verb: Verb) -> ArgumentParser:
@@ -154,14 +162,15 @@ def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
     return _guard(run, fixture_hint=rest)
 
 
-def _guard(run: Callable[[], int], fixture_hint: Sequence[str] = ()) -> int:
+def _guard(run: Callable[[], int], fixture_hint: Sequence[str] | None = ()) -> int:
     """Turn what a user can mend into a message and an exit status; anything else keeps its traceback."""
     from tvr_lightning.errors import MissingAssetError, UserError
 
     try:
         return run()
     except MissingAssetError as error:
-        print(f"tvr: {error}\n\n{_fixture_command(fixture_hint)}", file=sys.stderr)
+        advice = "" if fixture_hint is None else f"\n\n{_fixture_command(fixture_hint)}"
+        print(f"tvr: {error}{advice}", file=sys.stderr)
         return error.exit_status
     except UserError as error:
         print(f"tvr: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from tvr_lightning.search.catalog import Catalog, VideoRow
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import inside
 from tvr_lightning.search.indexing import load_scorers
+from tvr_lightning.search.places import choose_store
 from tvr_lightning.search.results import Answer, Moment, Result
 from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.vectors import Hits, open_vectors
@@ -65,20 +66,27 @@ class Searcher:
     Args:
         path: folder of the index.
         device: where the methods run.
+        store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
+        trust: modules whose classes its checkpoints may name besides this package's; they are imported.
 
     Raises:
-        SearchError: no index, or its weights are no longer what they were.
+        SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
+            has not named.
     """
 
-    def __init__(self, path: str | Path, device: str = "cpu") -> None:
+    def __init__(
+        self, path: str | Path, device: str = "cpu", store: str | None = None, trust: Sequence[str] = ()
+    ) -> None:
         with contextlib.ExitStack() as undo:
             self.catalog = Catalog(Path(path))
             undo.callback(self.catalog.close)
             facts = self.catalog.fact("scorers")
             if not facts:
                 raise SearchError(f"{path}: indexing never began; run tvr index VIDEOS... --out {path}")
-            self.scorers: dict[str, Scorer] = load_scorers(facts, device)
-            self.store = self.catalog.fact("store") or "exact"
+            self.store = choose_store(self.catalog, store, "exact")
+            if self.store != (self.catalog.fact("store") or "exact"):
+                raise SearchError(f"--store {store}: the vectors of {path} lie in {self.catalog.fact('store')}")
+            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust)
             self.vectors = open_vectors(self.store, self.catalog)
             undo.pop_all()
         self._lock = threading.RLock()

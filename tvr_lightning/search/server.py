@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from tvr_lightning._version import __version__
 from tvr_lightning.data.video import VideoError
 from tvr_lightning.search.engine import Filter, Normalize, Searcher
 from tvr_lightning.search.errors import SearchError, UnknownVideoError, optional
+from tvr_lightning.search.files import inside, resolve_roots
 from tvr_lightning.search.limits import (
     COOKIE,
     TooLargeError,
@@ -27,6 +29,7 @@ from tvr_lightning.search.limits import (
     shows_token,
 )
 from tvr_lightning.search.metrics import Metrics
+from tvr_lightning.search.places import handed_out, remembered
 from tvr_lightning.search.results import Answer
 
 optional("fastapi", "tvr serve")
@@ -71,9 +74,10 @@ class ServerOptions:
         most_upload: bytes of an example clip.
         max_waiting: searches that may run and wait at once, and uploads that may be under way.
         upload_seconds: how long an upload may take.
+        videos: files and folders whose videos may be handed out; none for those that this user indexed here.
 
     Raises:
-        SearchError: a number out of range.
+        SearchError: a number out of range, or videos that are not there.
     """
 
     host: str = "127.0.0.1"
@@ -82,10 +86,13 @@ class ServerOptions:
     most_upload: int = 64 * 2**20
     max_waiting: int = 16
     upload_seconds: float = 120.0
+    videos: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535 or self.most_upload < 1 or self.max_waiting < 1:
             raise SearchError("port must lie in 0..65535, and max_upload_mib and max_waiting be at least 1")
+        if self.videos:
+            resolve_roots(self.videos)
 
     def required_token(self) -> str | None:
         """Return what clients must show; None where anyone on this machine may ask."""
@@ -106,7 +113,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     _guard(app, token, local=is_local(options.host))
     _explain(app)
     _add_search(app, searcher, options)
-    _add_videos(app, searcher)
+    _add_videos(app, searcher, options)
     _add_state(app, searcher)
     _add_page(app)
     return app
@@ -122,6 +129,13 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
     token = options.required_token()
     app = create_app(searcher, options, token)
     shown = f"?token={token}" if token else ""
+    kept = [str(root) for root in searcher.roots if not inside(root, _folders(searcher, options))]
+    if kept:
+        print(
+            f"Not handed out: the videos in {', '.join(kept)}. Only the index names these places; if they are yours to "
+            "show, add --videos FOLDER",
+            file=sys.stderr,
+        )
     print(f"Open http://{options.host}:{options.port}/{shown}  (Ctrl-C ends)", flush=True)
     settings = uvicorn.Config(
         app,
@@ -288,11 +302,11 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> Non
             return await run_in_threadpool(timed, lambda: searcher.search_video(clip, top, only, "example clip"))
 
 
-def _add_videos(app: FastAPI, searcher: Searcher) -> None:
+def _add_videos(app: FastAPI, searcher: Searcher, options: ServerOptions) -> None:
     @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
     def file(video: Id) -> FileResponse:
         """Return the video itself, or the range of bytes that is asked for."""
-        path = searcher.file_of(video)
+        path = handed_out(searcher.file_of(video), _folders(searcher, options))
         return FileResponse(path, media_type=MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream"))
 
     @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
@@ -304,6 +318,11 @@ def _add_videos(app: FastAPI, searcher: Searcher) -> None:
     def texts(video: Id, top: Top = 10) -> list[dict[str, Any]]:
         """Return the queries of the index's bank, or without one the captions, that fit a video, best first."""
         return [{"text": text, "score": score} for text, score in searcher.describe(video, top)]
+
+
+def _folders(searcher: Searcher, options: ServerOptions) -> list[Path]:
+    """Return the files and folders whose videos may be handed out; what the index says of itself does not count."""
+    return resolve_roots(options.videos) if options.videos else remembered(searcher.catalog).roots
 
 
 def _add_state(app: FastAPI, searcher: Searcher) -> None:
