@@ -24,6 +24,7 @@ from tvr_lightning.search.files import inside
 from tvr_lightning.search.indexing import load_scorers
 from tvr_lightning.search.results import Answer, Moment, Result
 from tvr_lightning.search.scorer import Scorer
+from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
 Normalize = Literal["none", "sinkhorn"]
@@ -84,6 +85,8 @@ class Searcher:
         self._lock = threading.RLock()
         self._held: OrderedDict[tuple[int, str], tuple[VideoFeatures, Tensor]] = OrderedDict()
         self._bias: tuple[int, dict[int, float]] | None = None
+        self._texts_lock = threading.Lock()
+        self._texts: tuple[int, EncodedTexts] | None = None
 
     def __enter__(self) -> Searcher:
         """Return itself."""
@@ -184,27 +187,43 @@ class Searcher:
             row = self.catalog.video(video)
             return self._like(self._features(row, self.first)[0], row.path.name, top, only, row.key)
 
-    def describe(self, video: str, top: int = 10, texts: Sequence[str] | None = None) -> list[tuple[str, float]]:
+    def describe(
+        self, video: str, top: int = 10, texts: Sequence[str] | None = None, given_up: GivenUp = never
+    ) -> list[tuple[str, float]]:
         """Find the texts that fit a video, best first, with the first scorer's score.
+
+        The index's own texts are encoded once and kept until they change; searches are answered meanwhile.
 
         Args:
             video: id of a video.
             top: how many.
             texts: to choose from; by default the index's bank of queries, or without one its captions.
+            given_up: asked before every block of texts; once it says yes, no more is computed.
 
         Raises:
             SearchError: there are no texts.
             UnknownVideoError: no such video.
+            GivenUpError: `given_up` said yes.
         """
-        chosen = list(texts if texts is not None else self.catalog.fact("bank") or self._all_captions())
-        if not chosen:
+        scorer = self.scorers[self.first]
+        known = self._own_texts() if texts is None else EncodedTexts(scorer, list(texts))
+        if not known.texts:
             raise SearchError("no texts to choose from; give some, or index with --bank FILE or --captions FILE")
         with self._lock:
-            scorer = self.scorers[self.first]
-            video_features = self._features(self.catalog.video(video), self.first)[0]
-            scores = scorer.score(scorer.encode_texts(chosen), video_features).similarity[:, 0]
-            best = scores.topk(min(top, len(chosen)))
-        return [(chosen[i], float(v)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+            features = self._features(self.catalog.video(video), self.first)[0]
+        scores = torch.cat([scorer.score(block, features).similarity[:, 0] for block in known.blocks(given_up)])
+        best = scores.topk(min(top, len(scores)))
+        return [(known.texts[i], float(v)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+
+    def _own_texts(self) -> EncodedTexts:
+        """Return the index's bank, or without one its captions; what was encoded of them stays until they change."""
+        with self._texts_lock:
+            generation = self.catalog.generation
+            if self._texts is None or self._texts[0] != generation:
+                texts = self.catalog.fact("bank") or self._all_captions()
+                known = None if self._texts is None or self._texts[1].texts != texts else self._texts[1]
+                self._texts = (generation, known or EncodedTexts(self.scorers[self.first], texts))
+            return self._texts[1]
 
     def _all_captions(self) -> list[str]:
         return sorted({text for texts in self.catalog.captions().values() for text in texts})

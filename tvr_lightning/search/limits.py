@@ -7,12 +7,16 @@ import contextlib
 import hmac
 import ipaddress
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from concurrent.futures import Executor
 from pathlib import Path
+from typing import Any, TypeVar
 
-from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.errors import GivenUpError, SearchError
+from tvr_lightning.search.texts import GivenUp
 
 COOKIE = "tvr_token"
+T = TypeVar("T")
 
 
 class TooManyError(SearchError):
@@ -77,6 +81,41 @@ class Turnstile:
         finally:
             with self._lock:
                 self.inside -= 1
+
+
+async def while_wanted(
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]], pool: Executor, work: Callable[[GivenUp], T]
+) -> T:
+    """Run work in a thread for as long as the client that asks for it is there.
+
+    Args:
+        receive: gives the messages of the client's connection; its body must be read, or be none.
+        pool: of threads.
+        work: is given a function that says whether the client is gone. Where it has not begun, it never will.
+
+    Raises:
+        GivenUpError: the client left before the work began, or the work says so.
+    """
+    gone = threading.Event()
+    task = pool.submit(work, gone.is_set)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    waiting = asyncio.wrap_future(task)
+    try:
+        await asyncio.wait([waiting])  # to its end, so that no place is free before its thread is
+    finally:
+        gone.set()
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+    if task.cancelled():
+        raise GivenUpError("the client is gone")
+    return waiting.result()
 
 
 async def save_upload(

@@ -7,15 +7,16 @@ import secrets
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from tvr_lightning._version import __version__
 from tvr_lightning.data.video import VideoError
 from tvr_lightning.search.engine import Filter, Normalize, Searcher
-from tvr_lightning.search.errors import SearchError, UnknownVideoError, optional
+from tvr_lightning.search.errors import GivenUpError, SearchError, UnknownVideoError, optional
 from tvr_lightning.search.limits import (
     COOKIE,
     TooLargeError,
@@ -25,14 +26,15 @@ from tvr_lightning.search.limits import (
     is_local,
     save_upload,
     shows_token,
+    while_wanted,
 )
 from tvr_lightning.search.metrics import Metrics
 from tvr_lightning.search.results import Answer
+from tvr_lightning.search.texts import GivenUp
 
 optional("fastapi", "tvr serve")
 from fastapi import FastAPI, Query, Request  # noqa: E402
 from fastapi import Path as InPath  # noqa: E402
-from fastapi.concurrency import run_in_threadpool  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response  # noqa: E402
 from starlette.requests import ClientDisconnect  # noqa: E402
@@ -42,9 +44,12 @@ LONGEST_QUERY = 2000
 MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
 OPEN_ROUTES = ("/health",)
+COSTLY_ROUTES = ("/search", "/search/video", "/similar", "/texts")
+"""How the addresses end that compute something."""
 MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
 MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo"}
 
+T = TypeVar("T")
 Id = Annotated[str, InPath(pattern="^[0-9a-f]{16}$", description="id of a video in the index")]
 Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="how many results")]
 Seconds = Annotated[float | None, Query(ge=0, le=1e7, description="seconds")]
@@ -69,7 +74,7 @@ class ServerOptions:
         port: to listen on.
         token: what clients must show; None asks TVR_SEARCH_TOKEN, and beyond this machine draws one.
         most_upload: bytes of an example clip.
-        max_waiting: searches that may run and wait at once, and uploads that may be under way.
+        max_waiting: searches and texts that may run and wait at once, and uploads that may be under way.
         upload_seconds: how long an upload may take.
 
     Raises:
@@ -105,8 +110,9 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     app.state.metrics, app.state.turnstile = Metrics(), Turnstile(options.max_waiting)
     _guard(app, token, local=is_local(options.host))
     _explain(app)
-    _add_search(app, searcher, options)
-    _add_videos(app, searcher)
+    searches = _Searches(app, options)
+    _add_search(app, searcher, options, searches)
+    _add_videos(app, searcher, searches)
     _add_state(app, searcher)
     _add_page(app)
     return app
@@ -157,8 +163,9 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
     if local and not is_local(host):
         # A page elsewhere may let its own name point here; its scripts must not read an index without a token.
         return JSONResponse({"detail": f"served on this machine only, not as {host[:100]}"}, 400)
-    if request.method == "POST" and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        return JSONResponse({"detail": "uploads come from this server's own page, or from a program"}, 403)
+    costly = request.method == "POST" or request.url.path.endswith(COSTLY_ROUTES)
+    if costly and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return JSONResponse({"detail": "searches and uploads come from this server's own page, or from a program"}, 403)
     if token is None or request.url.path in OPEN_ROUTES:
         return None
     if request.url.path == "/" and shows_token(token, None, request.query_params.get("token")):
@@ -178,6 +185,7 @@ def _explain(app: FastAPI) -> None:
         TooLargeError: 413,
         TooManyError: 429,
         TooSlowError: 408,
+        GivenUpError: 499,  # nobody reads it; counted as other servers count clients that left
         SearchError: 400,
     }
 
@@ -222,20 +230,47 @@ def _shown(path: Path, roots: list[Path]) -> str:
     return path.relative_to(root).as_posix()
 
 
-def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> None:
-    turnstile: Turnstile = app.state.turnstile
-    uploads = Turnstile(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
-    metrics: Metrics = app.state.metrics
+class _Searches:
+    """Runs what clients ask for: so much at once and no more, in threads that nothing else waits for.
 
-    def timed(ask: Callable[[], Answer]) -> dict[str, Any]:
-        with turnstile.enter():
+    Args:
+        app: counts how many run and how long they take.
+        options: how many.
+    """
+
+    def __init__(self, app: FastAPI, options: ServerOptions) -> None:
+        self.turnstile: Turnstile = app.state.turnstile
+        self.metrics: Metrics = app.state.metrics
+        self._pool = ThreadPoolExecutor(options.max_waiting, "tvr-search")
+
+    async def run(self, request: Request, work: Callable[[GivenUp], T]) -> T:
+        """Run work while the client is there.
+
+        Raises:
+            TooManyError: no place is free.
+            GivenUpError: the client is gone.
+        """
+        with self.turnstile.enter():
+            return await while_wanted(request.receive, self._pool, work)
+
+    async def search(self, request: Request, searcher: Searcher, ask: Callable[[], Answer]) -> dict[str, Any]:
+        """Run a search and return its answer as clients get it; how long it takes is counted."""
+
+        def work(_: GivenUp) -> dict[str, Any]:
             began = time.perf_counter()
             answer = ask()
-            metrics.took(time.perf_counter() - began)
-        return _public(answer, searcher)
+            self.metrics.took(time.perf_counter() - began)
+            return _public(answer, searcher)
+
+        return await self.run(request, work)
+
+
+def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, searches: _Searches) -> None:
+    uploads = Turnstile(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
 
     @app.get("/api/search", responses=REFUSALS)
-    def search(
+    async def search(
+        request: Request,
         query: Annotated[str, Query(max_length=LONGEST_QUERY, description="what is to be seen")],
         top: Top = 10,
         rerank: Annotated[str | None, Query(max_length=100, description="scorer of the second stage, or none")] = None,
@@ -248,10 +283,13 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> Non
     ) -> dict[str, Any]:
         """Find videos by words."""
         only = _filter(shortest, longest, path, caption)
-        return timed(lambda: searcher.search(query, top, rerank, candidates, normalize, only))
+        return await searches.search(
+            request, searcher, lambda: searcher.search(query, top, rerank, candidates, normalize, only)
+        )
 
     @app.get("/api/videos/{video}/similar", responses=REFUSALS)
-    def similar(
+    async def similar(
+        request: Request,
         video: Id,
         top: Top = 10,
         shortest: Seconds = None,
@@ -260,7 +298,8 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> Non
         caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like one of the index."""
-        return timed(lambda: searcher.similar(video, top, _filter(shortest, longest, path, caption)))
+        only = _filter(shortest, longest, path, caption)
+        return await searches.search(request, searcher, lambda: searcher.similar(video, top, only))
 
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     body = {"required": True, "content": content}
@@ -285,10 +324,12 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> Non
                 promised = request.headers.get("content-length")
                 await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
             only = _filter(shortest, longest, path, caption)
-            return await run_in_threadpool(timed, lambda: searcher.search_video(clip, top, only, "example clip"))
+            return await searches.search(
+                request, searcher, lambda: searcher.search_video(clip, top, only, "example clip")
+            )
 
 
-def _add_videos(app: FastAPI, searcher: Searcher) -> None:
+def _add_videos(app: FastAPI, searcher: Searcher, searches: _Searches) -> None:
     @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
     def file(video: Id) -> FileResponse:
         """Return the video itself, or the range of bytes that is asked for."""
@@ -301,9 +342,10 @@ def _add_videos(app: FastAPI, searcher: Searcher) -> None:
         return Response(searcher.catalog.picture(video, time), media_type="image/jpeg")
 
     @app.get("/api/videos/{video}/texts", responses=REFUSALS)
-    def texts(video: Id, top: Top = 10) -> list[dict[str, Any]]:
+    async def texts(request: Request, video: Id, top: Top = 10) -> list[dict[str, Any]]:
         """Return the queries of the index's bank, or without one the captions, that fit a video, best first."""
-        return [{"text": text, "score": score} for text, score in searcher.describe(video, top)]
+        found = await searches.run(request, lambda given_up: searcher.describe(video, top, given_up=given_up))
+        return [{"text": text, "score": score} for text, score in found]
 
 
 def _add_state(app: FastAPI, searcher: Searcher) -> None:
