@@ -65,7 +65,7 @@ def get(address, path):
 
 
 def running(address):
-    return int(get(address, "/metrics")[1].rpartition(b"tvr_searches_running ")[2])
+    return int(get(address, "/metrics")[1].rpartition(b"tvr_searches_running ")[2].split()[0])
 
 
 def until(condition, seconds=60):

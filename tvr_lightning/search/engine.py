@@ -165,11 +165,36 @@ class Searcher:
             VideoError: the example cannot be decoded.
             SearchError: an option out of range.
         """
-        self._check(NONE, top, top, "none")
+        self._check(NONE, top, top, "none")  # before the work of reading
+        return self.search_example(self.read_example(path), name or Path(path).name, top, only)
+
+    def read_example(self, path: str | Path) -> VideoFeatures:
+        """Decode and encode a video file as an example, while other queries are answered.
+
+        Returns:
+            Features of one video, as the first scorer's `score` takes them.
+
+        Raises:
+            VideoError: it cannot be decoded.
+        """
         scorer = self.scorers[self.first]
-        clip = scorer.read(Path(path))
+        return scorer.encode_videos(scorer.read(Path(path)).media)
+
+    def search_example(self, example: VideoFeatures, name: str, top: int = 10, only: Filter | None = None) -> Answer:
+        """Find videos that look like an example that was read.
+
+        Args:
+            example: what `read_example` gave.
+            name: what the example is called.
+            top: how many results.
+            only: which videos may be found.
+
+        Raises:
+            SearchError: an option out of range.
+        """
+        self._check(NONE, top, top, "none")
         with self._lock:
-            return self._like(scorer.encode_videos(clip.media), name or Path(path).name, top, only, None)
+            return self._like(example, name, top, only, None)
 
     def similar(self, video: str, top: int = 10, only: Filter | None = None) -> Answer:
         """Find videos that look like one of the index.

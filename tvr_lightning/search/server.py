@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from tvr_lightning.search.engine import Filter, Normalize, Searcher
 from tvr_lightning.search.errors import GivenUpError, SearchError, UnknownVideoError, optional
 from tvr_lightning.search.limits import (
     COOKIE,
+    OverloadedError,
     TooLargeError,
     TooManyError,
     TooSlowError,
@@ -26,6 +26,8 @@ from tvr_lightning.search.limits import (
     is_local,
     save_upload,
     shows_token,
+    sweep_uploads,
+    upload_folder,
     while_wanted,
 )
 from tvr_lightning.search.metrics import Metrics
@@ -43,6 +45,8 @@ POLICY = "default-src 'self'; media-src 'self' blob:; img-src 'self' data:; fram
 LONGEST_QUERY = 2000
 MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
+RETRY_AFTER = 5
+"""Seconds after which a client that got 503 may ask again."""
 OPEN_ROUTES = ("/health",)
 COSTLY_ROUTES = ("/search", "/search/video", "/similar", "/texts")
 """How the addresses end that compute something."""
@@ -76,6 +80,8 @@ class ServerOptions:
         most_upload: bytes of an example clip.
         max_waiting: searches and texts that may run and wait at once, and uploads that may be under way.
         upload_seconds: how long an upload may take.
+        max_decoding: uploads that are decoded and encoded at once.
+        max_undecoded: uploads that may wait for it; more are refused.
 
     Raises:
         SearchError: a number out of range.
@@ -87,8 +93,12 @@ class ServerOptions:
     most_upload: int = 64 * 2**20
     max_waiting: int = 16
     upload_seconds: float = 120.0
+    max_decoding: int = 2
+    max_undecoded: int = 4
 
     def __post_init__(self) -> None:
+        if self.max_decoding < 1 or self.max_undecoded < 0:
+            raise SearchError("max_decoding must be at least 1, and max_undecoded at least 0")
         if not 0 <= self.port <= 65535 or self.most_upload < 1 or self.max_waiting < 1:
             raise SearchError("port must lie in 0..65535, and max_upload_mib and max_waiting be at least 1")
 
@@ -108,6 +118,10 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     """
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
     app.state.metrics, app.state.turnstile = Metrics(), Turnstile(options.max_waiting)
+    app.state.decoding = Turnstile(
+        options.max_decoding + options.max_undecoded, "uploads that are or wait to be decoded", OverloadedError
+    )
+    sweep_uploads()
     _guard(app, token, local=is_local(options.host))
     _explain(app)
     searches = _Searches(app, options)
@@ -185,12 +199,15 @@ def _explain(app: FastAPI) -> None:
         TooLargeError: 413,
         TooManyError: 429,
         TooSlowError: 408,
+        OverloadedError: 503,
         GivenUpError: 499,  # nobody reads it; counted as other servers count clients that left
         SearchError: 400,
     }
 
     async def mendable(_: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)}, next(s for kind, s in statuses.items() if isinstance(error, kind)))
+        status = next(s for kind, s in statuses.items() if isinstance(error, kind))
+        headers = {"Retry-After": str(RETRY_AFTER)} if status == 503 else None
+        return JSONResponse({"detail": str(error)}, status, headers)
 
     async def undecodable(_: Request, error: Exception) -> Response:
         assert isinstance(error, VideoError)
@@ -267,6 +284,8 @@ class _Searches:
 
 def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, searches: _Searches) -> None:
     uploads = Turnstile(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
+    decoding: Turnstile = app.state.decoding  # each takes memory and a processor
+    decoders = ThreadPoolExecutor(options.max_decoding, "tvr-decode")
 
     @app.get("/api/search", responses=REFUSALS)
     async def search(
@@ -306,6 +325,7 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
     too_large: dict[int | str, dict[str, Any]] = {
         408: {"description": "the upload took too long"},
         413: {"description": "the clip is too large"},
+        503: {"description": "too many uploads wait to be decoded; Retry-After says when to come again"},
     }
 
     @app.post("/api/search/video", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
@@ -318,15 +338,18 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like the clip in the body."""
-        with tempfile.TemporaryDirectory(prefix="tvr-search-") as folder:
-            clip = Path(folder) / "example"
+        only = _filter(shortest, longest, path, caption)
+        decoding.require_place()  # before the body comes for nothing
+        with upload_folder() as folder:
+            clip = folder / "example"
             with uploads.enter():
                 promised = request.headers.get("content-length")
                 await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
-            only = _filter(shortest, longest, path, caption)
-            return await searches.search(
-                request, searcher, lambda: searcher.search_video(clip, top, only, "example clip")
-            )
+            with decoding.enter():
+                example = await while_wanted(request.receive, decoders, lambda _: searcher.read_example(clip))
+        return await searches.search(
+            request, searcher, lambda: searcher.search_example(example, "example clip", top, only)
+        )
 
 
 def _add_videos(app: FastAPI, searcher: Searcher, searches: _Searches) -> None:
@@ -370,7 +393,7 @@ def _add_state(app: FastAPI, searcher: Searcher) -> None:
     @app.get("/metrics", response_class=Response)
     def metrics() -> Response:
         """Return counters in the text format of Prometheus."""
-        text = app.state.metrics.text(searcher.catalog.count(), app.state.turnstile.inside)
+        text = app.state.metrics.text(searcher.catalog.count(), app.state.turnstile.inside, app.state.decoding.inside)
         return Response(text, media_type="text/plain; version=0.0.4")
 
 
