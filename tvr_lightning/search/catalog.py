@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,14 @@ CREATE TABLE IF NOT EXISTS pictures (
 CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
 """
+_INDEXES = """
+CREATE INDEX IF NOT EXISTS filtered ON videos (duration, path, id, key);
+"""
+"""Lets filters read some hundred bytes of a video, not its vector as well; an index that lacks it answers the same."""
+# What SQLite folds itself is quick, and right for ASCII alone; the rest is folded by Python, row by row.
+_ASCII = "length({0}) = length(CAST({0} AS BLOB))"
+_CONTAINS = f"CASE WHEN {_ASCII} THEN instr(lower({{0}}), ?) ELSE instr(folded({{0}}), ?) END > 0".format("path")
+_SAYS = f"CASE WHEN {_ASCII} AND NOT instr(lower({{0}}), ?) THEN 0 ELSE says({{0}}, ?) END".format("content")
 
 
 @dataclass
@@ -94,9 +103,11 @@ class Catalog:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._connection = sqlite3.connect(folder / FILE, timeout=60, check_same_thread=False, isolation_level=None)
+        self._connection.create_function("folded", 1, str.casefold, deterministic=True)
+        self._connection.create_function("says", 2, _says, deterministic=True)
         try:
             self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.executescript(_TABLES)
+            self._connection.executescript(_TABLES + (_INDEXES if create else ""))
             version = self.fact("version")
         except sqlite3.DatabaseError as error:
             self._connection.close()
@@ -200,12 +211,38 @@ class Catalog:
 
     def by_key(self, keys: Sequence[int]) -> dict[int, VideoRow]:
         """Return videos by key; keys of files that changed or are gone are left out."""
-        found = {}
-        for some in _chunks(keys):
-            marks = ",".join("?" * len(some))
-            for row in self._rows(f"SELECT id, key, path, duration FROM videos WHERE key IN ({marks})", some):
-                found[row[1]] = VideoRow(row[0], row[1], Path(row[2]), row[3])
-        return found
+        query = "SELECT id, key, path, duration FROM videos WHERE key IN (SELECT value FROM json_each(?))"
+        rows = self._rows(query, (json.dumps(list(keys)),))
+        return {key: VideoRow(video, key, Path(path), duration) for video, key, path, duration in rows}
+
+    def admitted(
+        self, shortest: float | None, longest: float | None, path: str | None, words: Collection[str] = ()
+    ) -> list[int]:
+        """Return the keys of the videos that fit all of some bounds.
+
+        Args:
+            shortest: seconds that a video lasts at least; None for any.
+            longest: seconds that it lasts at most; None for any.
+            path: what its path contains, whatever the case; None or empty for any.
+            words: casefolded words that its captions contain, in any of them and in any case.
+        """
+        conditions: list[str] = ["TRUE"]
+        values: list[str | float] = []
+        for bound, condition in ((shortest, "duration >= ?"), (longest, "duration <= ?")):
+            if bound is not None:
+                conditions.append(condition)
+                values.append(float(bound))
+        if path:
+            conditions.append(_CONTAINS)
+            values += [path.casefold()] * 2
+        for word in words:
+            conditions.append(f"id IN (SELECT id FROM captions WHERE {_SAYS})")
+            values += [word] * 2
+        try:
+            rows = self._rows(f"SELECT key FROM videos WHERE {' AND '.join(conditions)}", values)
+        except UnicodeEncodeError:  # half a character, from bytes on the command line: no text here contains it
+            return []
+        return [row[0] for row in rows]
 
     def known(self) -> dict[str, int]:
         """Return the key of every video that was read or skipped, by id."""
@@ -237,13 +274,8 @@ class Catalog:
         if keys is None:
             rows = self._rows("SELECT key, vector FROM videos ORDER BY key")
         else:
-            rows = sorted(
-                row
-                for some in _chunks(keys)
-                for row in self._rows(
-                    f"SELECT key, vector FROM videos WHERE key IN ({','.join('?' * len(some))})", some
-                )
-            )
+            query = "SELECT key, vector FROM videos WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key"
+            rows = self._rows(query, (json.dumps(list(keys)),))
         if not rows:
             return [], torch.zeros(0, 0)
         values = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32).reshape(len(rows), -1)
@@ -297,9 +329,9 @@ class Catalog:
         return rows[0][0]
 
 
-def _chunks(keys: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Divide keys into as many as one query takes."""
-    return (keys[start : start + 500] for start in range(0, len(keys), 500))
+def _says(content: str, word: str) -> bool:
+    """Whether a text contains a casefolded word as a whole."""
+    return re.search(rf"(?<!\w){word}(?!\w)", content.casefold()) is not None
 
 
 def _packed(features: VideoFeatures, times: Tensor) -> bytes:

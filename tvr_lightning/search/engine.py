@@ -50,14 +50,9 @@ class Filter:
     path: str | None = None
     caption: str | None = None
 
-    def admits(self, video: VideoRow, captions: Sequence[str] = ()) -> bool:
-        """Whether a video may be found, given its captions."""
-        return (
-            (self.shortest is None or video.duration >= self.shortest)
-            and (self.longest is None or video.duration <= self.longest)
-            and (not self.path or self.path.casefold() in str(video.path).casefold())
-            and (not self.caption or words_of(self.caption) <= words_of("\n".join(captions)))
-        )
+    def keys(self, catalog: Catalog) -> list[int]:
+        """Return the keys of the videos of a catalog that may be found."""
+        return catalog.admitted(self.shortest, self.longest, self.path, words_of(self.caption or ""))
 
 
 class Searcher:
@@ -136,11 +131,12 @@ class Searcher:
         if not query.strip():
             raise SearchError("the query is empty; say in a few words what is to be seen")
         rerank = self._check(rerank, top, candidates, normalize)
+        among = self._among(only)
         with self._lock:
             scorer = self.scorers[self.first]
             text = scorer.encode_texts([query])
             vector = scorer.text_vectors(text)[0]
-            rows, cosines, biases = self._candidates(vector, max(candidates, top), normalize, only)
+            rows, cosines, biases = self._candidates(vector, max(candidates, top), normalize, among)
             answer = Answer(query, rerank, normalize, len(rows), self.catalog.count())
             judge = self.scorers[self.first if rerank == NONE else rerank]
             if judge is not scorer and rows:
@@ -193,8 +189,9 @@ class Searcher:
             SearchError: an option out of range.
         """
         self._check(NONE, top, top, "none")
+        among = self._among(only)
         with self._lock:
-            return self._like(example, name, top, only, None)
+            return self._like(example, name, top, among, None)
 
     def similar(self, video: str, top: int = 10, only: Filter | None = None) -> Answer:
         """Find videos that look like one of the index.
@@ -208,9 +205,10 @@ class Searcher:
             UnknownVideoError: no such video.
         """
         self._check(NONE, top, top, "none")
+        among = self._among(only)
         with self._lock:
             row = self.catalog.video(video)
-            return self._like(self._features(row, self.first)[0], row.path.name, top, only, row.key)
+            return self._like(self._features(row, self.first)[0], row.path.name, top, among, row.key)
 
     def describe(
         self, video: str, top: int = 10, texts: Sequence[str] | None = None, given_up: GivenUp = never
@@ -278,14 +276,14 @@ class Searcher:
             raise SearchError(f"normalize: {normalize!r}; expected {' or '.join(get_args(Normalize))}")
         return rerank
 
+    def _among(self, only: Filter | None) -> list[int] | None:
+        """Return the keys of the videos that may be found, None for all; other queries are answered meanwhile."""
+        return None if only is None else only.keys(self.catalog)
+
     def _candidates(
-        self, vector: Tensor, count: int, normalize: str, only: Filter | None
+        self, vector: Tensor, count: int, normalize: str, among: list[int] | None
     ) -> tuple[list[VideoRow], list[float], list[float] | None]:
         """Return the first stage's videos, best first, with their cosines and biases."""
-        among = None
-        if only is not None:
-            said = self.catalog.captions() if only.caption else {}
-            among = [row.key for row in self.catalog.videos() if only.admits(row, said.get(row.id, ()))]
         hits: Hits = self.vectors.nearest(vector, count, among)
         known = self.catalog.by_key([key for key, _ in hits])  # drops what changed since the store was written
         hits = [hit for hit in hits if hit[0] in known]
@@ -369,10 +367,10 @@ class Searcher:
                 )
             )
 
-    def _like(self, example: VideoFeatures, name: str, top: int, only: Filter | None, itself: int | None) -> Answer:
+    def _like(self, example: VideoFeatures, name: str, top: int, among: list[int] | None, itself: int | None) -> Answer:
         """Rank videos by the mean, over the example's frames, of the best cosine with one of their frames."""
         vector = self.scorers[self.first].video_vectors(example)[0]
-        rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, "none", only)
+        rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, "none", among)
         kept = [place for place, row in enumerate(rows) if row.key != itself]
         answer = Answer(name, "frames", "none", len(kept), self.catalog.count())
         if not kept:
