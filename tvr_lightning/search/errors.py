@@ -21,7 +21,7 @@ class GivenUpError(SearchError):
 
 
 class BusyError(SearchError):
-    """Another process writes the index."""
+    """Another process writes the index, or holds its file."""
 
 
 def optional(module: str, purpose: str) -> ModuleType:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from tvr_lightning._version import __version__
 from tvr_lightning.data.video import VideoError
 from tvr_lightning.search.engine import Filter, Normalize, Searcher
-from tvr_lightning.search.errors import GivenUpError, SearchError, UnknownVideoError, optional
+from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
 from tvr_lightning.search.limits import (
     COOKIE,
     OverloadedError,
@@ -200,6 +200,7 @@ def _explain(app: FastAPI) -> None:
         TooManyError: 429,
         TooSlowError: 408,
         OverloadedError: 503,
+        BusyError: 503,
         GivenUpError: 499,  # nobody reads it; counted as other servers count clients that left
         SearchError: 400,
     }
