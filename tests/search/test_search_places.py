@@ -72,7 +72,7 @@ def test_a_strangers_index_hands_out_no_file_of_this_machine(indexed, gallery, t
         assert client.get(f"/api/videos/{ids['id_rsa']}/file").status_code == 400
     with asking(folder, gallery, tmp_path) as (client, ids):
         answer = client.get(f"/api/videos/{ids['id_rsa']}/file")
-        assert "is no video by its first bytes" in answer.json()["detail"], "of named folders, videos alone"
+        assert "cannot be opened as video" in answer.json()["detail"], "of named folders, videos alone"
         assert "SECRET" not in answer.text
 
 

@@ -15,11 +15,12 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
-from tvr_lightning.data.video import VideoError
+from tvr_lightning.data.decoder import open_video
+from tvr_lightning.data.media import VideoError
 from tvr_lightning.search.catalog import Catalog
-from tvr_lightning.search.containers import require_container
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import inside
 
@@ -138,18 +139,26 @@ def handed_out(path: Path, folders: Sequence[Path]) -> Path:
         folders: files and folders that the user named, resolved.
 
     Raises:
-        SearchError: it lies below none of them, or is no video by its first bytes.
+        SearchError: it lies below none of them, or is no video.
     """
     resolved = Path(os.path.realpath(path))
     if not inside(resolved, folders):
         raise SearchError(f"{path.name}: lies below no folder that may be handed out; see tvr serve --videos")
     try:
-        require_container(resolved)
+        state = resolved.stat()
+        _require_video(resolved, state.st_size, state.st_mtime_ns)
     except VideoError as error:
         raise SearchError(f"{path.name}: {error.reason}") from error
     except OSError as error:
         raise SearchError(f"{path.name}: cannot be read; run tvr index again") from error
     return resolved
+
+
+@lru_cache(maxsize=4096)
+def _require_video(path: Path, size: int, modified: int) -> None:
+    """Check that a file is a video, once for each state of it: players ask for a file in many ranges of bytes."""
+    with open_video(path, threads=1):
+        return
 
 
 def _identity(catalog: Catalog) -> str | None:
