@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import open_browser
+from browser import open_browser, wait
 from run_cards import make_answers, make_card
 
 from tvr_lightning.reproduce.card import CardError
@@ -411,3 +411,20 @@ def test_a_phone_in_the_dark_reads_the_page_offline(browser, folder):
     unnamed = "return [...document.querySelectorAll('img, svg[role=img]')].filter(e => !e.alt && !e.ariaLabel).length"
     assert browser.execute_script(unnamed) == 0
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_a_tables_link_opens_the_run_that_it_leads_to(browser, folder):
+    cards = read_folder(folder)
+    path = folder / "report.html"
+    path.write_text(page(views_of(cards, folder, RECIPES), [RunPart(card) for card in cards.values()]), "utf-8")
+    browser.get(path.as_uri())
+    link = browser.find_element("css selector", "table a[href^='#run-']")
+    key = link.get_attribute("href").partition("#")[2]
+    opened = "return [...document.querySelectorAll('details[open]')].map(d => d.querySelector('[id]').id)"
+    assert browser.execute_script(opened) == []
+    link.click()
+    assert wait(browser, lambda page: page.execute_script(opened)) == [key]
+    top = f"return document.getElementById('{key}').closest('details').getBoundingClientRect()"
+    place = browser.execute_script(f"{top}.toJSON()")
+    assert place["height"] > 100
+    assert 0 <= place["top"] < browser.execute_script("return innerHeight")
