@@ -48,7 +48,7 @@ def data_synth(
 
 
 def data_check(config: list[str], decode: bool = False, workers: int | None = None, report: Path | None = None) -> int:
-    """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything is.
+    """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything must be mended.
 
     Args:
         config: recipe files or data overlays, later ones on top of earlier ones.
