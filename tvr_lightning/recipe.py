@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -120,7 +121,7 @@ class RecipeCLI(LightningCLI):
         self.overridden: list[Difference] = []
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
-            args = words
+            args = _without_nulls(words)
             checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
             local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
             if local and not Path(checkpoint[-1]).is_dir():  # shards of a strategy, which Lightning alone can read
@@ -453,6 +454,22 @@ def from_recipe(
     """
     cli = parse_recipe([paths] if isinstance(paths, (str, Path)) else paths, overrides)
     return cli.model, cli.datamodule
+
+
+def _without_nulls(words: Sequence[str]) -> list[str]:
+    """Write `--a.init_args.b=null` as the recipe that says so: of a class within a class the parser makes "None"."""
+    found: list[str] = []
+    for word in words:
+        option, _, value = word.partition("=")
+        if found and word == "null" and re.fullmatch(r"--[\w.]+\.init_args\.[\w.]+", found[-1]):
+            option, value = found.pop(), word
+        if value == "null" and re.fullmatch(r"--[\w.]+\.init_args\.[\w.]+", option):
+            inner: Any = None
+            for key in reversed(option[2:].split(".")):
+                inner = {key: inner}
+            word = f"--config={json.dumps(inner)}"
+        found.append(word)
+    return found
 
 
 def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> TextVideoDataModule:
