@@ -4,9 +4,54 @@ from pathlib import Path
 
 import pytest
 
+from tvr_lightning.cli import main
 from tvr_lightning.recipe import RecipeCLI
 
 RECIPES = Path(__file__).parent.parent / "recipes"
+VERBS = (
+    ["data", "check"], ["data", "stats"], ["extract"], ["caption"], ["audit"], ["profile"], ["fit"], ["test"],
+)  # fmt: skip
+
+
+def said(words, capsys) -> str:
+    assert main(words) == 1
+    found = capsys.readouterr().err
+    assert found.startswith("tvr: ")
+    assert len(found.splitlines()) == 1, found
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest_that_is(verb, capsys, monkeypatch):
+    monkeypatch.chdir(RECIPES.parent)
+    for name in ("tcmgc", "recipes/tcmcg.yaml", "nowhere/tcmgc.yml"):
+        assert f"--config {name}: no such file; near it is recipes/tcmgc.yaml" in said(
+            [*verb, "--config", name], capsys
+        )
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_a_recipe_that_would_run_code_is_refused_unrun(verb, tmp_path, capsys):
+    recipe = tmp_path / "evil.yaml"
+    recipe.write_text(f"data: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
+    found = said([*verb, f"--config={recipe}"], capsys)
+    assert str(recipe) in found
+    assert "python/object/apply:os.mkdir" in found
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", ["- a\n- list\n", "just words", "a: [1"])
+def test_what_is_no_recipe_is_named(content, tmp_path, capsys):
+    recipe = tmp_path / "list.yaml"
+    recipe.write_text(content)
+    assert str(recipe) in said(["data", "check", f"--config={recipe}"], capsys)
+
+
+def test_missing_data_suggest_the_recipe_that_was_named(tmp_path, capsys):
+    here = tmp_path / "here.yaml"
+    here.write_text(f"data: {{class_path: MSRVTT, init_args: {{root: {tmp_path}}}}}\n")
+    assert main(["data", "stats", f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={here}"]) == 1
+    assert f"tvr fit --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("written", ["=null", " null", "recipe"])

@@ -223,3 +223,13 @@ def test_classes_of_others_are_built_where_the_user_names_them(run, root, tmp_pa
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: {class_path: strangers.Mine}\n")
     assert main([*alone, f"--config={recipe}"]) == 0
+
+
+@pytest.mark.parametrize("content", [None, b"no checkpoint"])
+def test_auditing_what_is_no_checkpoint_is_a_sentence(content, root, tmp_path, capsys):
+    here, checkpoint = tmp_path / "here.yaml", tmp_path / "last.ckpt"
+    here.write_text(f"data: {{init_args: {{root: {root}}}}}\n")
+    if content is not None:
+        checkpoint.write_bytes(content)
+    assert main(["audit", *RECIPE, f"--config={here}", f"--ckpt={checkpoint}"]) == 1
+    assert f"tvr: {checkpoint}: " in capsys.readouterr().err

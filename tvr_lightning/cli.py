@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
 import docstring_parser
@@ -135,7 +136,7 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     if verb.run is None:
         return _lightning(verb.words, rest, from_command_line)
     options = verb_parser(verb).parse_args(rest).as_dict()
-    return _guard(lambda: verb.function()(**options))
+    return _guard(lambda: verb.function()(**options), fixture_hint=rest)
 
 
 def _interrupted(verb: Verb) -> int:
@@ -198,12 +199,20 @@ def _guard(run: Callable[[], int], fixture_hint: Sequence[str] = ()) -> int:
 
 
 def _fixture_command(rest: Sequence[str]) -> str:
-    recipe = next((word for word in rest if word.endswith(".yaml")), "recipes/clip4clip.yaml")
+    named = [word.removeprefix("--config=") for word in rest if word.endswith(".yaml")]
+    recipe = next((path for path in named if _names_method(path)), "recipes/clip4clip.yaml")
     return (
         "This works right now, without data or weights:\n"
         "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
         f"  tvr fit --config {recipe} --config recipes/fixture.yaml"
     )
+
+
+def _names_method(recipe: str) -> bool:
+    from tvr_lightning.recipe import read_recipe
+
+    model = read_recipe(recipe).get("model") if Path(recipe).is_file() else None
+    return isinstance(model, dict) and "class_path" in model
 
 
 def _help(words: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import sys
@@ -51,7 +52,7 @@ from tvr_lightning.reliability import (
     SaveRunning,
     newest_checkpoint,
 )
-from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, starting_weights
+from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")
@@ -115,12 +116,15 @@ class RecipeCLI(LightningCLI):
         """Parse `args`, or the command line where `args` is None; on top of the checkpoint that is to be evaluated.
 
         Raises:
+            RecipeError: a recipe is not there, or is none.
             CheckpointError: there is no such checkpoint, or it cannot be built from.
         """
         self.trained: Trained | None = None
         self.overridden: list[Difference] = []
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
+            for path in recipes_of(words):
+                read_recipe(path)
             args = _without_nulls(words)
             checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
             local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
@@ -456,6 +460,39 @@ def from_recipe(
     return cli.model, cli.datamodule
 
 
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """Return a recipe's values, empty for an empty file; values alone are read, tags that would run code are refused.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        RecipeError: there is no such file, or it is no YAML mapping of plain values; says which file, and for an absent
+            one which recipe is near.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"--config {path}: {_absent_recipe(Path(path), error)}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise RecipeError(f"--config {path} is no recipe, YAML of plain values: {said}") from error
+    if not isinstance(content, dict | None):
+        raise RecipeError(f"--config {path} is no recipe: it holds a {type(content).__name__}, not options by name")
+    return content or {}
+
+
+def _absent_recipe(path: Path, error: OSError) -> str:
+    folders = {path.parent, Path("recipes"), Path(tvr_lightning.__file__).parents[1] / "recipes"}
+    there = {
+        found for folder in folders if folder.is_dir() for found in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml"))
+    }
+    names = difflib.get_close_matches(path.stem, sorted({found.stem for found in there}), n=1, cutoff=0.5)
+    near = min((found for found in there if [found.stem] == names), key=lambda found: len(str(found)), default=None)
+    reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+    return f"{reason}; near it is {near}" if near else f"{reason}; looked for it at {path.absolute()}"
+
+
 def _without_nulls(words: Sequence[str]) -> list[str]:
     """Write `--a.init_args.b=null` as the recipe that says so: of a class within a class the parser makes "None"."""
     found: list[str] = []
@@ -481,7 +518,7 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
     """
     merged: dict[str, Any] = {}
     for path in paths:
-        merged = _overlay(merged, yaml.safe_load(Path(path).read_text(encoding="utf-8")).get("data") or {})
+        merged = _overlay(merged, read_recipe(path).get("data") or {})
     parser = ArgumentParser()
     parser.add_subclass_arguments(TextVideoDataModule, "data")
     config = parser.parse_args(list(overrides), namespace=parser.parse_object({"data": merged}))
