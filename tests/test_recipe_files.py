@@ -54,6 +54,22 @@ def test_missing_data_suggest_the_recipe_that_was_named(tmp_path, capsys):
     assert f"tvr fit --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml" in capsys.readouterr().err
 
 
+def test_measuring_without_weights_names_the_option_that_needs_none(tmp_path, capsys):
+    recipe = tmp_path / "here.yaml"
+    weights = tmp_path / "ViT-B-32.pt"
+    recipe.write_text(f"model: {{init_args: {{encoder: {{init_args: {{weights: {weights}}}}}}}}}\n")
+    found = said(["profile", f"--config={RECIPES / 'gare.yaml'}", f"--config={recipe}"], capsys)
+    assert "add --random-weights" in found
+    assert f"looked for at {weights}: no such file" in found
+
+
+def test_weights_that_no_architecture_has_are_a_sentence(tmp_path, capsys):
+    options = ["fit", f"--config={RECIPES / 'clip4clip.yaml'}", f"--data.init_args.root={tmp_path}"]
+    found = said([*options, "--model.init_args.encoder.init_args.weights=nosuchtag"], capsys)
+    assert "encoder.weights is 'nosuchtag'" in found
+    assert "no open_clip tag of ViT-B-32; its tags: " in found
+
+
 @pytest.mark.parametrize("written", ["=null", " null", "recipe"])
 @pytest.mark.parametrize("part", ["encoder", "audio_encoder"])
 def test_null_weights_are_random_ones_wherever_they_are_written(part, written, tmp_path, monkeypatch):

@@ -172,17 +172,26 @@ class RecipeCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Stop before anything heavy where data or weights are missing, and say all of it at once."""
         self._set_memory(self.options.eval_memory)
+        self.check_present([instantiate_data(self.options.data).check_present])
+
+    def check_present(self, checks: list[Callable[[], object]]) -> None:
+        """Stop where the encoders' weights are missing, or what other checks look for.
+
+        Raises:
+            MissingAssetError: says all of it at once.
+            RecipeError: an option names what cannot be.
+        """
         absent = []
         encoder = self.options.model.init_args.encoder
-        checks: list[Callable[[], object]] = [instantiate_data(self.options.data).check_present]
         if encoder.class_path.rpartition(".")[2] == "ClipEncoder":
-            checks.append(lambda: find_weights(encoder.init_args.architecture, encoder.init_args.weights))
-        checks += _sound_checks(self.options.model.init_args)
-        for check in checks:
+            checks = [*checks, lambda: find_weights(encoder.init_args.architecture, encoder.init_args.weights)]
+        for check in [*checks, *_sound_checks(self.options.model.init_args)]:
             try:
                 check()
             except MissingAssetError as error:
                 absent.append(str(error))
+            except ValueError as error:  # weights that no architecture of that name has
+                raise error if isinstance(error, UserError) else RecipeError(str(error)) from error
         if absent:
             raise MissingAssetError("\n\n".join(absent))
 
