@@ -53,6 +53,7 @@ def write_video(
     picture: Callable[[int, int, int], np.ndarray] = numbered,
 ) -> Path:
     """Write a video of numbered frames; `stamps` are times in milliseconds, `sound` seconds of a tone beside it."""
+    path.parent.mkdir(exist_ok=True)
     with av.open(str(path), "w", options=container_options or {}) as container:
         stream = container.add_stream(codec, rate=rate)
         stream.width, stream.height, stream.pix_fmt = *size, pixel_format
@@ -73,10 +74,10 @@ def write_video(
     return path
 
 
-def write_sound(path: Path, seconds: float = 2.0) -> Path:
+def write_sound(path: Path, seconds: float = 2.0, codec: str = "aac") -> Path:
     """Write a file of sound only."""
     with av.open(str(path), "w") as container:
-        _mux_tone(container, container.add_stream("aac", rate=16000), seconds)
+        _mux_tone(container, container.add_stream(codec, rate=16000, layout="mono"), seconds)
     return path
 
 
@@ -126,6 +127,16 @@ def lie_about_length(path: Path, factor: int) -> Path:
         data[position : position + 4] = (int.from_bytes(data[position : position + 4], "big") * factor).to_bytes(
             4, "big"
         )
+    path.write_bytes(data)
+    return path
+
+
+def stop_clock(path: Path) -> Path:
+    """Give all frames of an mp4 the same time stamp (`stts`, times to samples: entries of count and length)."""
+    data = bytearray(path.read_bytes())
+    entries = data.find(b"stts") + 8
+    for entry in range(int.from_bytes(data[entries : entries + 4], "big")):
+        data[entries + 8 * entry + 8 : entries + 8 * entry + 12] = bytes(4)
     path.write_bytes(data)
     return path
 

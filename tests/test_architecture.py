@@ -9,7 +9,7 @@ PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
     "_version", "_torchvision", "errors", "files", "checkpoints", "features", "store", "data", "synthetic", "encoders",
     "extract", "layers", "pairwise", "losses", "evaluation", "optim", "distributed", "sharding", "gradient_cache",
-    "reliability", "module", "methods", "recipe", "parity", "reproduce", "search", "verbs", "cli",
+    "reliability", "module", "methods", "trained", "recipe", "parity", "reproduce", "search", "verbs", "cli",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The `tvr` command in process, on real files: fit, test, predict, and what happens when something is missing."""
 
 import json
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -70,6 +71,26 @@ def test_eval_memory_is_refused_where_no_pairs_are_scored(fixture_root, tmp_path
 def test_an_unreadable_eval_memory_says_what_is_expected(size, fixture_root, tmp_path, capsys):
     assert main(["test", *overlay(fixture_root, tmp_path), f"--eval-memory={size}"]) == 1
     assert f"--eval-memory {size}: expected a size such as 4GiB" in capsys.readouterr().err
+
+
+def test_what_a_checkpoint_names_is_not_imported_to_evaluate_it(run, fixture_root, tmp_path, monkeypatch):
+    (tmp_path / "strangers.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    for section in ("hyper_parameters", "datamodule_hyper_parameters"):
+        saved[section]["_class_path"] = f"strangers.{saved[section]['_class_path'].rpartition('.')[2]}"
+    saved["hyper_parameters"]["encoder"] = {"class_path": "strangers.Encoder", "init_args": {}}
+    torch.save(saved, tmp_path / "last.ckpt")
+    options = overlay(fixture_root, tmp_path)
+    assert main(["test", *options, f"--ckpt_path={tmp_path / 'last.ckpt'}"]) == 0
+    (tmp_path / "data.yaml").write_text(
+        f"data: {{init_args: {{root: {fixture_root}, batch_size: 8, num_workers: 0, frames: 4}}}}\n"
+        "model: {init_args: {encoder: {init_args: {width: 64}}}}\n"
+    )
+    recipes = [RECIPES / "clip4clip.yaml", RECIPES / "fixture.yaml", tmp_path / "data.yaml"]
+    audit = ["audit", *(f"--config={recipe}" for recipe in recipes), "--videos=4", f"--ckpt={tmp_path / 'last.ckpt'}"]
+    assert main(audit) == 0
+    assert "strangers" not in sys.modules
 
 
 def test_fit_leaves_table_config_checkpoints_and_logs(run):

@@ -60,6 +60,16 @@ def test_the_result_names_both_datasets_and_uses_the_frames_and_words_of_the_tes
     assert set(table["trained_on"]) == {"MSR-VTT"}
 
 
+def test_the_overlay_alone_is_enough_on_top_of_the_checkpoint(checkpoint, root, tmp_path):
+    more = [f"--results.directory={tmp_path}", "--trainer.accelerator=cpu"]
+    assert main(["test", *configs("data/didemo.yaml"), f"--ckpt_path={checkpoint}", *more]) == 0
+    (path,) = tmp_path.glob("clip4clip-didemo/*/results.json")
+    results = json.loads(path.read_text())
+    assert (results["trained_on"], results["dataset"]) == ("MSR-VTT", "DiDeMo")
+    data = results["config"]["data"]["init_args"]
+    assert (data["split"], data["frames"], data["words"], data["root"]) == ("lists", 64, 64, str(root))
+
+
 def test_a_test_on_the_own_dataset_says_nothing_of_another(checkpoint, capsys):
     results = json.loads((checkpoint.parents[1] / "results.json").read_text())
     assert results["trained_on"] == results["dataset"] == "MSR-VTT"

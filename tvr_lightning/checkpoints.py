@@ -6,11 +6,15 @@ classes are taken at its word; others must be named by the user as well.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import importlib
+import inspect
 import pickle
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -72,3 +76,85 @@ def named_classes(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from named_classes(item)
+
+
+def find_class(path: Path, class_path: str) -> type:
+    """Return a class that a checkpoint names; import its module only after `check_classes`.
+
+    Args:
+        path: of the checkpoint, for the message.
+        class_path: as `module.Class`, or the bare name of a class of this package's methods, encoders or normalisers.
+
+    Raises:
+        CheckpointError: there is no such class; says why.
+    """
+    module, _, name = class_path.rpartition(".")
+    rooms = [module] if module else [f"{PACKAGE}.methods", f"{PACKAGE}.encoders", f"{PACKAGE}.evaluation.normalization"]
+    reason = "no class of that name"
+    for room in rooms:
+        try:
+            found = getattr(importlib.import_module(room), name, None)
+        except ImportError as error:
+            reason = f"{error}; Python looks for modules in PYTHONPATH"
+            continue
+        if inspect.isclass(found):
+            return found
+    raise CheckpointError(f"{path}: names {class_path}, which cannot be found: {reason}")
+
+
+def check_arguments(path: Path, kind: type, arguments: dict[str, Any]) -> None:
+    """Refuse text in the place of an object: building would import what it names, or what it says as YAML.
+
+    `tvr fit` writes objects as class_path and init_args, which `check_classes` has seen.
+
+    Args:
+        path: of the checkpoint, for the message.
+        kind: the class, or dataclass, that would be built.
+        arguments: of its constructor, with those of the objects nested in them.
+
+    Raises:
+        CheckpointError: such text; says which argument.
+    """
+    hints: dict[str, Any] = {}
+    for each in reversed(inspect.getmro(kind)):  # whoever takes **kwargs passes them on to a base class
+        with contextlib.suppress(NameError):  # names that a class imports for type checkers alone
+            hints |= get_type_hints(each.__init__)  # type: ignore[misc]
+    for name, value in arguments.items():
+        if name in hints:
+            _check_argument(path, f"{kind.__name__}.{name}", list(_kinds(hints[name])), value)
+
+
+def _check_argument(path: Path, name: str, kinds: list[Any], value: Any) -> None:
+    if isinstance(value, str):
+        if not all(_takes_text(kind, value) for kind in kinds):
+            raise CheckpointError(f"{path}: {name} is the text {value[:80]!r}; tvr fit writes class_path and init_args")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_argument(path, name, kinds, item)
+    elif isinstance(value, dict) and "class_path" in value:
+        built = find_class(path, str(value["class_path"]))
+        for section in ("init_args", "dict_kwargs"):
+            if isinstance(value.get(section), dict):
+                check_arguments(path, built, value[section])
+    elif isinstance(value, dict):
+        for kind in kinds:
+            if dataclasses.is_dataclass(kind):
+                check_arguments(path, kind, value)  # type: ignore[arg-type]
+
+
+def _takes_text(kind: Any, text: str) -> bool:
+    """Whether a text can be given for a type without anything being imported for it."""
+    if kind in (Any, object):
+        return ":" not in text  # jsonargparse takes it for YAML, whose mappings may name a class
+    plain = (str, Path, int, float, bool, type(None), list, tuple, dict, ...)
+    return kind in plain or get_origin(kind) is Literal
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    """Yield the single types that an annotation is made of; functions and literals as they are."""
+    inner = get_args(hint)
+    if not inner or get_origin(hint) in (Literal, Callable):
+        yield hint
+    else:
+        for each in inner:
+            yield from _kinds(each)

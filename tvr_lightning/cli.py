@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
 import docstring_parser
@@ -27,6 +28,7 @@ class Verb:
         run: what it runs as "module:function"; signature and docstring make the options. None: one of Lightning's.
         positional: parameters given without `--name`; a list takes one or more words.
         repeated: options that may be given several times, besides `--config`.
+        go_on: of verbs that take long, how to go on after an interruption.
     """
 
     words: str
@@ -34,6 +36,7 @@ class Verb:
     run: str | None = None
     positional: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
+    go_on: str | None = None
 
     def function(self) -> Callable[..., int]:
         """Return what the verb runs; imported only now, so that help is quick."""
@@ -42,8 +45,13 @@ class Verb:
         return getattr(importlib.import_module(module), name)
 
 
+AGAIN = "the same command goes on where it stopped"
 VERBS = (
-    Verb("fit", "train a recipe, test the result, print and write its table"),
+    Verb(
+        "fit",
+        "train a recipe, test the result, print and write its table",
+        go_on="with --checkpoints.resume=true the same command goes on from the last checkpoint",
+    ),
     Verb("validate", "evaluate a checkpoint on the validation split"),
     Verb("test", "evaluate a checkpoint on the test split, print and write its table"),
     Verb("predict", "write the best videos of every test text to parquet"),
@@ -56,8 +64,14 @@ VERBS = (
     Verb("data check", "list everything wrong with a dataset", "tvr_lightning.verbs:data_check"),
     Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs:data_stats"),
     Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs:data_show", ("video",)),
-    Verb("extract", "compute features once and store them", "tvr_lightning.verbs:extract_features", ("videos",)),
-    Verb("caption", "describe videos with a vision-language model", "tvr_lightning.verbs:caption_videos"),
+    Verb(
+        "extract",
+        "compute features once and store them",
+        "tvr_lightning.verbs:extract_features",
+        ("videos",),
+        go_on=AGAIN,
+    ),
+    Verb("caption", "describe videos with a vision-language model", "tvr_lightning.verbs:caption_videos", go_on=AGAIN),
     Verb(
         "convert",
         "turn an authors' checkpoint into one that `tvr test` loads",
@@ -68,20 +82,27 @@ VERBS = (
     Verb(
         "parity", "compare with what the authors' code computed", "tvr_lightning.parity.report:run_parity", ("files",)
     ),
-    Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt",)),
+    Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt", "trust")),
     Verb(
         "search",
         "find videos in an index by words or by an example",
         "tvr_lightning.search.verbs:run_search",
         ("query",),
+        ("trust",),
     ),
-    Verb("serve", "serve a page and an API that search an index", "tvr_lightning.search.verbs:run_serve"),
+    Verb(
+        "serve",
+        "serve a page and an API that search an index",
+        "tvr_lightning.search.verbs:run_serve",
+        repeated=("videos", "trust"),
+    ),
     Verb("published", "print what the papers publish", "tvr_lightning.reproduce.published_verb:run_published"),
     Verb(
         "reproduce",
         "run published tables again and set what comes out beside the print",
         "tvr_lightning.reproduce.reproduce_verb:run_reproduce",
         ("tables",),
+        go_on=AGAIN,
     ),
     Verb(
         "report",
@@ -100,18 +121,35 @@ def main(args: Sequence[str] | None = None) -> int:
         args: the words after `tvr`; None takes them from the command line.
 
     Returns:
-        The exit status. Bad options leave through SystemExit with status 2, as argparse does.
+        The exit status, 130 after an interruption from the keyboard. Bad options leave through SystemExit with status
+        2, as argparse does.
     """
     words = list(sys.argv[1:] if args is None else args)
     verb = next((v for v in VERBS if words[: len(v.words.split())] == v.words.split()), None)
     if verb is None:
         return _help(words)
-    rest = words[len(verb.words.split()) :]
+    try:
+        return _run(verb, words[len(verb.words.split()) :], from_command_line=args is None)
+    except KeyboardInterrupt:
+        return _interrupted(verb)
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning's way to end
+            return _interrupted(verb)
+        raise
+
+
+def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     if verb.run is None:
-        return _lightning(verb.words, rest, from_command_line=args is None)
-    parser = verb_parser(verb)
-    options = parser.parse_args(rest).as_dict()
-    return _guard(lambda: verb.function()(**options))
+        return _lightning(verb.words, rest, from_command_line)
+    options = verb_parser(verb).parse_args(rest).as_dict()
+    # Whoever searches has videos, and no use for a recipe on synthetic ones.
+    hint = None if verb.run.startswith("tvr_lightning.search") else rest
+    return _guard(lambda: verb.function()(**options), fixture_hint=hint)
+
+
+def _interrupted(verb: Verb) -> int:
+    print(f"tvr: {verb.words} was interrupted{f'; {verb.go_on}' if verb.go_on else ''}", file=sys.stderr)
+    return 130
 
 
 def verb_parser(verb: Verb) -> ArgumentParser:
@@ -154,14 +192,15 @@ def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
     return _guard(run, fixture_hint=rest)
 
 
-def _guard(run: Callable[[], int], fixture_hint: Sequence[str] = ()) -> int:
+def _guard(run: Callable[[], int], fixture_hint: Sequence[str] | None = ()) -> int:
     """Turn what a user can mend into a message and an exit status; anything else keeps its traceback."""
     from tvr_lightning.errors import MissingAssetError, UserError
 
     try:
         return run()
     except MissingAssetError as error:
-        print(f"tvr: {error}\n\n{_fixture_command(fixture_hint)}", file=sys.stderr)
+        advice = "" if fixture_hint is None else f"\n\n{_fixture_command(fixture_hint)}"
+        print(f"tvr: {error}{advice}", file=sys.stderr)
         return error.exit_status
     except UserError as error:
         print(f"tvr: {error}", file=sys.stderr)
@@ -169,12 +208,20 @@ def _guard(run: Callable[[], int], fixture_hint: Sequence[str] = ()) -> int:
 
 
 def _fixture_command(rest: Sequence[str]) -> str:
-    recipe = next((word for word in rest if word.endswith(".yaml")), "recipes/clip4clip.yaml")
+    named = [word.removeprefix("--config=") for word in rest if word.endswith(".yaml")]
+    recipe = next((path for path in named if _names_method(path)), "recipes/clip4clip.yaml")
     return (
         "This works right now, without data or weights:\n"
         "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
         f"  tvr fit --config {recipe} --config recipes/fixture.yaml"
     )
+
+
+def _names_method(recipe: str) -> bool:
+    from tvr_lightning.recipe import read_recipe
+
+    model = read_recipe(recipe).get("model") if Path(recipe).is_file() else None
+    return isinstance(model, dict) and "class_path" in model
 
 
 def _help(words: list[str]) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
+import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -16,13 +20,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, RichModelSummary, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from rich.console import Console
 
 import tvr_lightning.data
 import tvr_lightning.encoders
 import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods  # recipes name classes by their bare names once these are imported
+from tvr_lightning.checkpoints import CheckpointError, read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.sources import find_weights
 from tvr_lightning.encoders.wav2vec2 import find_wav2vec2_weights
@@ -37,6 +42,7 @@ from tvr_lightning.evaluation.answers import (
 from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
 from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
+from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.module import RetrievalModule
 from tvr_lightning.reliability import (
@@ -46,8 +52,10 @@ from tvr_lightning.reliability import (
     SaveRunning,
     newest_checkpoint,
 )
+from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
 
 MONITOR = "val/t2v_R@1"
+EVALUATING = ("validate", "test", "predict")
 
 
 @dataclass
@@ -95,8 +103,34 @@ class RecipeCLI(LightningCLI):
         parser.link_arguments("data.init_args.frames", "model.init_args.method.init_args.frames")
         parser.link_arguments("model.image_size", "data.init_args.image_size", apply_on="instantiate")
 
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand in EVALUATING:
+            override = "score with the options given here where the checkpoint was trained with others"
+            parser.add_argument("--override", action="store_true", help=override)
+            trust = "module whose classes the checkpoint may name and build besides this package's"
+            parser.add_argument("--trust", type=str, action="append", help=trust)
+        return parser
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse `args`, or the command line where `args` is None."""
+        """Parse `args`, or the command line where `args` is None; on top of the checkpoint that is to be evaluated.
+
+        Raises:
+            RecipeError: a recipe is not there, or is none.
+            CheckpointError: there is no such checkpoint, or it cannot be built from.
+        """
+        self.trained: Trained | None = None
+        self.overridden: list[Difference] = []
+        words = sys.argv[1:] if args is None else args
+        if isinstance(words, list):
+            for path in recipes_of(words):
+                read_recipe(path)
+            args = _without_nulls(words)
+            checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
+            local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
+            if local and not Path(checkpoint[-1]).is_dir():  # shards of a strategy, which Lightning alone can read
+                self.trained = Trained(Path(checkpoint[-1]), words[1:], given(words[1:], "trust"))
+                args = [args[0], f"--config={json.dumps(self.trained.recipe())}", *args[1:]]
         with warnings.catch_warnings():
             # Tests and Python users pass a list while their own program has a command line too.
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within")
@@ -104,8 +138,21 @@ class RecipeCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         # The command line decides; a checkpoint must not change the configuration silently (LightningCLI would let it).
-        # Whether both fit is checked when the weights are loaded.
-        return
+        # Whether the tensors fit is checked when the weights are loaded.
+        if self.trained is None:
+            return
+        options = self.config[self.config.subcommand]
+        differences = self.trained.differences(options)
+        scored = [item for item in differences if item.scored]
+        if scored and not options.override:
+            raise CheckpointError(
+                f"{self.trained.path} was trained with other options than these, and they change its scores:\n"
+                + "".join(f"  - {item}\n" for item in scored)
+                + "Leave them out, and the checkpoint's hold; or score with these all the same: --override"
+            )
+        self.overridden = scored
+        if differences:
+            rank_zero_info("Set otherwise than the checkpoint: " + "; ".join(map(str, differences)))
 
     def _run_subcommand(self, subcommand: str) -> None:
         with warnings.catch_warnings():
@@ -125,17 +172,26 @@ class RecipeCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Stop before anything heavy where data or weights are missing, and say all of it at once."""
         self._set_memory(self.options.eval_memory)
+        self.check_present([instantiate_data(self.options.data).check_present])
+
+    def check_present(self, checks: list[Callable[[], object]]) -> None:
+        """Stop where the encoders' weights are missing, or what other checks look for.
+
+        Raises:
+            MissingAssetError: says all of it at once.
+            RecipeError: an option names what cannot be.
+        """
         absent = []
         encoder = self.options.model.init_args.encoder
-        checks: list[Callable[[], object]] = [instantiate_data(self.options.data).check_present]
         if encoder.class_path.rpartition(".")[2] == "ClipEncoder":
-            checks.append(lambda: find_weights(encoder.init_args.architecture, encoder.init_args.weights))
-        checks += _sound_checks(self.options.model.init_args)
-        for check in checks:
+            checks = [*checks, lambda: find_weights(encoder.init_args.architecture, encoder.init_args.weights)]
+        for check in [*checks, *_sound_checks(self.options.model.init_args)]:
             try:
                 check()
             except MissingAssetError as error:
                 absent.append(str(error))
+            except ValueError as error:  # weights that no architecture of that name has
+                raise error if isinstance(error, UserError) else RecipeError(str(error)) from error
         if absent:
             raise MissingAssetError("\n\n".join(absent))
 
@@ -179,10 +235,12 @@ class RecipeCLI(LightningCLI):
                 plugins = trainer.get("plugins") or []
                 kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
                 callbacks += [RandomState(), SaveRunning(self.options.checkpoints.every_n_steps)]
+                monitor = getattr(self.model, "monitor", MONITOR)
+                callbacks.append(WeightsRecord(monitor, self.options.get("seed_everything")))
                 # Not one callback with save_last, which writes only when the monitored value has improved. The last
                 # weights are written after every epoch, for the last epoch need not be validated.
                 callbacks += [
-                    ModelCheckpoint(monitor=getattr(self.model, "monitor", MONITOR), mode="max", filename="best"),
+                    ModelCheckpoint(monitor=monitor, mode="max", filename="best"),
                     ModelCheckpoint(
                         monitor="step",
                         mode="max",
@@ -226,7 +284,7 @@ class RecipeCLI(LightningCLI):
     def after_fit(self) -> None:
         """Test the selected weights and close with the table."""
         select_on = self.options.results.select_on
-        name = "last" if select_on == "last" else "best"
+        name: Literal["last", "best"] = "last" if select_on == "last" else "best"
         written = [
             c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.filename == name
         ]
@@ -238,11 +296,39 @@ class RecipeCLI(LightningCLI):
         self.trainer.test(
             self.model, datamodule=self.datamodule, ckpt_path=path or None, verbose=False, weights_only=True
         )
-        self._close(path or None, select_on)
+        self._close(path or None, self._fitted(path or None, name))
+
+    def _fitted(self, checkpoint: str | None, name: Literal["last", "best"]) -> Weights:
+        """What the run that ends here chose."""
+        if checkpoint is not None:
+            found = weights_of(read_checkpoint(Path(checkpoint)) if Path(checkpoint).is_file() else {})
+            select_on = self.options.results.select_on
+            # Saved by an earlier version, or as a folder of shards: this run knows what it chose.
+            return replace(found, kind=name, chosen_on=None if select_on == "last" else select_on)
+        if not self.trainer.global_step:
+            return starting_weights(self.model, self.options.model.init_args)
+        folder = self._run_folder()
+        epochs, steps = self.trainer.current_epoch, self.trainer.global_step
+        return Weights("last", None if folder is None else str(folder), epochs, steps)
+
+    def before_test(self) -> None:
+        """Warn where untrained weights are about to be scored."""
+        if self.options.get("ckpt_path") or isinstance(self.model, VideoQuestionAnswering):  # which refuses to answer
+            return
+        weights = starting_weights(self.model, self.options.model.init_args)
+        if weights.kind == "untrained" or new_layers(self.model):
+            rank_zero_warn(f"{weights.caption()}; name the checkpoint of a run with --ckpt_path")
+
+    before_validate = before_predict = before_test
 
     def after_test(self) -> None:
         """Close with the table."""
-        self._close(self.options.get("ckpt_path"), "last")
+        checkpoint = self.options.get("ckpt_path")
+        if checkpoint is None:
+            weights = starting_weights(self.model, self.options.model.init_args)
+        else:
+            weights = Weights("unknown") if self.trained is None else self.trained.weights
+        self._close(checkpoint, replace(weights, overridden=[str(item) for item in self.overridden]))
 
     after_validate = after_test
 
@@ -281,7 +367,7 @@ class RecipeCLI(LightningCLI):
         folder = self.trainer.log_dir
         return Path(folder) if folder else None
 
-    def _close(self, checkpoint: str | None, select_on: SelectOn) -> None:
+    def _close(self, checkpoint: str | None, weights: Weights) -> None:
         folder = self._run_folder()
         if self.model.evaluation is None:
             return
@@ -289,7 +375,8 @@ class RecipeCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         run: Any = {
-            "select_on": select_on,
+            "select_on": weights.select_on,
+            "weights": weights,
             "checkpoint": checkpoint,
             "trained_on": trained_on(checkpoint),
             "skipped": skipped,
@@ -382,6 +469,55 @@ def from_recipe(
     return cli.model, cli.datamodule
 
 
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """Return a recipe's values, empty for an empty file; values alone are read, tags that would run code are refused.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        RecipeError: there is no such file, or it is no YAML mapping of plain values; says which file, and for an absent
+            one which recipe is near.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"--config {path}: {_absent_recipe(Path(path), error)}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise RecipeError(f"--config {path} is no recipe, YAML of plain values: {said}") from error
+    if not isinstance(content, dict | None):
+        raise RecipeError(f"--config {path} is no recipe: it holds a {type(content).__name__}, not options by name")
+    return content or {}
+
+
+def _absent_recipe(path: Path, error: OSError) -> str:
+    folders = {path.parent, Path("recipes"), Path(tvr_lightning.__file__).parents[1] / "recipes"}
+    there = {
+        found for folder in folders if folder.is_dir() for found in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml"))
+    }
+    names = difflib.get_close_matches(path.stem, sorted({found.stem for found in there}), n=1, cutoff=0.5)
+    near = min((found for found in there if [found.stem] == names), key=lambda found: len(str(found)), default=None)
+    reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+    return f"{reason}; near it is {near}" if near else f"{reason}; looked for it at {path.absolute()}"
+
+
+def _without_nulls(words: Sequence[str]) -> list[str]:
+    """Write `--a.init_args.b=null` as the recipe that says so: of a class within a class the parser makes "None"."""
+    found: list[str] = []
+    for word in words:
+        option, _, value = word.partition("=")
+        if found and word == "null" and re.fullmatch(r"--[\w.]+\.init_args\.[\w.]+", found[-1]):
+            option, value = found.pop(), word
+        if value == "null" and re.fullmatch(r"--[\w.]+\.init_args\.[\w.]+", option):
+            inner: Any = None
+            for key in reversed(option[2:].split(".")):
+                inner = {key: inner}
+            word = f"--config={json.dumps(inner)}"
+        found.append(word)
+    return found
+
+
 def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> TextVideoDataModule:
     """Build only the data of recipe files; they may be data overlays without a method.
 
@@ -391,7 +527,7 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
     """
     merged: dict[str, Any] = {}
     for path in paths:
-        merged = _overlay(merged, yaml.safe_load(Path(path).read_text(encoding="utf-8")).get("data") or {})
+        merged = _overlay(merged, read_recipe(path).get("data") or {})
     parser = ArgumentParser()
     parser.add_subclass_arguments(TextVideoDataModule, "data")
     config = parser.parse_args(list(overrides), namespace=parser.parse_object({"data": merged}))

@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tvr_lightning.distributed import gather_objects, rank, world_size
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.weights import RECORD
 
 RUNNING = "running.ckpt"
 """Name of the checkpoint that a run writes in between and when it is interrupted."""
@@ -80,6 +81,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
+        if RECORD in checkpoint:
+            checkpoint[RECORD]["file"] = target.stem  # a file may be renamed, and callbacks do not know the name
         partial: Path | None = None
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ def data_synth(
 
 
 def data_check(config: list[str], decode: bool = False, workers: int | None = None, report: Path | None = None) -> int:
-    """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything is.
+    """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything must be mended.
 
     Args:
         config: recipe files or data overlays, later ones on top of earlier ones.
@@ -179,7 +179,10 @@ def _file_source(
     seed: int,
 ) -> Parts:
     torch.manual_seed(seed)  # random weights must be the same when an interrupted extraction goes on
-    encoder = ClipEncoder(architecture, weights)
+    try:
+        encoder = ClipEncoder(architecture, weights)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
     audio_encoder = None if audio_weights is None else WhisperEncoder(weights=audio_weights)
     audio = None if audio_encoder is None else AudioOptions("whisper")
     return source_of_files(videos, encoder.image_size, frames, sampling, audio), encoder, audio_encoder

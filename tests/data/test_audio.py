@@ -155,7 +155,7 @@ def test_samples_that_are_no_numbers_become_zeros_and_are_counted(tmp_path):
 def test_what_is_no_media_file_is_named(tmp_path, content):
     path = tmp_path / "letter.mp4"
     path.write_bytes(content)
-    with pytest.raises(AudioError, match=r"letter\.mp4: cannot be opened"):
+    with pytest.raises(AudioError, match=r"letter\.mp4: (cannot be opened|the file is empty)"):
         read_audio(path)
 
 

@@ -5,9 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from broken_videos import cut_off, scramble, write_video
+from broken_videos import cut_off, scramble, stop_clock, write_video
 from rich.console import Console
 
+from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, Charades
 from tvr_lightning.data.check import check, print_report, write_report
 from tvr_lightning.data.stats import print_stats, stats
@@ -32,6 +33,7 @@ def ill(healthy: Path) -> Path:
     write_video(paths[3], 20)
     write_video(paths[4], 2)
     cut_off(paths[5], 0.5)
+    stop_clock(write_video(paths[7], 20, sound=2.0, options={"bf": "0"}))
     with (data.folder / "MSRVTT_train.9k.csv").open("a") as file:
         file.write(f"{paths[6].stem}\n{data.read_split('test').videos[0].video_id}\nvideo_nobody\n")
     return healthy
@@ -52,6 +54,20 @@ def test_a_healthy_dataset_has_no_problems(healthy):
     assert "Nothing is wrong" in rendered(print_report, report)
 
 
+def test_videos_without_sound_are_warned_of_and_the_exit_status_is_that_of_health(healthy, capsys):
+    overlay = Path(__file__).parents[2] / "recipes" / "data" / "msrvtt.yaml"
+    recipe = healthy / "here.yaml"
+    recipe.write_text(f"data: {{init_args: {{root: {healthy}}}}}\n")
+    write_video(MSRVTT(root=str(healthy)).read_split("train").videos[0].path, 40)
+    command = ["data", "check", f"--config={overlay}", f"--config={recipe}", "--workers=1"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "Nothing is wrong. 1 warning: 1 silent." in said
+    MSRVTT(root=str(healthy)).read_split("train").videos[1].path.unlink()
+    assert main(command) == 1
+    assert "1 problem: 1 missing-file. 1 warning: 1 silent." in capsys.readouterr().out
+
+
 def test_every_illness_is_found_in_one_report(ill, tmp_path):
     data = MSRVTT(root=str(ill))
     report = check(data, **QUIET)
@@ -59,19 +75,22 @@ def test_every_illness_is_found_in_one_report(ill, tmp_path):
         "missing-file": 2,  # removed, and listed but never there
         "empty-file": 1,
         "undecodable": 2,  # no video, and cut off
-        "silent": 2,
         "too-short": 1,
+        "untimed": 1,
         "duplicate-id": 1,
         "video-without-caption": 1,
         "split-overlap": 1,
     }
-    assert all(problem.file and problem.entry and problem.message and problem.fix for problem in report.problems)
+    assert Counter(problem.kind for problem in report.warnings) == {"silent": 2}
+    found = [*report.problems, *report.warnings]
+    assert all(problem.file and problem.entry and problem.message and problem.fix for problem in found)
     write_report(report, tmp_path / "reports" / "report.json")
     written = json.loads((tmp_path / "reports" / "report.json").read_text())
     assert len(written["problems"]) == len(report.problems)
     assert set(written["problems"][0]) == {"file", "entry", "kind", "message", "fix"}
     text = rendered(print_report, report)
-    assert "11 problems" in text
+    assert "10 problems" in text
+    assert "2 warnings: 2 silent" in text
     assert "split-overlap" in text
 
 
@@ -107,7 +126,8 @@ def test_quirks_are_notes_and_no_problems(tmp_path):
         (folder / f"Charades_v1_{name}.csv").write_text(f"id,script,length\n{clip},A person runs.,4.0\n")
         (folder / f"charades_sta_{name}.txt").write_text(f"{clip} 3.0 1.0##person runs.\n")
     report = check(Charades(root=str(tmp_path), split="sta"), decode=True, **QUIET)
-    assert {problem.kind for problem in report.problems} == {"silent"}
+    assert report.problems == []
+    assert {problem.kind for problem in report.warnings} == {"silent"}
     assert [note.kind for note in report.notes] == ["reversed-span"] * 2
     assert "read as 1.0 to 3.0 s" in rendered(print_report, report)
 
@@ -142,5 +162,6 @@ def test_stats_count_captions_tokens_durations_and_sound(healthy):
 def test_the_real_videos_that_are_not_there_are_listed(test_data):
     report = check(MSRVTT(root=str(test_data / "annotations")), decode=True, **QUIET)
     kinds = Counter(problem.kind for problem in report.problems)
-    assert kinds == {"missing-file": 9985, "silent": 3}
+    assert kinds == {"missing-file": 9985}
+    assert [warning.kind for warning in report.warnings] == ["silent"] * 3
     assert report.videos == {"train": 9000, "test": 1000}

@@ -13,6 +13,7 @@ from broken_videos import (
     numbers_of,
     rename_codec,
     scramble,
+    stop_clock,
     write_song,
     write_sound,
     write_video,
@@ -20,7 +21,8 @@ from broken_videos import (
 
 from tvr_lightning.data import packets
 from tvr_lightning.data.augment import ResizeCentreCrop
-from tvr_lightning.data.video import DecodedClip, VideoError, probe, read_clip
+from tvr_lightning.data.media import Allowance
+from tvr_lightning.data.video import DecodedClip, VideoError, probe, read_clip, read_parts
 
 FASTSTART = {"movflags": "faststart"}
 SHORT_GROUPS = {"g": "10", "bf": "3", "sc_threshold": "0"}
@@ -68,7 +70,7 @@ def test_containers_and_codecs(tmp_path: Path, name: str, codec: str) -> None:
 def test_unneeded_pictures_are_not_decoded(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
     with av.open(str(path)) as container:
-        index = packets.index_packets(container, container.streams.video[0])
+        index = packets.index_packets(container, container.streams.video[0], Allowance(path))
     runs = packets.plan_runs(index, [int(index.presented()[42])])
     assert len(runs) == 1, "one stretch leads to the frame"
     assert index.keyframe[runs[0][0]], "it begins at a keyframe"
@@ -113,6 +115,21 @@ def test_span_is_taken_from_the_clip(tmp_path: Path) -> None:
     assert numbers_of(read(path, 2, span=(9.0, 60.0), sampling="segment-centres").pixels) == [92, 97]
     with pytest.raises(VideoError, match=r"clip.mp4: the span \(10.5, 12.0\) begins after its last frame"):
         read(path, span=(10.5, 12.0))
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.avi"])
+def test_parts_of_a_file_are_the_clips_of_their_spans(tmp_path: Path, name: str) -> None:
+    path = write_video(tmp_path / name, 100, options=SHORT_GROUPS)
+    spans, clips = read_parts(
+        path, lambda duration: [(0.0, duration / 2), (2.0, 3.0), (duration / 2, duration)], frames=4, image_size=64
+    )
+    assert spans == [(0.0, 5.0), (2.0, 3.0), (5.0, 10.0)]
+    for span, clip in zip(spans, clips, strict=True):
+        alone = read(path, 4, sampling="segment-centres", span=span)
+        assert torch.equal(clip.pixels, alone.pixels)
+        assert torch.equal(clip.timestamps, alone.timestamps)
+    with pytest.raises(VideoError, match="begins after its last frame"):
+        read_parts(path, lambda duration: [(0.0, 1.0), (duration + 1, duration + 2)], frames=4, image_size=64)
 
 
 def test_random_segments_follow_the_generator(tmp_path: Path) -> None:
@@ -219,6 +236,18 @@ def test_probe_tells_what_a_file_holds(tmp_path: Path) -> None:
     assert (info.has_audio, info.rotation, info.codec, info.pixel_format) == (True, 0, "h264", "yuv420p")
     assert info.broken is None
     assert not probe(write_video(tmp_path / "silent.mp4", 5)).has_audio
+
+
+@pytest.mark.parametrize("sampling", ["one-fps-uniform", "segment-centres", "tail"])
+def test_frames_without_a_clock_are_read_in_order_at_the_declared_rate(tmp_path: Path, sampling: str) -> None:
+    path = write_video(tmp_path / "clip.mp4", 60, options={"bf": "0"})
+    timed = read(path, sampling=sampling)
+    assert probe(path).timed
+    clip = read(stop_clock(path), sampling=sampling)
+    assert torch.equal(clip.pixels, timed.pixels)
+    torch.testing.assert_close(clip.timestamps, timed.timestamps)
+    info = probe(path)
+    assert (info.timed, info.frames, info.fps, info.duration) == (False, 60, 10.0, clip.duration)
 
 
 def test_header_that_promises_too_much_is_not_believed(tmp_path: Path) -> None:

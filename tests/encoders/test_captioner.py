@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import av
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -336,6 +337,16 @@ def test_workers_do_not_change_what_is_said(captioner, videos, table, tmp_path):
     out = tmp_path / "c.parquet"
     caption(videos, captioner, CaptionOptions(out, batch_size=6, **(QUICK | {"num_workers": 1})))
     pd.testing.assert_frame_equal(pd.read_parquet(out), table)
+
+
+def test_every_video_is_opened_once(captioner, videos, tmp_path, monkeypatch):
+    opened = []
+    really = av.open
+    monkeypatch.setattr(
+        av, "open", lambda file, *rest, **options: opened.append(file) or really(file, *rest, **options)
+    )
+    caption(videos, captioner, CaptionOptions(tmp_path / "c.parquet", **QUICK))
+    assert opened == [f"file:{video.path}" for video in videos]
 
 
 def test_other_weights_have_another_hash(folder, captioner):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import open_browser
+from browser import open_browser, wait
 from run_cards import make_answers, make_card
 
 from tvr_lightning.reproduce.card import CardError
@@ -411,3 +411,54 @@ def test_a_phone_in_the_dark_reads_the_page_offline(browser, folder):
     unnamed = "return [...document.querySelectorAll('img, svg[role=img]')].filter(e => !e.alt && !e.ariaLabel).length"
     assert browser.execute_script(unnamed) == 0
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_a_tables_link_opens_the_run_that_it_leads_to(browser, folder):
+    cards = read_folder(folder)
+    path = folder / "report.html"
+    path.write_text(page(views_of(cards, folder, RECIPES), [RunPart(card) for card in cards.values()]), "utf-8")
+    browser.get(path.as_uri())
+    link = browser.find_element("css selector", "table a[href^='#run-']")
+    key = link.get_attribute("href").partition("#")[2]
+    opened = "return [...document.querySelectorAll('details[open]')].map(d => d.querySelector('[id]').id)"
+    assert browser.execute_script(opened) == []
+    link.click()
+    assert wait(browser, lambda page: page.execute_script(opened)) == [key]
+    top = f"return document.getElementById('{key}').closest('details').getBoundingClientRect()"
+    place = browser.execute_script(f"{top}.toJSON()")
+    assert place["height"] > 100
+    assert 0 <= place["top"] < browser.execute_script("return innerHeight")
+
+
+@pytest.mark.parametrize("own", ["gare.yaml", "short.yaml"])
+def test_runs_under_an_overlay_are_not_compared_whatever_it_is_called(tmp_path, own):
+    overlay = tmp_path / own
+    overlay.write_text("trainer: {max_epochs: 1}\n")
+    plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, overlay=overlay))
+    (key,) = plan.chosen["gare-1/gare"]
+    make_card(plan.runs[key], tmp_path / "cards", 1.0)
+    (view,) = views_of(read_folder(tmp_path), tmp_path, RECIPES)
+    assert not view.comparable
+    assert str(overlay) in view.title
+
+
+def test_runs_without_an_overlay_are_compared(tmp_path):
+    plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path))
+    (key,) = plan.chosen["gare-1/gare"]
+    make_card(plan.runs[key], tmp_path / "cards", 1.0)
+    (view,) = views_of(read_folder(tmp_path), tmp_path, RECIPES)
+    assert view.comparable
+
+
+def test_cards_that_do_not_say_what_lay_on_top_are_judged_by_their_recipes(tmp_path):
+    overlay = tmp_path / "short.yaml"
+    overlay.write_text("trainer: {max_epochs: 1}\n")
+    plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, overlay=overlay))
+    (key,) = plan.chosen["gare-1/gare"]
+    make_card(plan.runs[key], tmp_path / "cards", 1.0)
+    path = tmp_path / "cards" / f"{key}.json"
+    card = json.loads(path.read_text())
+    del card["run"]["overlay"]
+    path.write_text(json.dumps(card))
+    (view,) = views_of(read_folder(tmp_path), tmp_path, RECIPES)
+    assert not view.comparable

@@ -1,6 +1,7 @@
 """Captions of an index: from a file, from a captioner, shown, searched, and what is wrong with them."""
 
 import json
+import re
 import shutil
 
 import pyarrow as pa
@@ -11,7 +12,13 @@ from search_parts import write_clip
 from tiny_captioner import save_tiny_captioner
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.recover_captions import CaptionsFileError, Description, MissingCaptions, write_captions
+from tvr_lightning.data.recover_captions import (
+    CaptionsFileError,
+    Description,
+    MissingCaptions,
+    read_captions,
+    write_captions,
+)
 from tvr_lightning.search import Filter, Searcher, SearchError, index
 
 
@@ -133,6 +140,80 @@ def test_a_captioner_describes_only_what_is_new(tmp_path, sources):
     assert len(set(table["video_id"].to_pylist())) == 2
     with pytest.raises(SearchError, match="conflict"):
         index([], out, progress=False, captioner=model, captions=out / "captions.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("said.csv", 'note,video_id,segment,caption\n,clip0,1,"then, it ""barks"""\n,clip0,0,a dog\n,clip1,0,\n'),
+        ("said.CSV", '\ufeffvideo_id,segment,caption\r\nclip0,0,a dog\r\nclip0,1,"then, it ""barks"""\r\n'),
+        (
+            "said.jsonl",
+            '{"video_id": "clip0", "segment": 1, "caption": "then, it \\"barks\\""}\n\n'
+            '{"video_id": "clip0", "segment": 0, "caption": "a dog", "by": "me"}\n',
+        ),
+    ],
+)
+def test_captions_may_be_csv_or_json_lines(gallery, checkpoints, tmp_path, name, text):
+    (tmp_path / name).write_bytes(text.encode())
+    out = str(tmp_path / "index")
+    options = ["--out", out, "--store", "exact", "--ckpt", str(checkpoints["clip4clip"])]
+    assert main(["index", str(gallery), *options, "--captions", str(tmp_path / name)]) == 0
+    assert captions(out) == {"clip0.mp4": ["a dog", 'then, it "barks"']}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "video_id,caption\nclip0,a dog\n", "no column segment among video_id, caption"),
+        ("a.csv", "", "no column video_id, segment, caption"),
+        (
+            "a.csv",
+            "video_id,segment,caption\nclip0,0,a dog\nclip1,first,a cat\n",
+            "row 3, column segment: 'first' is no",
+        ),
+        ("a.csv", "video_id,segment,caption\nclip0,0,a dog, a cat\n", "row 2 has more values"),
+        ("a.csv", "video_id,segment,caption\nclip0,0\n", "row 2 lacks a value in the column caption"),
+        ("a.csv", "video_id,segment,caption\n,0,a dog\n", "row 2 lacks a value in the column video_id"),
+        ("a.csv", 'video_id,segment,caption\nclip0,0,"a dog\n', "cannot be read as CSV, near row 2"),
+        ("a.csv", b"video_id,segment,caption\nclip0,0,\xff\n", "cannot be read as CSV"),
+        ("a.csv", "video_id,segment,caption\nclip0,0,a\nclip0,0,b\n", "segment 0 of clip0 is described more than once"),
+        ("a.jsonl", '{"video_id": "clip0", "segment": 0, "caption": "a"}\n{"video_id"\n', "row 2 is no JSON"),
+        ("a.jsonl", "[1]\n", "row 1 is no JSON object"),
+        ("a.jsonl", '{"video_id": "clip0", "segment": 0.5, "caption": "a"}\n', "row 1, column segment: 0.5"),
+        ("a.jsonl", '{"video_id": "clip0", "segment": 0, "caption": 3}\n', "row 1, column caption: 3 is no text"),
+        ("a.jsonl", '{"video_id": "clip0", "segment": 0}\n', "row 1 lacks a value in the column caption"),
+        ("a.jsonl", b"\xff\n", "no text in UTF-8"),
+    ],
+)
+def test_errors_of_text_captions_name_file_row_and_column(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(CaptionsFileError, match=re.escape(message)) as error:
+        read_captions(path)
+    assert str(error.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--weights", "nowhere.pt"],
+        ["--weights", "openia"],
+        ["--weights", "none", "--captions", "nowhere.csv"],
+        ["--weights", "none", "--architecture", "ViT-nothing"],
+    ],
+)
+def test_index_advises_what_it_has(gallery, tmp_path, monkeypatch, capsys, options):
+    monkeypatch.chdir(tmp_path)
+    assert main(["index", str(gallery), *options]) == 1
+    said = capsys.readouterr().err
+    assert "nowhere" in said or "openia" in said or "ViT-nothing" in said
+    for other in ("recipes/", "tvr fit", "encoder.weights", "Traceback"):
+        assert other not in said
+    if options[1] == "nowhere.pt":
+        assert "--ckpt FILE" in said
+        assert "--weights FILE" in said
+    assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize(

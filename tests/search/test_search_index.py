@@ -17,6 +17,7 @@ import torch
 from search_parts import write_clip
 
 import tvr_lightning.search
+from tvr_lightning.cli import main
 from tvr_lightning.search import BusyError, ScorerSource, Searcher, SearchError, index
 from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.files import find_videos
@@ -104,7 +105,7 @@ def test_a_folder_without_permission_is_named_and_loses_nothing(checkpoints):
         (folder / "closed").chmod(0)
         os.seteuid(NOBODY if user == 0 else user)  # root reads everything
         try:
-            report = index([], parent / "index", progress=False)
+            report = index([folder], parent / "index", progress=False)
         finally:
             os.seteuid(user)
             (folder / "closed").chmod(stat.S_IRWXU)
@@ -263,3 +264,48 @@ def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sour
     catalog = Catalog(tmp_path / "killed")
     assert open_vectors(store, catalog).keys() == catalog.keys()
     catalog.close()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_cannot_become_an_index_leaves_nothing_and_says_so(
+    tmp_path, checkpoints, gallery, there, capsys, user_state
+):
+    remembered = list(user_state.rglob("*.json"))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "fake.mp4").write_text("<html>I am an mp4</html>")
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "index"
+    if there:
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+    ckpt = ["--ckpt", str(checkpoints["clip4clip"])]
+    for words, said in (
+        ([str(tmp_path / "broken"), *ckpt], "no video could be read: " + str(tmp_path / "broken" / "fake.mp4")),
+        ([str(tmp_path / "empty"), *ckpt], "no videos in"),
+        ([*ckpt], "no videos given"),
+        ([str(gallery), "--ckpt", str(tmp_path / "nowhere.ckpt")], "no such checkpoint"),
+        ([str(gallery), *ckpt, "--store", "elastic"], "no vector store"),
+    ):
+        assert main(["index", *words, "--out", str(out)]) == 1
+        printed = capsys.readouterr()
+        assert said in printed.err
+        assert "tvr search" not in printed.out
+        assert [path.name for path in out.iterdir()] == ["notes.txt"] if there else not out.exists()
+    assert list(user_state.rglob("*.json")) == remembered
+
+
+def test_an_index_whose_videos_are_all_gone_stays_and_says_so(gallery, tmp_path, sources, capsys):
+    folder, out = tmp_path / "videos", tmp_path / "index"
+    shutil.copytree(gallery, folder)
+    make(folder, out, sources)
+    for path in folder.rglob("*.mp4"):
+        path.unlink()
+    assert main(["index", "--out", str(out), "--store", "exact"]) == 0
+    printed = capsys.readouterr().out
+    assert "8 removed; 0 in the index" in printed
+    assert "holds no videos now" in printed
+    assert "try:" not in printed
+    (folder / "fake.mp4").write_text("<html>I am an mp4</html>")
+    assert main(["index", "--out", str(out)]) == 1
+    write_clip(folder / "a.mp4", 1)
+    assert main(["index", "--out", str(out)]) == 0

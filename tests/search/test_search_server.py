@@ -148,7 +148,7 @@ def test_a_playlist_does_not_decide_what_is_read(client, gallery):
     for playlist in (hls, concat, hls.replace(str(secret), "http://127.0.0.1:9/clip.ts")):
         response = client.post("/api/search/video", content=playlist.encode())
         assert response.status_code == 422
-        assert "no video by its first bytes" in response.json()["detail"]
+        assert "cannot be opened as video" in response.json()["detail"]
 
 
 def test_an_upload_that_dawdles_ends(searcher):

@@ -1,11 +1,20 @@
 """LanceDB above the size where it gets an index: exact within its limit, fewer comparisons beyond, and in step."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 pytest.importorskip("lancedb", reason="the extra `search` is not installed")
-from tvr_lightning.search import vectors_lancedb
+from tvr_lightning.search import index, vectors_lancedb
+from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.vectors import follow, open_vectors
 from tvr_lightning.search.vectors_lancedb import LanceStore
 
 ROWS, WIDTH, PARTITION = 2000, 32, 100
@@ -60,3 +69,50 @@ def test_an_indexed_table_follows_what_is_added_and_removed(store):
         assert made.keys() == set(range(10, ROWS)) | set(range(5000, 5300))
         made.finish()
     assert {key for key, _ in made.nearest(vectors[20], 5, among=[20, 5001])} == {20, 5001}
+
+
+def test_a_table_whose_making_was_killed_is_made_again(gallery, sources, tmp_path):
+    out = tmp_path / "index"
+    (out / "vectors.lance" / "videos.lance" / "data").mkdir(parents=True)
+    assert LanceStore(str(out / "vectors.lance")).nearest(torch.ones(4), 3) == [], (
+        "who searches meanwhile finds nothing"
+    )
+    assert index([gallery], out, sources[1:], "lancedb", progress=False).total == 8
+    with closing(Catalog(out)) as catalog:
+        assert open_vectors("lancedb", catalog).keys() == catalog.keys()
+
+
+FOLLOWING = """
+import sys
+from contextlib import closing
+from pathlib import Path
+from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.vectors import follow, open_vectors
+with closing(Catalog(Path(sys.argv[1]))) as catalog:
+    store = open_vectors("lancedb", catalog)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    follow(store, catalog)
+"""
+
+
+def test_kills_while_the_table_is_made_cost_nothing(gallery, sources, tmp_path):
+    out = tmp_path / "index"
+    index([gallery], out, sources[1:], "exact", progress=False)
+    command = [sys.executable, "-c", FOLLOWING, str(out)]
+    table = out / "vectors.lance" / "videos.lance"
+    for delay in (0.0, 0.002, 0.01):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+            while not table.exists() and process.poll() is None:
+                os.sched_yield()
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+        with closing(Catalog(out)) as catalog, closing(open_vectors("lancedb", catalog)) as store:
+            follow(store, catalog)
+            assert store.keys() == catalog.keys()
+        table.rename(tmp_path / f"made-{delay}")

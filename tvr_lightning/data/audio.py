@@ -5,6 +5,7 @@ Time is counted in steps of 20 ms, because Whisper and wav2vec2 both give one ve
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Literal
 import av
 import numpy as np
 
+from tvr_lightning.data.media import Allowance, VideoError, open_media, words_of
+from tvr_lightning.data.packets import check_packets
 from tvr_lightning.errors import UserError
 
 SAMPLE_RATE = 16_000
@@ -22,6 +25,7 @@ STEP_SAMPLES = 320
 STEPS_PER_SECOND = SAMPLE_RATE // STEP_SAMPLES
 
 _JITTER_SECONDS = 0.05  # containers round time stamps to as little as 1 ms; larger steps are real gaps
+_MAX_SAMPLES = 2**30  # six hours at 48 kHz
 _LOUDEST_SAMPLE = 1000.0  # times full scale; float tracks overshoot a little, garbage by orders of magnitude
 _FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
 
@@ -76,13 +80,17 @@ def read_audio(
         The track; `present` is False where the file has no sound in the clip.
 
     Raises:
-        AudioError: the file cannot be opened, or a track is broken and `on_corrupt` is "error".
+        AudioError: the file cannot be opened, takes too long or holds too much; or a track is broken and `on_corrupt`
+            is "error".
     """
+    path = Path(path)
     try:
-        with av.open(str(path)) as container:
-            pieces, length, rate, problem = _decode(container, duration, span)
-    except av.error.FFmpegError as error:
-        raise AudioError(f"{path}: cannot be opened: {error.strerror}") from error
+        with open_media(path) as container:
+            pieces, length, rate, problem = _decode(container, duration, span, Allowance(path))
+    except VideoError as error:
+        raise AudioError(str(error)) from error
+    except av.FFmpegError as error:
+        raise AudioError(f"{path}: its sound cannot be read ({words_of(error)})") from error
     native, decoded = _place(pieces, length, rate)
     bad = ~np.isfinite(native) | (np.abs(native) > _LOUDEST_SAMPLE)
     if bad.any():
@@ -98,23 +106,29 @@ Pieces = list[tuple[int, np.ndarray]]
 
 
 def _decode(
-    container: av.container.InputContainer, duration: float | None, span: tuple[float, float] | None
+    container: av.container.InputContainer,
+    duration: float | None,
+    span: tuple[float, float] | None,
+    allowance: Allowance,
 ) -> tuple[Pieces, float, int, str | None]:
     """Decode the best audio stream: pieces (first sample on the clip's clock, samples), clip length, rate, problem."""
     origin = _picture_start(container) + (span[0] if span else 0.0)
     known = duration if duration is not None else (span[1] - span[0] if span else _picture_length(container))
     stream = container.streams.best("audio")
+    _check_samples((known or 0.0) * SAMPLE_RATE, allowance.path)
     if not isinstance(stream, av.AudioStream):
         return [], known or 0.0, SAMPLE_RATE, None
     rate = stream.rate
     if not rate:
         return [], known or 0.0, SAMPLE_RATE, "states no sample rate"
+    _check_samples((known or 0.0) * rate, allowance.path)
     if span and origin > 1.0 and stream.time_base:
         container.seek(int((origin - 1.0) / stream.time_base), stream=stream)
     pieces: Pieces = []
     failures: list[str] = []
     cursor: int | None = None
-    for frame in _frames(container, stream, None if known is None else origin + known, failures):
+    count = 0
+    for frame in _frames(container, stream, None if known is None else origin + known, failures, allowance):
         if frame.sample_rate != rate:
             failures.append(f"the sample rate changes from {rate} to {frame.sample_rate}")
             break
@@ -126,23 +140,38 @@ def _decode(
         cursor = cursor or 0
         pieces.append((cursor, samples))
         cursor += len(samples)
+        count += len(samples)
+        _check_samples(count, allowance.path)
     length = known if known is not None else max((cursor or 0) / rate, 0.0)
+    _check_samples(length * max(rate, SAMPLE_RATE), allowance.path)
     problem = f"{len(failures)} failures, first: {failures[0]}" if failures else None
     if not pieces and not failures and not span:
         problem = "holds no samples"
     return pieces, length, rate, problem
 
 
+def _check_samples(count: float, path: Path) -> None:
+    if count > _MAX_SAMPLES:
+        found = f"its sound is {count:,.0f} samples long"
+        raise VideoError(path, f"{found}; at most {_MAX_SAMPLES:,} are read, six hours at 48 kHz")
+
+
 def _frames(
-    container: av.container.InputContainer, stream: av.AudioStream, end: float | None, failures: list[str]
+    container: av.container.InputContainer,
+    stream: av.AudioStream,
+    end: float | None,
+    failures: list[str],
+    allowance: Allowance,
 ) -> Iterator[av.AudioFrame]:
     """Decode packet by packet, so that a damaged packet costs its own samples and no others; note it in `failures`."""
     packets = container.demux(stream)
-    while True:
+    for number in itertools.count(1):
+        allowance.check()
+        check_packets(number, allowance.path)
         try:
             packet = next(packets, None)
         except av.error.FFmpegError as error:
-            failures.append(f"the file breaks off: {error.strerror}")
+            failures.append(f"the file breaks off: {words_of(error)}")
             return
         if packet is None:
             return
@@ -152,7 +181,8 @@ def _frames(
         try:
             frames = packet.decode()
         except av.error.FFmpegError as error:
-            failures.append(f"{'the last packet' if moment is None else f'packet at {moment:.2f} s'}: {error.strerror}")
+            where = "the last packet" if moment is None else f"packet at {moment:.2f} s"
+            failures.append(f"{where}: {words_of(error)}")
             continue
         for frame in frames:
             if isinstance(frame, av.AudioFrame):

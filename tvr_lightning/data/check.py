@@ -20,6 +20,7 @@ from tvr_lightning.data.survey import survey
 from tvr_lightning.data.video import VideoError, probe, read_clip
 
 TOO_SHORT_SECONDS = 1.0  # one frame per second is what most methods look at
+HARMLESS: tuple[ProblemKind, ...] = ("silent",)
 ROWS_PER_KIND = 20
 DECODED_SIZE = 32  # pixels; whether a frame decodes does not depend on what it is resized to
 
@@ -32,7 +33,8 @@ class Report:
         dataset: its title.
         protocol: what its test split stands for.
         videos: videos looked at, by split. texts: texts, by split.
-        problems: what is wrong.
+        problems: what is wrong and must be mended.
+        warnings: what may be as it should, and is worth knowing: videos without sound.
         notes: known quirks of the released files and how they are read; nothing to mend.
     """
 
@@ -41,6 +43,7 @@ class Report:
     videos: dict[str, int] = field(default_factory=dict)
     texts: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
 
 
@@ -56,7 +59,8 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
     """Look at all annotations and all video files of a dataset.
 
     It finds missing annotation files and what contradicts itself in them, videos in more than one split, and video
-    files that are missing, empty, undecodable, without a sound track, or shorter than a second.
+    files that are missing, empty, undecodable, without time stamps, or shorter than a second; it warns of those without
+    a sound track.
 
     Args:
         data: the dataset, as configured.
@@ -89,8 +93,10 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
         videos = list({(video.path, video.span): video for split in splits for video in split.videos}.values())
         look = partial(look_at, decoding=_Decoding(data.frames, data.sampling) if decode else None)
         for found in survey(look, videos, workers=workers, title=f"checking {data.title}", progress=progress):
-            report.problems += found
+            for problem in found:
+                (report.warnings if problem.kind in HARMLESS else report.problems).append(problem)
     report.problems = list(dict.fromkeys(report.problems))  # splits and spans share files
+    report.warnings = list(dict.fromkeys(report.warnings))
     report.notes = list(dict.fromkeys(report.notes))
     return report
 
@@ -114,8 +120,14 @@ def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Probl
         return [_problem(video, "undecodable", error.reason, "fetch it again, or set on_corrupt to skip")]
     problems = []
     if not info.has_audio:
-        fix = "nothing to mend if it has none by nature; methods that hear get silence"
+        fix = "nothing if it has none by nature, methods that hear get silence; else fetch it again"
         problems.append(_problem(video, "silent", "it has no sound track", fix))
+    if not info.timed:
+        message = f"all its frames have the same time stamp; they are read in order, at {info.fps:g} frames a second"
+        fix = (
+            f"if that is not its rate, write it anew with the right one: ffmpeg -r RATE -i {path.name} NEW{path.suffix}"
+        )
+        problems.append(_problem(video, "untimed", message, fix))
     if info.duration < TOO_SHORT_SECONDS:
         message = f"it lasts {info.duration:.2f} s, less than {TOO_SHORT_SECONDS:g} s"
         problems.append(_problem(video, "too-short", message, "fetch it again"))
@@ -142,7 +154,7 @@ def _overlaps(splits: list[Split]) -> list[Problem]:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write the whole report as JSON: dataset, protocol, videos, texts, problems and notes."""
+    """Write the whole report as JSON: dataset, protocol, videos, texts, problems, warnings and notes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -152,14 +164,26 @@ def _end(file: str) -> str:
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print what was looked at, how many problems of each kind there are, and the first of each kind."""
+    """Print what was looked at, how many problems and warnings of each kind there are, and the first of each kind."""
     console = console or Console()
     seen = ", ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
     console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}", highlight=False)
-    kinds = Counter(problem.kind for problem in report.problems)
-    for kind, count in kinds.most_common():
-        rows = [problem for problem in report.problems if problem.kind == kind]
-        table = Table(title=f"{kind}: {count}", title_justify="left", expand=True)
+    _print_kinds(report.problems, "", console)
+    _print_kinds(report.warnings, "warning: ", console)
+    for note in report.notes[:ROWS_PER_KIND]:
+        console.print(f"note: {note}", highlight=False, markup=False)
+    if len(report.notes) > ROWS_PER_KIND:
+        console.print(f"note: and {len(report.notes) - ROWS_PER_KIND} more", highlight=False)
+    total = _total(report.problems, "problem") if report.problems else "Nothing is wrong."
+    console.print(
+        " ".join([total, *([_total(report.warnings, "warning")] if report.warnings else [])]), highlight=False
+    )
+
+
+def _print_kinds(found: list[Problem], prefix: str, console: Console) -> None:
+    for kind, count in Counter(problem.kind for problem in found).most_common():
+        rows = [problem for problem in found if problem.kind == kind]
+        table = Table(title=f"{prefix}{kind}: {count}", title_justify="left", expand=True)
         for title in ("file", "entry", "what is wrong", "what mends it"):
             table.add_column(title, overflow="fold")
         for problem in rows[:ROWS_PER_KIND]:
@@ -167,9 +191,12 @@ def print_report(report: Report, console: Console | None = None) -> None:
         if count > ROWS_PER_KIND:
             table.add_row(f"and {count - ROWS_PER_KIND} more", "", "", "the JSON report lists them all")
         console.print(table)
-    for note in report.notes[:ROWS_PER_KIND]:
-        console.print(f"note: {note}", highlight=False, markup=False)
-    if len(report.notes) > ROWS_PER_KIND:
-        console.print(f"note: and {len(report.notes) - ROWS_PER_KIND} more", highlight=False)
-    total = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    console.print(f"{len(report.problems)} problems: {total}" if kinds else "Nothing is wrong.", highlight=False)
+
+
+def _total(found: list[Problem], what: str) -> str:
+    kinds = Counter(problem.kind for problem in found)
+    return (
+        f"{len(found)} {what}{'s' * (len(found) != 1)}: "
+        + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        + "."
+    )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from tvr_lightning.data.audio import AudioError
 from tvr_lightning.data.audio_alignment import AudioOptions, add_sound, no_audio
 from tvr_lightning.data.augment import Augmentation, draw_augmentation
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
@@ -145,7 +146,7 @@ class VideoDataset(Dataset[VideoBatch]):
         """
         try:
             return video_item(self.split, index, self.read, None)
-        except VideoError as error:
+        except (VideoError, AudioError) as error:
             if not self.skip:
                 raise
             return VideoBatch(self.read.empty(), torch.zeros(0, dtype=torch.int64), [], skipped=[str(error)])
@@ -205,7 +206,7 @@ class PairDataset(Dataset[PairBatch]):
                 text = int(generator.choice(self._captions[candidate]))
             try:
                 item = video_item(self.split, candidate, self.read, generator)
-            except VideoError as error:
+            except (VideoError, AudioError) as error:
                 if not self.skip:
                     raise
                 skipped.append(str(error))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import av
@@ -14,25 +14,10 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
+from tvr_lightning.data.media import MAX_PIXELS, Allowance, VideoError, declared_size, open_media, words_of
 from tvr_lightning.data.packets import PacketIndex
-from tvr_lightning.errors import UserError
 
-
-class VideoError(UserError, ValueError):
-    """A file that holds no usable video, or breaks off before the frames that were asked for.
-
-    Attributes:
-        path: the file.
-        reason: why, without the file's name.
-    """
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+_LARGEST = f"at most {MAX_PIXELS:,} pixels are read, 8192 x 4352"
 
 
 @contextmanager
@@ -47,17 +32,10 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
         A context with the container and its first video stream that is no cover picture.
 
     Raises:
-        VideoError: the file is missing or empty, cannot be opened, or has no video stream of a known codec.
+        VideoError: the file is missing or empty, cannot be opened, has no video stream of a known codec, or pictures
+            beyond `MAX_PIXELS`.
     """
-    if not path.is_file():
-        raise VideoError(path, "there is no such file")
-    if path.stat().st_size == 0:
-        raise VideoError(path, "the file is empty (0 bytes)")
-    try:
-        container = av.open(str(path), metadata_errors="replace")
-    except av.FFmpegError as error:
-        raise VideoError(path, f"cannot be opened as video ({_words(error)})") from error
-    with container:
+    with open_media(path) as container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
             raise VideoError(path, "has no video stream" + (", only sound" if container.streams.audio else ""))
@@ -66,7 +44,13 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
             raise VideoError(path, "its video codec is unknown, or its header damaged")
         stream.codec_context.thread_count = threads
         stream.codec_context.thread_type = "AUTO" if threads > 1 else "NONE"
-        stream.codec_context.options = {"err_detect": "explode"}
+        stream.codec_context.options = {"err_detect": "explode", "max_pixels": str(MAX_PIXELS)}
+        # FFmpeg forgets the size of pictures that it was told not to decode.
+        width, height = stream.codec_context.width, stream.codec_context.height
+        if not width:
+            width, height = declared_size(path, stream.index)
+        if width * height > MAX_PIXELS:
+            raise VideoError(path, f"its pictures are {width:,} x {height:,} pixels; {_LARGEST}")
         yield container, stream
 
 
@@ -89,62 +73,69 @@ class Pictures:
         return Image.frombuffer("RGBX", size, plane, "raw", "RGBX", plane.line_size, 1)  # type: ignore[arg-type]
 
 
-def _words(error: Exception) -> str:
-    """Return FFmpeg's words for an error, without the number and the file."""
-    return getattr(error, "strerror", None) or str(error)
-
-
 def frames_of_runs(
-    path: Path, stream: VideoStream, index: PacketIndex, runs: list[list[int]]
-) -> Iterator[tuple[int, VideoFrame]]:
+    stream: VideoStream, index: PacketIndex, runs: list[list[int]], allowance: Allowance
+) -> Generator[tuple[int, VideoFrame], None, None]:
     """Decode runs of packets one after another, beginning anew with each.
 
     Args:
-        path: the file, read again where the index does not keep its packets.
         stream: the opened stream.
-        index: its packets.
+        index: its packets; the file is read again where it does not keep them.
         runs: packet numbers as `plan_runs` gives them.
+        allowance: the time that the file may take.
 
     Yields:
         The number of the run and a frame, for every frame that comes out.
 
     Raises:
         av.FFmpegError: a packet cannot be decoded.
+        VideoError: the time is used up.
     """
     decoder = stream.codec_context
-    packets = _chosen_packets(path, index, runs)
-    for number, run in enumerate(runs):
-        for _ in run:
-            yield from ((number, frame) for frame in decoder.decode(next(packets)))
-        yield from ((number, frame) for frame in decoder.decode(None))
-        decoder.flush_buffers()
+    with closing(_chosen_packets(index, runs, allowance)) as packets:
+        for number, run in enumerate(runs):
+            for _ in run:
+                yield from ((number, frame) for frame in decoder.decode(next(packets)))
+            yield from ((number, frame) for frame in decoder.decode(None))
+            decoder.flush_buffers()
 
 
-def _chosen_packets(path: Path, index: PacketIndex, runs: list[list[int]]) -> Iterator[av.Packet]:
+def _chosen_packets(
+    index: PacketIndex, runs: list[list[int]], allowance: Allowance
+) -> Generator[av.Packet, None, None]:
     """Yield the packets of the runs in order, from memory or by reading the file again."""
     if index.packets is not None:
-        yield from (index.packets[number] for run in runs for number in run)
+        for number in (number for run in runs for number in run):
+            allowance.check()
+            yield index.packets[number]
         return
     chosen = {number for run in runs for number in run}
-    with open_video(path, threads=1) as (container, stream):
+    with open_video(allowance.path, threads=1) as (container, stream):
         listed = (packet for packet in container.demux(stream) if packet.size)
-        yield from (packet for number, packet in enumerate(listed) if number in chosen)
+        for number, packet in enumerate(listed):
+            allowance.check()
+            if number in chosen:
+                yield packet
 
 
-def decoded_frames(path: Path, threads: int) -> Iterator[VideoFrame]:
+def decoded_frames(path: Path, threads: int, allowance: Allowance) -> Generator[VideoFrame, None, None]:
     """Yield every frame of a file, in the order shown.
 
     Raises:
-        VideoError: a frame cannot be decoded.
+        VideoError: a frame cannot be decoded, or the time is used up.
     """
     with open_video(path, threads) as (container, stream):
         time = None
         try:
-            for frame in container.decode(stream):
-                if frame.is_corrupt:
-                    raise VideoError(path, f"the frame at {frame.time} s is damaged")
-                time = frame.time
-                yield frame
+            for packet in container.demux(stream):
+                allowance.check()
+                for frame in packet.decode():
+                    if frame.is_corrupt:
+                        raise VideoError(path, f"the frame at {frame.time} s is damaged")
+                    time = frame.time
+                    yield frame
         except av.FFmpegError as error:
             where = "" if time is None else f" past {time:.2f} s"
-            raise VideoError(path, f"cannot be decoded{where} ({_words(error)})") from error
+            # What FFmpeg leaves of the size of a picture that it refuses.
+            reason = words_of(error) if stream.codec_context.width else f"it is damaged or too large: {_LARGEST}"
+            raise VideoError(path, f"cannot be decoded{where} ({reason})") from error

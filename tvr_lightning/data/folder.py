@@ -6,6 +6,7 @@ import os.path
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tvr_lightning.data.media import VIDEO_SUFFIXES
 from tvr_lightning.data.records import malformed
 
 
@@ -25,8 +26,8 @@ def inside(folder: Path, name: str) -> Path:
 class VideoFolder:
     """Finds the files of one folder by name, listing the folder once.
 
-    A file is found under its exact name, else under the only file of the same stem, since copies of the datasets are
-    often re-encoded into another container.
+    A file is found under its exact name, else under the only video of the same stem, since copies of the datasets are
+    often re-encoded into another container; subtitles, playlists and other files beside a video are passed over.
 
     Attributes:
         folder: where the files are.
@@ -62,5 +63,7 @@ class VideoFolder:
             files = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
             self._names = set(files)
             for file in files:
-                self._stems.setdefault(file.rpartition(".")[0] or file, []).append(file)
+                stem, dot, suffix = file.rpartition(".")
+                if not dot or dot + suffix.lower() in VIDEO_SUFFIXES:
+                    self._stems.setdefault(stem or file, []).append(file)
         return self._names

@@ -9,9 +9,11 @@ that no other picture refers to.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -19,8 +21,13 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-# Above this the packets' bytes are not kept between listing and decoding, but read again.
+from tvr_lightning.data.media import MAX_PACKETS, Allowance, VideoError
+
+# Above these the packets are not kept between listing and decoding, but read again.
 KEPT_BYTES = 64 * 2**20
+KEPT_PACKETS = 2**16
+
+_NO_STAMP = -(2**63)  # FFmpeg's own mark, which no time stamp has
 
 
 @dataclass
@@ -34,6 +41,7 @@ class PacketIndex:
         ordered: whether the time stamps tell the order shown; AVI's only count packets in decoding order.
         shown: (n,) bool, False for pictures that are decoded but not shown (edit lists, alternate references).
         time_base: seconds per unit.
+        rate: frames per second by the container, for files whose time stamps tell nothing.
         last_length: length of the last picture in units of `time_base`, 0 where unknown.
         broken: why the stream stopped before its end, or None.
         packets: the packets themselves, or None where they are too many to keep.
@@ -45,6 +53,7 @@ class PacketIndex:
     shown: NDArray[np.bool_]
     ordered: bool
     time_base: Fraction
+    rate: Fraction
     last_length: int
     broken: str | None
     packets: list[av.Packet] | None
@@ -54,6 +63,11 @@ class PacketIndex:
         """Whether every shown picture has a time stamp of its own."""
         return len(self.pts) > 0 and len(np.unique(self.pts[self.shown])) == int(self.shown.sum()) > 0
 
+    @property
+    def stopped(self) -> bool:
+        """Whether all pictures, of several, have the same time stamp."""
+        return len(self.pts) > 1 and bool((self.pts == self.pts[0]).all())
+
     def presented(self) -> NDArray[np.int64]:
         """Return the time stamps of the shown pictures, rising."""
         return np.sort(self.pts[self.shown])
@@ -61,47 +75,68 @@ class PacketIndex:
 
 @dataclass
 class _Columns:
-    pts: list[int | None] = field(default_factory=list)
-    dts: list[int | None] = field(default_factory=list)
-    keyframe: list[bool] = field(default_factory=list)
-    disposable: list[bool] = field(default_factory=list)
-    shown: list[bool] = field(default_factory=list)
-    length: list[int] = field(default_factory=list)
+    # Arrays, since lists take ten times the memory.
+    pts: array[int] = field(default_factory=lambda: array("q"))
+    dts: array[int] = field(default_factory=lambda: array("q"))
+    keyframe: bytearray = field(default_factory=bytearray)
+    disposable: bytearray = field(default_factory=bytearray)
+    shown: bytearray = field(default_factory=bytearray)
+    length: array[int] = field(default_factory=lambda: array("q"))
 
 
-def index_packets(container: InputContainer, stream: VideoStream) -> PacketIndex:
+def index_packets(container: InputContainer, stream: VideoStream, allowance: Allowance) -> PacketIndex:
     """List the packets of a stream without decoding any.
 
     A container that breaks off is listed up to there, with the reason in `broken`.
+
+    Args:
+        container: an opened file.
+        stream: one of its streams.
+        allowance: the time that the file may take.
+
+    Raises:
+        VideoError: there are too many packets, or the time is used up.
     """
-    columns, packets, kept, broken = _Columns(), [], 0, None
+    columns, kept, broken = _Columns(), 0, None
+    packets: list[av.Packet] = []
     disposable = _disposable_test(stream)
+    if "mp4" in container.format.name:  # whose header lists every packet
+        check_packets(stream.frames, allowance.path)
     try:
         for packet in container.demux(stream):
+            allowance.check()
             if packet.size == 0:  # the demuxer's mark for its end
                 continue
+            check_packets(len(columns.pts) + 1, allowance.path)
             if packet.is_corrupt:
                 broken = "a packet is cut off"
                 break
-            columns.pts.append(packet.pts)
-            columns.dts.append(packet.dts)
+            columns.pts.append(_NO_STAMP if packet.pts is None else packet.pts)
+            columns.dts.append(_NO_STAMP if packet.dts is None else packet.dts)
             columns.keyframe.append(packet.is_keyframe)
             columns.disposable.append(packet.is_disposable or disposable(packet))
             columns.shown.append(not packet.is_discard and not _hidden(stream, packet))
             columns.length.append(int(packet.duration or 0))
             kept += packet.size
-            if kept <= KEPT_BYTES:
+            if kept <= KEPT_BYTES and len(packets) < KEPT_PACKETS:
                 packets.append(packet)
     except av.FFmpegError as error:
         broken = str(error)
-    return _close(columns, packets if kept <= KEPT_BYTES else None, broken, stream)
+    return _close(columns, packets if len(packets) == len(columns.pts) else None, broken, stream)
+
+
+def check_packets(count: int, path: Path) -> None:
+    """Raise VideoError where a stream has more packets than are read."""
+    if count > MAX_PACKETS:
+        found = f"a stream of at least {count:,} packets"
+        raise VideoError(path, f"holds {found}; at most {MAX_PACKETS:,} are read, nine hours at 60 frames a second")
 
 
 def _close(columns: _Columns, packets: list[av.Packet] | None, broken: str | None, stream: VideoStream) -> PacketIndex:
-    stamps = [pts for pts in columns.pts if pts is not None]
-    complete = len(stamps) == len(columns.pts)
+    pts = np.array(columns.pts, dtype=np.int64)
+    complete = not (pts == _NO_STAMP).any()
     shown = np.array(columns.shown, dtype=bool)
-    pts = np.array(stamps if complete else [], dtype=np.int64)
+    pts = pts if complete else pts[:0]
     last = int(np.argmax(np.where(shown, pts, pts.min()))) if complete and shown.any() else -1
     assert stream.time_base is not None, "FFmpeg gives every demuxed stream a time base"
     return PacketIndex(
@@ -111,6 +146,7 @@ def _close(columns: _Columns, packets: list[av.Packet] | None, broken: str | Non
         shown=shown,
         ordered=_reordered(columns) or not stream.codec_context.has_b_frames,
         time_base=stream.time_base,
+        rate=stream.average_rate or stream.guessed_rate or Fraction(25),
         last_length=columns.length[last] if columns.length else 0,
         broken=broken,
         packets=packets,
@@ -119,10 +155,9 @@ def _close(columns: _Columns, packets: list[av.Packet] | None, broken: str | Non
 
 def _reordered(columns: _Columns) -> bool:
     """Return whether any picture is shown at another place than it is decoded, by the time stamps."""
-    delays = {
-        None if pts is None or dts is None else pts - dts for pts, dts in zip(columns.pts, columns.dts, strict=True)
-    }
-    return len(delays) > 1
+    pts, dts = np.array(columns.pts, dtype=np.int64), np.array(columns.dts, dtype=np.int64)
+    known = (pts != _NO_STAMP) & (dts != _NO_STAMP)
+    return len(np.unique(np.where(known, pts - dts, _NO_STAMP))) > 1
 
 
 def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[list[int]]:

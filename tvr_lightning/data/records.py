@@ -27,6 +27,7 @@ ProblemKind = Literal[
     "undecodable",
     "silent",
     "too-short",
+    "untimed",
 ]
 SHOWN = 5  # problems quoted in a message before "and N more"
 

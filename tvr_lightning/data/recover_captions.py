@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,9 +31,11 @@ SCHEMA = pa.schema(
 )
 REQUIRED = ("video_id", "segment", "caption")
 WITHOUT_MODEL = (
-    "`tvr caption` writes one with a vision-language model; a table written by hand serves as well: a parquet file "
-    "with the columns video_id, segment (0, 1, ...) and caption, one row per description"
+    "`tvr caption` writes one with a vision-language model; a table written by hand serves as well: a parquet file, "
+    "CSV (.csv) or JSON lines (.jsonl) with the columns video_id, segment (0, 1, ...) and caption, one row per "
+    "description"
 )
+Row = tuple[str, int, str]
 
 
 class CaptionsFileError(UserError, ValueError):
@@ -127,32 +133,18 @@ def read_captions(path: Path) -> RecoverCaptions:
     """Read a captions file.
 
     Args:
-        path: parquet with the columns of `REQUIRED`; others are not needed for training.
+        path: parquet, or CSV (.csv) or JSON lines (.jsonl) in UTF-8, with the columns of `REQUIRED`; others are not
+            needed for training.
 
     Raises:
         MissingCaptions: no such file.
-        CaptionsFileError: no parquet, columns are missing or of another type, an entry without value, a segment that is
-            described twice, or no description at all.
+        CaptionsFileError: it cannot be read as its name says, columns are missing or of another type, an entry without
+            value, a segment that is described twice, or no description at all; names column and row.
     """
     if not path.is_file():
         raise MissingCaptions(f"no captions file: looked for {path}. {WITHOUT_MODEL}")
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CaptionsFileError(f"{path}: not a parquet file ({error}); {WITHOUT_MODEL}") from error
-    absent = [name for name in REQUIRED if name not in table.column_names]
-    if absent:
-        raise CaptionsFileError(
-            f"{path}: no column {', '.join(absent)} among {', '.join(table.column_names)}; {WITHOUT_MODEL}"
-        )
-    try:
-        columns = [table[name].cast(SCHEMA.field(name).type).to_pylist() for name in REQUIRED]
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise CaptionsFileError(f"{path}: a column has another type than {SCHEMA.names}: {error}") from error
-    rows = list(zip(*columns, strict=True))
-    broken = next((number for number, row in enumerate(rows) if None in row), None)
-    if broken is not None:
-        raise CaptionsFileError(f"{path}: row {broken} lacks a value among {', '.join(REQUIRED)}; fill or remove it")
+    readers = {".csv": _csv_rows, ".jsonl": _json_rows}
+    rows = readers.get(path.suffix.lower(), _parquet_rows)(path)
     twice = [entry for entry, count in Counter((row[0], row[1]) for row in rows).items() if count > 1]
     if twice:
         raise CaptionsFileError(
@@ -168,6 +160,83 @@ def read_captions(path: Path) -> RecoverCaptions:
     if not any(descriptions.values()):
         raise CaptionsFileError(f"{path}: holds no description; {WITHOUT_MODEL}")
     return RecoverCaptions(path, descriptions, empty)
+
+
+def _parquet_rows(path: Path) -> list[Row]:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CaptionsFileError(f"{path}: not a parquet file ({error}); {WITHOUT_MODEL}") from error
+    _require_columns(path, table.column_names)
+    columns = []
+    for name in REQUIRED:
+        try:
+            columns.append(table[name].cast(SCHEMA.field(name).type).to_pylist())
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            expected = SCHEMA.field(name).type
+            raise CaptionsFileError(f"{path}: column {name} has another type than {expected}: {error}") from error
+        if None in columns[-1]:
+            row = columns[-1].index(None)
+            raise CaptionsFileError(f"{path}: row {row} lacks a value in the column {name}; fill or remove it")
+    return list(zip(*columns, strict=True))
+
+
+def _csv_rows(path: Path) -> list[Row]:
+    """Read CSV; its rows are counted as spreadsheets do, the header being row 1."""
+    rows = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            _require_columns(path, list(reader.fieldnames or []))
+            for number, entry in enumerate(reader, 2):
+                if None in entry:
+                    raise CaptionsFileError(
+                        f"{path}: row {number} has more values than the header has columns; put captions with commas "
+                        'into "quotes"'
+                    )
+                rows.append(_row(path, f"row {number}", entry))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise CaptionsFileError(f"{path}: cannot be read as CSV, near row {len(rows) + 2}: {error}") from error
+    return rows
+
+
+def _json_rows(path: Path) -> list[Row]:
+    """Read one JSON object per line; lines are counted from 1, and empty ones left out."""
+    rows = []
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    entry = json.loads(line)
+                except ValueError as error:
+                    raise CaptionsFileError(f"{path}: row {number} is no JSON: {error}") from error
+                if not isinstance(entry, dict):
+                    raise CaptionsFileError(f"{path}: row {number} is no JSON object with {', '.join(REQUIRED)}")
+                rows.append(_row(path, f"row {number}", entry))
+    except UnicodeDecodeError as error:
+        raise CaptionsFileError(f"{path}: no text in UTF-8: {error}") from error
+    return rows
+
+
+def _require_columns(path: Path, names: Sequence[str]) -> None:
+    absent = [name for name in REQUIRED if name not in names]
+    if absent:
+        raise CaptionsFileError(f"{path}: no column {', '.join(absent)} among {', '.join(names)}; {WITHOUT_MODEL}")
+
+
+def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
+    """Return a row of text or JSON values, checked; only a caption may be empty."""
+    for name in REQUIRED:
+        if entry.get(name) is None or (name != "caption" and not str(entry[name]).strip()):
+            raise CaptionsFileError(f"{path}: {where} lacks a value in the column {name}; fill or remove it")
+    video_id, segment, caption = (entry[name] for name in REQUIRED)
+    if isinstance(caption, bool | int | float | list | dict):
+        raise CaptionsFileError(f"{path}: {where}, column caption: {caption!r} is no text")
+    if not re.fullmatch(r"[0-9]{1,9}", str(segment).strip()):
+        raise CaptionsFileError(f"{path}: {where}, column segment: {segment!r} is no whole number from 0 on")
+    return str(video_id), int(segment), caption
 
 
 def write_captions(path: Path, descriptions: Iterable[Description]) -> None:

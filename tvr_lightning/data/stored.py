@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.decoder import VideoError
+from tvr_lightning.data.media import VideoError
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.features import TextFeatures, VideoFeatures

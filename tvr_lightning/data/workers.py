@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from multiprocessing import context
@@ -32,6 +33,7 @@ def _end_with_parent() -> None:
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard interrupts the parent as well, and it ends its workers
 
     def watch() -> None:
         parent.join()

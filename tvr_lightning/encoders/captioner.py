@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
-from tvr_lightning.data.video import VideoError, probe, read_clip
+from tvr_lightning.data.video import VideoError, read_parts
 from tvr_lightning.data.workers import worker_context
 from tvr_lightning.encoders.caption_file import CaptionJournal, MadeWith
 from tvr_lightning.encoders.fingerprint import fingerprint
@@ -263,20 +263,13 @@ class _Segments(Dataset[_Read]):
 
     def __getitem__(self, index: int) -> _Read:
         video, options = self.videos[index], self.options
-        try:
-            duration = probe(video.path).duration
+
+        def divide(duration: float) -> list[tuple[float, float]]:
             start, end = video.span or (0.0, duration)
-            spans = segment_spans(start, min(end, duration), options.segments)
-            clips = [
-                read_clip(
-                    video.path,
-                    frames=options.frames,
-                    image_size=options.image_size,
-                    sampling="segment-centres",
-                    span=span,
-                )
-                for span in spans
-            ]
+            return segment_spans(start, min(end, duration), options.segments)
+
+        try:
+            spans, clips = read_parts(video.path, divide, frames=options.frames, image_size=options.image_size)
         except VideoError as error:
             return _Read(video.video_id, [], None, str(error))
         return _Read(video.video_id, spans, torch.stack([clip.pixels for clip in clips]))

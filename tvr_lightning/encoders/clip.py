@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.sources import WeightSource, find_weights, model_configuration
+from tvr_lightning.encoders.sources import WeightSource, do_weights_follow, find_weights, model_configuration
 from tvr_lightning.encoders.weights import CONSTANTS, StateDict, load_weights, read_state_dict
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ class ClipEncoder(OpenClipEncoder):
         configuration["quick_gelu"] = _quick_gelu(configuration, source.quick_gelu, state)
         clean = configuration["text_cfg"].get("tokenizer_kwargs", {}).get("clean", "lower")
         model = build_model(configuration, encoder_precision)
-        if state is None:
+        if state is None and not do_weights_follow():
             logger.warning("%s starts from RANDOM weights (weights: none): it knows nothing yet", architecture)
-        else:
+        elif state is not None:
             load_weights(model, state.tensors, f"{source.path} ({architecture})")
             _report_activation(architecture, source, configuration["quick_gelu"])
         super().__init__(

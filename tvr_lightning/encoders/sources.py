@@ -6,6 +6,9 @@ import difflib
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,37 @@ from tvr_lightning.errors import MissingAssetError
 PROBE_SECONDS = 5.0
 
 
+_FOLLOW: ContextVar[bool] = ContextVar("weights_follow", default=False)
+
+
+@contextmanager
+def weights_follow() -> Iterator[None]:
+    """Build encoders for the weights of a checkpoint, which come next.
+
+    What a tag of open_clip's says of them is known without them: they are neither looked for nor downloaded.
+    """
+    before = _FOLLOW.set(True)
+    try:
+        yield
+    finally:
+        _FOLLOW.reset(before)
+
+
+def do_weights_follow() -> bool:
+    """Whether an encoder that is built now gets its weights from a checkpoint."""
+    return _FOLLOW.get()
+
+
 class MissingWeightsError(MissingAssetError):
-    """The weights are neither on this machine nor to be had; says what was looked for, where, and what helps."""
+    """The weights are neither on this machine nor to be had; says what was looked for, where, and what helps.
+
+    Attributes:
+        looked_for: the same without what helps, which is another option where there is no recipe.
+    """
+
+    def __init__(self, message: str, looked_for: str | None = None) -> None:
+        super().__init__(message)
+        self.looked_for = looked_for or message
 
 
 @dataclass(frozen=True)
@@ -30,7 +62,7 @@ class WeightSource:
     """Where weights come from and how the pixels they were trained on were prepared.
 
     Attributes:
-        path: file on this machine; None for random initialisation.
+        path: file on this machine; None for random initialisation, or where a checkpoint brings the weights.
         quick_gelu: whether they were trained with QuickGELU; None where the source does not say.
         mean, std: of the pixels in [0, 1], per RGB channel.
     """
@@ -47,6 +79,11 @@ def model_configuration(architecture: str) -> dict[str, Any]:
     Raises:
         ValueError: open_clip does not know the name, or the encoder cannot use the architecture.
     """
+    if architecture.startswith("hf-hub:"):
+        raise ValueError(
+            f"architecture {architecture} would be fetched from the network whenever the encoder is built; download it "
+            "once and name its folder, local-dir:/path/to/folder"
+        )
     configuration = open_clip.get_model_config(architecture)
     if configuration is None:
         near = difflib.get_close_matches(architecture, open_clip.list_models(), n=4, cutoff=0.4)
@@ -99,7 +136,8 @@ def find_weights(architecture: str, weights: str | None) -> WeightSource:
             f"trained with GELU; use the architecture {_without_suffix(architecture)}"
         )
     mean, std = _pixel_statistics([tag])
-    return WeightSource(_obtain(architecture, weights, tag), quick_gelu, mean, std)
+    found = None if do_weights_follow() else _obtain(architecture, weights, tag)
+    return WeightSource(found, quick_gelu, mean, std)
 
 
 def _without_suffix(architecture: str) -> str:
@@ -126,7 +164,8 @@ def _unknown(architecture: str, weights: str, tags: list[str]) -> Exception:
         return MissingWeightsError(
             f"encoder.weights names the file {weights}, looked for at {Path(weights).expanduser().absolute()}: no such "
             "file. Expected an OpenAI archive or state dict (.pt), or an open_clip checkpoint (.pt, .bin, "
-            f".safetensors) of {architecture}. " + _way_out()
+            f".safetensors) of {architecture}. " + _way_out(),
+            looked_for=f"no weights file {weights}: looked for {Path(weights).expanduser().absolute()}",
         )
     return ValueError(
         f"encoder.weights is {weights!r}: no file of that name and no open_clip tag of {architecture}; its tags: "
@@ -165,10 +204,12 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
         except (OSError, RuntimeError) as error:
             looked.append(f"{address} ({error})")
             cause = error
+    looked_for = f"no weights {weights!r} for {architecture}. Looked in: {'; '.join(looked)}"
     raise MissingWeightsError(
-        f"no weights {weights!r} for {architecture}. Looked in: {'; '.join(looked)}. Expected layout: any file of that "
-        f"checkpoint, named by encoder.weights=/path/to/{architecture}.pt (OpenAI archive or state dict, open_clip .pt "
-        f"or .safetensors), or the Hugging Face cache filled on a machine with network. {_way_out()}"
+        f"{looked_for}. Expected layout: any file of that checkpoint, named by "
+        f"encoder.weights=/path/to/{architecture}.pt (OpenAI archive or state dict, open_clip .pt or .safetensors), or "
+        f"the Hugging Face cache filled on a machine with network. {_way_out()}",
+        looked_for=looked_for,
     ) from cause
 
 

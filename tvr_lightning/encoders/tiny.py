@@ -10,7 +10,7 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
 from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.sources import MissingWeightsError
+from tvr_lightning.encoders.sources import MissingWeightsError, do_weights_follow
 
 PREFIX = "encoder."  # where a run's checkpoint keeps its encoder
 
@@ -86,7 +86,7 @@ class TinyClipEncoder(OpenClipEncoder):
             freeze=freeze,
             compile_towers=compile_towers,
         )
-        if trained_in is not None:
+        if trained_in is not None and not do_weights_follow():
             self._start_from(Path(trained_in))
 
     def _start_from(self, path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tvr_lightning.data.audio_alignment import MEL_BANDS, WINDOW_STEPS
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.sources import MissingWeightsError
+from tvr_lightning.encoders.sources import MissingWeightsError, do_weights_follow
 
 WhisperSize = Literal["base", "small"]
 
@@ -80,9 +80,12 @@ class WhisperEncoder(_WhisperEncoder):
 
     def __init__(self, size: WhisperSize = "base", weights: str | None = "openai") -> None:
         width, heads, layers = SIZES[size]
-        path = None if weights in (None, "none") else find_whisper_weights(size, str(weights))
+        absent = weights in (None, "none") or do_weights_follow()
+        path = None if absent else find_whisper_weights(size, str(weights))
         state = None if path is None else _read(path, size)
         super().__init__(width, heads, layers)
+        if state is None and do_weights_follow():
+            return
         if state is None:
             logger.warning("Whisper %s starts from RANDOM weights (weights: none): it knows nothing yet", size)
             return

@@ -19,6 +19,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
 from tvr_lightning.evaluation.results import SelectOn, environment
+from tvr_lightning.evaluation.weights import Weights
 
 
 class AnswerAccuracy(Metric):
@@ -147,7 +148,8 @@ class AnswerResults:
         trained_on: dataset that the weights were trained on, where the checkpoint says it.
         evaluation: what was found.
         learnt_answers: how many answers the model chooses from.
-        select_on: which split chose the weights. checkpoint: file of the weights, if any.
+        weights: which weights these are, as their checkpoint says.
+        select_on: which split chose them, None where nobody says. checkpoint: file of the weights, if any.
         skipped: files that could not be read, each with its reason.
         config: the resolved configuration. precision, seed: of the run.
         environment: package versions, git revision, machine, command, date.
@@ -160,12 +162,13 @@ class AnswerResults:
     trained_on: str | None
     evaluation: AnswerEvaluation
     learnt_answers: int
-    select_on: SelectOn
+    select_on: SelectOn | None
     checkpoint: str | None
     skipped: list[str]
     config: dict[str, Any]
     precision: str
     seed: int | None
+    weights: Weights = field(default_factory=lambda: Weights("unknown"))
     environment: dict[str, Any] = field(default_factory=lambda: environment())
     schema: int = 1
 
@@ -181,15 +184,15 @@ def print_answer_results(results: AnswerResults, console: Console | None = None)
     table.add_row(*[f"{value:.1f}" for value in columns.values()])
     console.print(table)
     for line in answer_captions(results):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def answer_captions(results: AnswerResults) -> list[str]:
-    """Return the sentences under a table: what was answered, what could not be, how the weights were chosen."""
+    """Return the sentences under a table: what was answered, which weights did it, what could not be answered."""
     found = results.evaluation
     lines = [
-        f"{found.questions} of {found.asked} questions · {results.learnt_answers} answers · select_on: "
-        f"{results.select_on}"
+        f"{found.questions} of {found.asked} questions · {results.learnt_answers} answers",
+        results.weights.caption(),
     ]
     if results.trained_on and results.trained_on != results.dataset:
         lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
@@ -202,6 +205,7 @@ def answer_captions(results: AnswerResults) -> list[str]:
         lines.append(f"{found.without_video} questions are about videos that were not read; they are left out")
     if found.partial:
         lines.append("PARTIAL: not every question of the split was answered; do not compare")
+    lines.extend(f"Careful: {mark}" for mark in results.weights.warnings())
     if results.skipped:
         lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
     return lines
@@ -218,7 +222,8 @@ def write_answer_results(results: AnswerResults, folder: Path) -> tuple[Path, Pa
         "method": results.method,
         "dataset": results.dataset,
         "protocol": results.protocol,
-        "select_on": results.select_on,
+        "weights": results.weights.kind,
+        "select_on": results.select_on or "",
         "accuracy": results.evaluation.accuracy,
         "majority": results.evaluation.majority,
         **results.evaluation.kinds,

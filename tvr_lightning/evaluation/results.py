@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.weights import Weights
 
 SelectOn = Literal["last", "val", "test"]
 PACKAGES = (
@@ -40,7 +41,8 @@ class Results:
         transductive: whether the post-processing saw the test set as a whole.
         marks: what a reader must know before comparing, such as "leaks ground truth".
         trained_on: the dataset whose training split made the weights, where the checkpoint says so.
-        select_on: which split chose the weights: `last` is none, the weights of the last step.
+        weights: which weights these are, as their checkpoint says.
+        select_on: which split chose them: `last` is none, the weights of the last step; None where nobody says.
         checkpoint: file of the evaluated weights, if any.
         skipped: files that could not be read, each with its reason.
         config: the resolved configuration.
@@ -64,12 +66,13 @@ class Results:
     post_processing: str | None
     transductive: bool
     marks: list[str]
-    select_on: SelectOn
+    select_on: SelectOn | None
     checkpoint: str | None
     skipped: list[str]
     config: dict[str, Any]
     precision: str
     seed: int | None
+    weights: Weights = field(default_factory=lambda: Weights("unknown"))
     trained_on: str | None = None
     balance: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
@@ -83,7 +86,8 @@ class Results:
             "dataset": self.dataset,
             "trained_on": self.trained_on or "",
             "protocol": self.protocol,
-            "select_on": self.select_on,
+            "weights": self.weights.kind,
+            "select_on": self.select_on or "",
             "post_processing": self.post_processing or "",
             "transductive": self.transductive,
         }
@@ -133,12 +137,13 @@ def results_of(
     evaluation: Evaluation,
     *,
     method: str,
-    select_on: SelectOn,
+    select_on: SelectOn | None,
     checkpoint: str | None,
     skipped: list[str],
     config: dict[str, Any],
     precision: str,
     seed: int | None,
+    weights: Weights | None = None,
     trained_on: str | None = None,
 ) -> Results:
     """Join an evaluation with what it depends on."""
@@ -162,6 +167,7 @@ def results_of(
         config=config,
         precision=precision,
         seed=seed,
+        weights=weights or Weights("unknown"),
         trained_on=trained_on,
         balance={direction: found.plain() for direction, found in evaluation.balance.items()},
         measured=evaluation.measured,
@@ -198,19 +204,14 @@ def print_results(results: Results, console: Console | None = None) -> None:
         table.add_row(row["direction"], *[f"{row[name]:.1f}" for name in results.text_to_video])
     console.print(table)
     for line in captions(results):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def captions(results: Results) -> list[str]:
-    """Return the sentences under a table: what was ranked, how the weights were chosen, what to be careful about."""
-    chosen = {
-        "last": "weights of the last step",
-        "val": "weights chosen on the validation split",
-        "test": "weights chosen on the TEST split: optimistic",
-    }[results.select_on]
+    """Return the sentences under a table: what was ranked, which weights did it, what to be careful about."""
     lines = [
-        f"SumR {results.sum_of_recalls:.1f} · {results.texts} texts, {results.videos} videos · {chosen}"
-        f" · select_on: {results.select_on}"
+        f"SumR {results.sum_of_recalls:.1f} · {results.texts} texts, {results.videos} videos",
+        results.weights.caption(),
     ]
     if results.trained_on and results.trained_on != results.dataset:
         lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
@@ -223,7 +224,7 @@ def captions(results: Results) -> list[str]:
         lines.append(f"Normalisation error (0: all retrieved evenly): {errors}")
     if results.partial:
         lines.append("PARTIAL: not every text and video of the split was ranked; do not compare")
-    lines.extend(f"Careful: {mark}" for mark in results.marks)
+    lines.extend(f"Careful: {mark}" for mark in [*results.marks, *results.weights.warnings()])
     if results.skipped:
         lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
     return lines

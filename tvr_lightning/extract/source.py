@@ -9,6 +9,7 @@ from pathlib import Path
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.datasets import ClipReader
+from tvr_lightning.data.media import VIDEO_SUFFIXES
 from tvr_lightning.data.records import SplitName, VideoRecord
 from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.errors import MissingAssetError
@@ -16,10 +17,6 @@ from tvr_lightning.extract.plan import ExtractSource
 from tvr_lightning.store import StoreItem
 
 FILES = "files"
-SUFFIXES = frozenset(
-    {".3g2", ".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts"}
-    | {".vob", ".webm", ".wmv"}
-)
 
 
 def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("train", "val", "test")) -> ExtractSource:
@@ -86,11 +83,11 @@ def source_of_files(
     for path in map(Path, paths):
         if not path.exists():
             raise MissingAssetError(f"{path}: no such file or folder")
-        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in VIDEO_SUFFIXES and file.is_file())
         found += [path] if path.is_file() else inside
     if not found:
         listed = ", ".join(str(path) for path in paths) or "nothing"
-        raise MissingAssetError(f"no videos in {listed}; looked for files named {' '.join(sorted(SUFFIXES))}")
+        raise MissingAssetError(f"no videos in {listed}; looked for files named {' '.join(sorted(VIDEO_SUFFIXES))}")
     videos = [(VideoRecord(f.as_posix(), f), StoreItem(FILES, "", f.as_posix(), str(f))) for f in found]
     reader = ClipReader(frames, image_size, sampling, audio=audio, on_corrupt="skip")
     return ExtractSource(videos, [], reader, frames, image_size, sampling, audio=audio)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from tvr_lightning.checkpoints import read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.collate import collate
@@ -31,7 +32,7 @@ def run_audit(config: list[Path], ckpt: Path | None = None, videos: int = 64, se
     """
     method, data = from_recipe([str(path) for path in config])
     if ckpt is not None:
-        checkpoint = torch.load(ckpt, map_location="cpu", weights_only=True)
+        checkpoint = read_checkpoint(ckpt)
         method.on_load_checkpoint(checkpoint)
         method.load_state_dict(checkpoint["state_dict"])
     return report_audit(method, *audit_method(method, data, videos, seed))

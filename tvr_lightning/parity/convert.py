@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 import torch
 
+from tvr_lightning.evaluation.weights import CONVERTED
 from tvr_lightning.module import RetrievalModule
 from tvr_lightning.parity.case import ParityError
 from tvr_lightning.parity.checkpoint import read_checkpoint
@@ -17,7 +18,7 @@ from tvr_lightning.parity.encoder import clip_sizes, encoder_configuration
 from tvr_lightning.parity.huggingface import with_openai_names
 from tvr_lightning.parity.methods import IMPORT
 
-ORIGIN = "authors_checkpoint"
+ORIGIN = CONVERTED
 """Entry of a converted file: method, words, frames, and the sizes of the CLIP that the authors' checkpoint held."""
 
 

@@ -96,6 +96,7 @@ class PlannedRun:
         trained_by: key of the run that trained the weights, for `test`.
         encoder_from: key of the run that trained the encoder it starts with, or None.
         store: key of the feature store it reads, or None.
+        overlay: `path` and `digest` of the recipe that was laid on top of it for the whole invocation, or None.
     """
 
     key: str
@@ -112,6 +113,7 @@ class PlannedRun:
     trained_by: str | None = None
     encoder_from: str | None = None
     store: str | None = None
+    overlay: dict[str, str] | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -245,7 +247,13 @@ def _planned(
         trained_by=trained_by.key if trained_by else None,
         encoder_from=shared.key if shared else None,
         store=store.key if store else None,
+        overlay=_overlay(setting),
     )
+
+
+def _overlay(setting: Setting) -> dict[str, str] | None:
+    path = setting.overlay
+    return None if path is None else {"path": str(path.absolute()), "digest": config_fingerprint([path], {})}
 
 
 def _shared_encoder(plan: Plan) -> PlannedRun:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
+from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods import NCL
 from tvr_lightning.module import RetrievalModule
-from tvr_lightning.recipe import RecipeCLI, RecipeError, plain
+from tvr_lightning.recipe import RecipeCLI, RecipeError, plain, read_recipe
 from tvr_lightning.reproduce.profile import Load, Precision, measure_costs
 from tvr_lightning.reproduce.profile_card import ProfileCard, write_profile
 
@@ -34,7 +34,17 @@ class _WithoutData(RecipeCLI):
     """A recipe's method; its data module is built for its sizes, but no dataset has to be there."""
 
     def before_instantiate_classes(self) -> None:
-        """Ask for nothing: the encoder itself says where weights are missing."""
+        """Stop where the encoders' weights are missing.
+
+        Raises:
+            RecipeError: they are, and need not be there; says how.
+        """
+        try:
+            self.check_present([])
+        except MissingAssetError as error:
+            raise RecipeError(
+                f"measuring needs no trained weights, and the recipe's are missing: add --random-weights. {error}"
+            ) from error
 
 
 def run_profile(
@@ -81,7 +91,7 @@ def run_profile(
 
 def _random(config: Sequence[str]) -> list[str]:
     """Options that build the encoders of picture, text and sound with random weights."""
-    models = [(yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}).get("model") or {} for path in config]
+    models = [read_recipe(path).get("model") or {} for path in config]
     options = ["--model.init_args.encoder.init_args.weights=none"]
     hears = any(str(model.get("class_path")).rpartition(".")[2] == "GAID" for model in models)
     named = any("audio_encoder" in (model.get("init_args") or {}) for model in models)

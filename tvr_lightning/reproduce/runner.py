@@ -341,7 +341,8 @@ def arguments_of(
         *(["--trainer.devices=1"] if run.fixture else []),
         "--trainer.enable_progress_bar=false",
         "--trainer.enable_model_summary=false",
-        *([f"--ckpt_path={checkpoint}"] if checkpoint else []),
+        # A table's line may be about other options at test than in training.
+        *([f"--ckpt_path={checkpoint}", "--override"] if checkpoint else []),
     ]
 
 

@@ -199,7 +199,7 @@ def _card_cells(card: Card | None, seed: int | None) -> list[str]:
         str(results["seed"]),
         card.status,
         results["protocol"],
-        results["select_on"],
+        results["select_on"] or results.get("weights", {}).get("kind", MISSING),
         results.get("post_processing") or "none",
         results["precision"],
         str(card.steps),

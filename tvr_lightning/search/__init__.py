@@ -1,5 +1,6 @@
 """Search in one's own videos: `index` makes a folder searchable, `open` answers queries from it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tvr_lightning.search.engine import Filter, Searcher
@@ -24,14 +25,17 @@ __all__ = [
 ]
 
 
-def open(path: str | Path, device: str = "cpu") -> Searcher:
+def open(path: str | Path, device: str = "cpu", store: str | None = None, trust: Sequence[str] = ()) -> Searcher:
     """Open an index for searching.
 
     Args:
         path: folder that `index` or `tvr index` wrote.
         device: where the methods run.
+        store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
+        trust: modules whose classes its checkpoints may name besides this package's; they are imported.
 
     Raises:
-        SearchError: no index, or its weights are no longer what they were.
+        SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
+            has not named.
     """
-    return Searcher(path, device)
+    return Searcher(path, device, store, trust)

@@ -13,6 +13,7 @@ from tvr_lightning.encoders.captioner import Captioner, CaptionOptions, caption
 from tvr_lightning.search.catalog import Catalog, VideoRow
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import inside
+from tvr_lightning.search.places import Places
 
 FILE = "captions.parquet"
 SEGMENTS = 3
@@ -48,13 +49,14 @@ def state_name(video: VideoRow) -> str:
     return f"{video.key:016x}"
 
 
-def join_captions(catalog: Catalog, given: Path | None, roots: list[Path]) -> Joined:
+def join_captions(catalog: Catalog, given: Path | None, roots: list[Path], places: Places) -> Joined:
     """Give the videos of an index their captions.
 
     Args:
         catalog: of the index.
-        given: captions file (`data.recover_captions`); None takes the one that the index was given before.
+        given: captions file (`data.recover_captions`); None takes the one that the user gave before.
         roots: files and folders of the index.
+        places: what the user named; is told of the file.
 
     Raises:
         MissingCaptions: there is no such file.
@@ -62,6 +64,9 @@ def join_captions(catalog: Catalog, given: Path | None, roots: list[Path]) -> Jo
         SearchError: it describes none of the videos.
     """
     remembered = catalog.fact("captions")
+    if given is None and remembered not in (None, places.captions):  # an index must not choose which file is read
+        strange = f"{remembered}: a captions file that you have not named here; --captions FILE names one"
+        return Joined(catalog.captioned(), [strange])
     if given is None and (remembered is None or not Path(remembered).is_file()):
         problems = [] if remembered is None else [f"{remembered}: the captions file is gone; changed videos have none"]
         return Joined(catalog.captioned(), problems)
@@ -79,11 +84,12 @@ def join_captions(catalog: Catalog, given: Path | None, roots: list[Path]) -> Jo
             "indexed folder or by their file name"
         )
     catalog.set_captions(found)
-    catalog.set_fact("captions", str(path.resolve()))
+    places.captions = str(path.resolve())
+    catalog.set_fact("captions", places.captions)
     return Joined(catalog.captioned(), [])
 
 
-def describe_videos(catalog: Catalog, captioner: Captioner, roots: list[Path], shown: bool) -> Joined:
+def describe_videos(catalog: Catalog, captioner: Captioner, roots: list[Path], places: Places, shown: bool) -> Joined:
     """Let a captioner describe the videos that it has not described yet, and join what it says.
 
     A kill costs the videos under way; the next run goes on.
@@ -91,20 +97,21 @@ def describe_videos(catalog: Catalog, captioner: Captioner, roots: list[Path], s
     Args:
         catalog: of the index; its folder gets the file.
         captioner: the model.
-        roots: files and folders of the index; no file outside them is read.
+        roots: files and folders of the index.
+        places: what the user named; no video outside is read.
         shown: whether a progress bar is shown.
 
     Raises:
         SearchError: the index has descriptions by another model.
     """
-    rows = [row for row in catalog.videos() if inside(row.path, roots)]
+    rows = [row for row in catalog.videos() if inside(row.path, places.roots)]
     out = catalog.folder / FILE
     options = CaptionOptions(out, segments=SEGMENTS, progress=shown, num_workers=0)
     try:
         report = caption([VideoRecord(state_name(row), row.path) for row in rows], captioner, options)
     except CaptionFileError as error:
         raise SearchError(f"{error}; to describe all videos anew, delete {out} and {out.name}.unfinished") from error
-    joined = join_captions(catalog, out, roots)
+    joined = join_captions(catalog, out, roots, places)
     joined.problems += report.skipped
     return joined
 

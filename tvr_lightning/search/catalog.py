@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.search.errors import SearchError, UnknownVideoError
+from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
 from tvr_lightning.search.files import VideoFile
 
 FILE = "catalog.sqlite"
 VERSION = 1
+PATIENCE = 60.0
+"""Seconds to wait for another process that holds the file."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS videos (
@@ -36,6 +40,14 @@ CREATE TABLE IF NOT EXISTS pictures (
 CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
 """
+_INDEXES = """
+CREATE INDEX IF NOT EXISTS filtered ON videos (duration, path, id, key);
+"""
+"""Lets filters read some hundred bytes of a video, not its vector as well; an index that lacks it answers the same."""
+# What SQLite folds itself is quick, and right for ASCII alone; the rest is folded by Python, row by row.
+_ASCII = "length({0}) = length(CAST({0} AS BLOB))"
+_CONTAINS = f"CASE WHEN {_ASCII} THEN instr(lower({{0}}), ?) ELSE instr(folded({{0}}), ?) END > 0".format("path")
+_SAYS = f"CASE WHEN {_ASCII} AND NOT instr(lower({{0}}), ?) THEN 0 ELSE says({{0}}, ?) END".format("content")
 
 
 @dataclass
@@ -79,47 +91,139 @@ class VideoRow:
 class Catalog:
     """Opens an index's SQLite file; readers see whole batches while another process writes.
 
+    Where the file or its folder cannot be written, an index is opened for reading alone.
+
     Args:
         folder: of the index.
         create: make it where it is absent.
 
     Raises:
-        SearchError: there is no index, or one of another version.
+        SearchError: there is no index, one of another version, or one that cannot be opened.
+        BusyError: another process holds the file for longer than `PATIENCE`.
     """
 
     def __init__(self, folder: Path, create: bool = False) -> None:
         self.folder = folder
         if not create and not (folder / FILE).is_file():
             raise SearchError(f"{folder}: no index here; make one with tvr index VIDEOS... --out {folder}")
-        folder.mkdir(parents=True, exist_ok=True)
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
-        self._connection = sqlite3.connect(folder / FILE, timeout=60, check_same_thread=False, isolation_level=None)
+        self._seen: tuple[int, ...] | None = None  # how the files were where SQLite does not look after changes
+        with self._explained():
+            self._connection = self._open(create)
         try:
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.executescript(_TABLES)
             version = self.fact("version")
-        except sqlite3.DatabaseError as error:
-            self._connection.close()
-            raise SearchError(f"{folder / FILE}: damaged ({error}); index the videos into a new folder") from error
-        if version is None:
-            self.set_fact("version", VERSION)
-        elif version != VERSION:
+            if version is None and create:
+                self.set_fact("version", version := VERSION)
+            if version not in (None, VERSION):
+                raise SearchError(f"{folder}: index of version {version}, expected {VERSION}; index the videos anew")
+        except BaseException:
             self.close()
-            raise SearchError(f"{folder}: index of version {version}, expected {VERSION}; index the videos anew")
+            raise
+
+    def _open(self, create: bool) -> sqlite3.Connection:
+        """Open the file for writing, or where that is impossible and nothing is to be created, for reading."""
+        script = _TABLES + (_INDEXES if create else "")
+        until = monotonic() + PATIENCE
+        while True:
+            try:
+                return self._connect("mode=rwc" if create else "mode=rw", "PRAGMA journal_mode=WAL", script)
+            except sqlite3.OperationalError as error:
+                if not _busy(error):
+                    if create:
+                        raise
+                    return self._open_for_reading()
+                if monotonic() > until:
+                    raise
+            sleep(0.05)  # SQLite itself does not wait where the journal's mode is changed
+
+    def _open_for_reading(self) -> sqlite3.Connection:
+        """Open the file where it cannot be written.
+
+        Beside a writer SQLite reads its journal. Without one there is none, and SQLite could not make the files that go
+        with it; the file is then read as one that does not change, and opened anew once it did (`_rows`).
+        """
+        self._seen = None
+        seen = self._state()
+        try:
+            return self._connect("mode=ro", "SELECT 1 FROM facts")
+        except sqlite3.OperationalError as error:
+            if _busy(error):
+                raise
+        if seen[-1] > 0:
+            raise SearchError(
+                f"{self.folder / FILE}: holds changes of an interrupted run, and cannot be written; have tvr index "
+                f"--out {self.folder} run once by somebody who may write it"
+            )
+        connection = self._connect("immutable=1", "SELECT 1 FROM facts")
+        self._seen = seen
+        return connection
+
+    def _state(self) -> tuple[int, ...]:
+        """Return what tells changes of the files: modification time and size of the catalog, size of its journal."""
+        state, journal = (self.folder / FILE).stat(), self.folder / f"{FILE}-wal"
+        try:
+            written = journal.stat().st_size
+        except FileNotFoundError:
+            written = 0
+        return state.st_mtime_ns, state.st_size, written
+
+    def _connect(self, how: str, *scripts: str) -> sqlite3.Connection:
+        address = f"{(self.folder / FILE).absolute().as_uri()}?{how}"
+        connection = sqlite3.connect(address, timeout=PATIENCE, check_same_thread=False, isolation_level=None, uri=True)
+        try:
+            connection.create_function("folded", 1, str.casefold, deterministic=True)
+            connection.create_function("says", 2, _says, deterministic=True)
+            for script in scripts:
+                connection.executescript(script)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def close(self) -> None:
         """Close the file; the object is of no further use."""
         with self._lock:
             self._connection.close()
 
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn SQLite's errors into sentences; only a damaged file is called so."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            file = self.folder / FILE
+            if _busy(error):
+                raise BusyError(f"{file}: busy, another process holds it ({error}); try again in a moment") from error
+            if "no such" in str(error):
+                raise SearchError(f"{file}: damaged ({error}); index the videos into a new folder") from error
+            raise SearchError(
+                f"{file}: cannot be read or written ({error}); check the permissions and the room of {self.folder}"
+            ) from error
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError:  # a mistake of the program
+                raise
+            raise SearchError(f"{self.folder / FILE}: damaged ({error}); index the videos into a new folder") from error
+
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._connection.execute(query, values).fetchall()
+        with self._lock, self._explained():
+            while True:
+                try:
+                    rows = self._connection.execute(query, values).fetchall()
+                except sqlite3.DatabaseError:
+                    if self._seen is None or self._seen == self._state():
+                        raise
+                else:
+                    if self._seen is None or self._seen == self._state():
+                        return rows
+                self._connection.close()
+                self._connection = self._open_for_reading()
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
         """All of a change or nothing of it; `generation` counts changes."""
-        with self._lock:
+        with self._lock, self._explained():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -200,12 +304,38 @@ class Catalog:
 
     def by_key(self, keys: Sequence[int]) -> dict[int, VideoRow]:
         """Return videos by key; keys of files that changed or are gone are left out."""
-        found = {}
-        for some in _chunks(keys):
-            marks = ",".join("?" * len(some))
-            for row in self._rows(f"SELECT id, key, path, duration FROM videos WHERE key IN ({marks})", some):
-                found[row[1]] = VideoRow(row[0], row[1], Path(row[2]), row[3])
-        return found
+        query = "SELECT id, key, path, duration FROM videos WHERE key IN (SELECT value FROM json_each(?))"
+        rows = self._rows(query, (json.dumps(list(keys)),))
+        return {key: VideoRow(video, key, Path(path), duration) for video, key, path, duration in rows}
+
+    def admitted(
+        self, shortest: float | None, longest: float | None, path: str | None, words: Collection[str] = ()
+    ) -> list[int]:
+        """Return the keys of the videos that fit all of some bounds.
+
+        Args:
+            shortest: seconds that a video lasts at least; None for any.
+            longest: seconds that it lasts at most; None for any.
+            path: what its path contains, whatever the case; None or empty for any.
+            words: casefolded words that its captions contain, in any of them and in any case.
+        """
+        conditions: list[str] = ["TRUE"]
+        values: list[str | float] = []
+        for bound, condition in ((shortest, "duration >= ?"), (longest, "duration <= ?")):
+            if bound is not None:
+                conditions.append(condition)
+                values.append(float(bound))
+        if path:
+            conditions.append(_CONTAINS)
+            values += [path.casefold()] * 2
+        for word in words:
+            conditions.append(f"id IN (SELECT id FROM captions WHERE {_SAYS})")
+            values += [word] * 2
+        try:
+            rows = self._rows(f"SELECT key FROM videos WHERE {' AND '.join(conditions)}", values)
+        except UnicodeEncodeError:  # half a character, from bytes on the command line: no text here contains it
+            return []
+        return [row[0] for row in rows]
 
     def known(self) -> dict[str, int]:
         """Return the key of every video that was read or skipped, by id."""
@@ -237,13 +367,8 @@ class Catalog:
         if keys is None:
             rows = self._rows("SELECT key, vector FROM videos ORDER BY key")
         else:
-            rows = sorted(
-                row
-                for some in _chunks(keys)
-                for row in self._rows(
-                    f"SELECT key, vector FROM videos WHERE key IN ({','.join('?' * len(some))})", some
-                )
-            )
+            query = "SELECT key, vector FROM videos WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key"
+            rows = self._rows(query, (json.dumps(list(keys)),))
         if not rows:
             return [], torch.zeros(0, 0)
         values = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32).reshape(len(rows), -1)
@@ -297,9 +422,14 @@ class Catalog:
         return rows[0][0]
 
 
-def _chunks(keys: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Divide keys into as many as one query takes."""
-    return (keys[start : start + 500] for start in range(0, len(keys), 500))
+def _busy(error: sqlite3.OperationalError) -> bool:
+    """Whether another process holds the file; Python 3.10 gives no code, and SQLite's words have not changed."""
+    return "locked" in str(error) or "locking protocol" in str(error)
+
+
+def _says(content: str, word: str) -> bool:
+    """Whether a text contains a casefolded word as a whole."""
+    return re.search(rf"(?<!\w){word}(?!\w)", content.casefold()) is not None
 
 
 def _packed(features: VideoFeatures, times: Tensor) -> bytes:

@@ -22,8 +22,10 @@ from tvr_lightning.search.catalog import Catalog, VideoRow
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import inside
 from tvr_lightning.search.indexing import load_scorers
+from tvr_lightning.search.places import choose_store
 from tvr_lightning.search.results import Answer, Moment, Result
 from tvr_lightning.search.scorer import Scorer
+from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
 Normalize = Literal["none", "sinkhorn"]
@@ -49,14 +51,9 @@ class Filter:
     path: str | None = None
     caption: str | None = None
 
-    def admits(self, video: VideoRow, captions: Sequence[str] = ()) -> bool:
-        """Whether a video may be found, given its captions."""
-        return (
-            (self.shortest is None or video.duration >= self.shortest)
-            and (self.longest is None or video.duration <= self.longest)
-            and (not self.path or self.path.casefold() in str(video.path).casefold())
-            and (not self.caption or words_of(self.caption) <= words_of("\n".join(captions)))
-        )
+    def keys(self, catalog: Catalog) -> list[int]:
+        """Return the keys of the videos of a catalog that may be found."""
+        return catalog.admitted(self.shortest, self.longest, self.path, words_of(self.caption or ""))
 
 
 class Searcher:
@@ -65,25 +62,34 @@ class Searcher:
     Args:
         path: folder of the index.
         device: where the methods run.
+        store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
+        trust: modules whose classes its checkpoints may name besides this package's; they are imported.
 
     Raises:
-        SearchError: no index, or its weights are no longer what they were.
+        SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
+            has not named.
     """
 
-    def __init__(self, path: str | Path, device: str = "cpu") -> None:
+    def __init__(
+        self, path: str | Path, device: str = "cpu", store: str | None = None, trust: Sequence[str] = ()
+    ) -> None:
         with contextlib.ExitStack() as undo:
             self.catalog = Catalog(Path(path))
             undo.callback(self.catalog.close)
             facts = self.catalog.fact("scorers")
             if not facts:
                 raise SearchError(f"{path}: indexing never began; run tvr index VIDEOS... --out {path}")
-            self.scorers: dict[str, Scorer] = load_scorers(facts, device)
-            self.store = self.catalog.fact("store") or "exact"
+            self.store = choose_store(self.catalog, store, "exact")
+            if self.store != (self.catalog.fact("store") or "exact"):
+                raise SearchError(f"--store {store}: the vectors of {path} lie in {self.catalog.fact('store')}")
+            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust)
             self.vectors = open_vectors(self.store, self.catalog)
             undo.pop_all()
         self._lock = threading.RLock()
         self._held: OrderedDict[tuple[int, str], tuple[VideoFeatures, Tensor]] = OrderedDict()
         self._bias: tuple[int, dict[int, float]] | None = None
+        self._texts_lock = threading.Lock()
+        self._texts: tuple[int, EncodedTexts] | None = None
 
     def __enter__(self) -> Searcher:
         """Return the searcher, open until the context ends."""
@@ -133,11 +139,12 @@ class Searcher:
         if not query.strip():
             raise SearchError("the query is empty; say in a few words what is to be seen")
         rerank = self._check(rerank, top, candidates, normalize)
+        among = self._among(only)
         with self._lock:
             scorer = self.scorers[self.first]
             text = scorer.encode_texts([query])
             vector = scorer.text_vectors(text)[0]
-            rows, cosines, biases = self._candidates(vector, max(candidates, top), normalize, only)
+            rows, cosines, biases = self._candidates(vector, max(candidates, top), normalize, among)
             answer = Answer(query, rerank, normalize, len(rows), self.catalog.count())
             judge = self.scorers[self.first if rerank == NONE else rerank]
             if judge is not scorer and rows:
@@ -162,11 +169,37 @@ class Searcher:
             VideoError: the example cannot be decoded.
             SearchError: an option out of range.
         """
-        self._check(NONE, top, top, "none")
+        self._check(NONE, top, top, "none")  # before the work of reading
+        return self.search_example(self.read_example(path), name or Path(path).name, top, only)
+
+    def read_example(self, path: str | Path) -> VideoFeatures:
+        """Decode and encode a video file as an example, while other queries are answered.
+
+        Returns:
+            Features of one video, as the first scorer's `score` takes them.
+
+        Raises:
+            VideoError: it cannot be decoded.
+        """
         scorer = self.scorers[self.first]
-        clip = scorer.read(Path(path))
+        return scorer.encode_videos(scorer.read(Path(path)).media)
+
+    def search_example(self, example: VideoFeatures, name: str, top: int = 10, only: Filter | None = None) -> Answer:
+        """Find videos that look like an example that was read.
+
+        Args:
+            example: what `read_example` gave.
+            name: what the example is called.
+            top: how many results.
+            only: which videos may be found.
+
+        Raises:
+            SearchError: an option out of range.
+        """
+        self._check(NONE, top, top, "none")
+        among = self._among(only)
         with self._lock:
-            return self._like(scorer.encode_videos(clip.media), name or Path(path).name, top, only, None)
+            return self._like(example, name, top, among, None)
 
     def similar(self, video: str, top: int = 10, only: Filter | None = None) -> Answer:
         """Find videos that look like one of the index.
@@ -180,31 +213,48 @@ class Searcher:
             UnknownVideoError: no such video.
         """
         self._check(NONE, top, top, "none")
+        among = self._among(only)
         with self._lock:
             row = self.catalog.video(video)
-            return self._like(self._features(row, self.first)[0], row.path.name, top, only, row.key)
+            return self._like(self._features(row, self.first)[0], row.path.name, top, among, row.key)
 
-    def describe(self, video: str, top: int = 10, texts: Sequence[str] | None = None) -> list[tuple[str, float]]:
+    def describe(
+        self, video: str, top: int = 10, texts: Sequence[str] | None = None, given_up: GivenUp = never
+    ) -> list[tuple[str, float]]:
         """Find the texts that fit a video, best first, with the first scorer's score.
+
+        The index's own texts are encoded once and kept until they change; searches are answered meanwhile.
 
         Args:
             video: id of a video.
             top: how many.
             texts: to choose from; by default the index's bank of queries, or without one its captions.
+            given_up: asked before every block of texts; once it says yes, no more is computed.
 
         Raises:
             SearchError: there are no texts.
             UnknownVideoError: no such video.
+            GivenUpError: `given_up` said yes.
         """
-        chosen = list(texts if texts is not None else self.catalog.fact("bank") or self._all_captions())
-        if not chosen:
+        scorer = self.scorers[self.first]
+        known = self._own_texts() if texts is None else EncodedTexts(scorer, list(texts))
+        if not known.texts:
             raise SearchError("no texts to choose from; give some, or index with --bank FILE or --captions FILE")
         with self._lock:
-            scorer = self.scorers[self.first]
-            video_features = self._features(self.catalog.video(video), self.first)[0]
-            scores = scorer.score(scorer.encode_texts(chosen), video_features).similarity[:, 0]
-            best = scores.topk(min(top, len(chosen)))
-        return [(chosen[i], float(v)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+            features = self._features(self.catalog.video(video), self.first)[0]
+        scores = torch.cat([scorer.score(block, features).similarity[:, 0] for block in known.blocks(given_up)])
+        best = scores.topk(min(top, len(scores)))
+        return [(known.texts[i], float(v)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+
+    def _own_texts(self) -> EncodedTexts:
+        """Return the index's bank, or without one its captions; what was encoded of them stays until they change."""
+        with self._texts_lock:
+            generation = self.catalog.generation
+            if self._texts is None or self._texts[0] != generation:
+                texts = self.catalog.fact("bank") or self._all_captions()
+                known = None if self._texts is None or self._texts[1].texts != texts else self._texts[1]
+                self._texts = (generation, known or EncodedTexts(self.scorers[self.first], texts))
+            return self._texts[1]
 
     def _all_captions(self) -> list[str]:
         return sorted({text for texts in self.catalog.captions().values() for text in texts})
@@ -234,14 +284,14 @@ class Searcher:
             raise SearchError(f"normalize: {normalize!r}; expected {' or '.join(get_args(Normalize))}")
         return rerank
 
+    def _among(self, only: Filter | None) -> list[int] | None:
+        """Return the keys of the videos that may be found, None for all; other queries are answered meanwhile."""
+        return None if only is None else only.keys(self.catalog)
+
     def _candidates(
-        self, vector: Tensor, count: int, normalize: str, only: Filter | None
+        self, vector: Tensor, count: int, normalize: str, among: list[int] | None
     ) -> tuple[list[VideoRow], list[float], list[float] | None]:
         """Return the first stage's videos, best first, with their cosines and biases."""
-        among = None
-        if only is not None:
-            said = self.catalog.captions() if only.caption else {}
-            among = [row.key for row in self.catalog.videos() if only.admits(row, said.get(row.id, ()))]
         hits: Hits = self.vectors.nearest(vector, count, among)
         known = self.catalog.by_key([key for key, _ in hits])  # drops what changed since the store was written
         hits = [hit for hit in hits if hit[0] in known]
@@ -325,10 +375,10 @@ class Searcher:
                 )
             )
 
-    def _like(self, example: VideoFeatures, name: str, top: int, only: Filter | None, itself: int | None) -> Answer:
+    def _like(self, example: VideoFeatures, name: str, top: int, among: list[int] | None, itself: int | None) -> Answer:
         """Rank videos by the mean, over the example's frames, of the best cosine with one of their frames."""
         vector = self.scorers[self.first].video_vectors(example)[0]
-        rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, "none", only)
+        rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, "none", among)
         kept = [place for place, row in enumerate(rows) if row.key != itself]
         answer = Answer(name, "frames", "none", len(kept), self.catalog.count())
         if not kept:

@@ -16,8 +16,12 @@ class UnknownVideoError(SearchError):
     """There is no such video in the index."""
 
 
+class GivenUpError(SearchError):
+    """Nobody waits for the answer any more, and no more is computed for it."""
+
+
 class BusyError(SearchError):
-    """Another process writes the index."""
+    """Another process writes the index, or holds its file."""
 
 
 def optional(module: str, purpose: str) -> ModuleType:

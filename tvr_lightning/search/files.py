@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvr_lightning.extract.source import SUFFIXES
+from tvr_lightning.data.media import VIDEO_SUFFIXES
 from tvr_lightning.search.errors import SearchError
 
 
@@ -111,7 +111,7 @@ def find_videos(roots: Sequence[Path]) -> Found:
             continue
         for folder, _, names in os.walk(root, onerror=cannot_read):
             for name in names:
-                if Path(name).suffix.lower() in SUFFIXES:
+                if Path(name).suffix.lower() in VIDEO_SUFFIXES:
                     add(Path(folder) / name)
     found.files = [files[path] for path in sorted(files)]
     return found

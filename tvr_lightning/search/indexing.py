@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,12 +22,14 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.data.video import VideoError, read_clip
 from tvr_lightning.encoders.captioner import load_captioner
+from tvr_lightning.encoders.sources import MissingWeightsError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
 from tvr_lightning.search.captions import describe_videos, join_captions
-from tvr_lightning.search.catalog import Catalog, Entry
+from tvr_lightning.search.catalog import FILE, Catalog, Entry
 from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
+from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.vectors import VectorStore, follow, open_vectors
 
@@ -79,6 +82,7 @@ def index(
     progress: bool = True,
     captions: str | Path | None = None,
     captioner: str | None = None,
+    trust: Sequence[str] = (),
 ) -> IndexReport:
     """Index videos, or bring an index up to date.
 
@@ -92,8 +96,10 @@ def index(
         workers: threads that decode.
         device: where the encoders run.
         progress: whether a progress bar is shown.
-        captions: parquet file that says in words what videos show (`data.recover_captions`); None keeps the index's.
+        captions: parquet, CSV or JSON lines that say in words what videos show (`data.recover_captions`); None keeps
+            the index's.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
+        trust: modules whose classes the checkpoints may name besides this package's; they are imported.
 
     Returns:
         What was done; unreadable videos are listed there, and the others go on.
@@ -112,38 +118,56 @@ def index(
         raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
     given = resolve_roots(videos) if videos else []
     folder = Path(out)
-    with _only_writer(folder), contextlib.closing(Catalog(folder, create=True)) as catalog:
-        roots = [Path(root) for root in catalog.fact("roots") or []]
-        walked = given or resolve_roots(roots)
-        models = _scorers(catalog, scorers, device)
-        name = store or catalog.fact("store") or "lancedb"
+    made = not folder.exists() or (folder / FILE).is_file()
+    with _only_writer(folder), _catalog(folder, made) as catalog:
+        identify(catalog)
+        places = remembered(catalog)
+        roots, new = catalog.fact("roots") or [], catalog.fact("scorers") is None
+        walked = given or resolve_roots(known_roots(catalog, places))
+        models = _scorers(catalog, scorers, device, trust)
+        name = choose_store(catalog, store, "lancedb")
         vectors = open_vectors(name, catalog)
         with contextlib.closing(vectors):
             catalog.set_fact("store", name)
-            catalog.set_fact("roots", sorted({str(root) for root in [*roots, *given]}))
+            catalog.set_fact("roots", sorted({*roots, *map(str, given)}))
+            places.videos = sorted({*places.videos, *map(str, given)})
+            places.store = name if "://" in name else None
             if bank is not None:
                 catalog.set_fact("bank", [line for line in bank if line.strip()])
             run = _Run(catalog, vectors, models, batch_size, workers)
+            unkept = remember(catalog, places)
             report = run.bring_up_to_date(walked, progress)
+        if new and not report.total:
+            more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
+            raise SearchError(f"no index was made, for no video could be read: {'; '.join(report.skipped[:3])}{more}")
         covered = [Path(root) for root in catalog.fact("roots")]
         if describer is not None:
-            joined = describe_videos(catalog, describer, covered, progress)
+            joined = describe_videos(catalog, describer, covered, places, progress)
         else:
-            joined = join_captions(catalog, None if captions is None else Path(captions), covered)
+            joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
+        unkept = remember(catalog, places) or unkept
         report.captioned = joined.captioned
-        report.problems += joined.problems
+        report.problems += joined.problems + ([unkept] if unkept else [])
         return report
 
 
-def load_scorers(facts: Sequence[dict[str, Any]], device: str) -> dict[str, Scorer]:
+def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
     """Load the scorers that an index was made with, by name.
+
+    Args:
+        facts: what the index says of them.
+        device: where they run.
+        trust: modules whose classes their checkpoints may name besides this package's.
 
     Raises:
         SearchError: the weights are not those that the index was made with; both fingerprints are shown.
     """
     models = {}
     for fact in facts:
-        model = Scorer(ScorerSource(**fact["source"]), device)
+        try:
+            model = Scorer(ScorerSource(**fact["source"]), device, trust)
+        except MissingWeightsError as error:
+            raise SearchError(f"{error.looked_for}. The index was made with these weights; bring them back") from error
         if model.fingerprint != fact["fingerprint"]:
             raise SearchError(
                 f"the index was made with {fact['name']} {fact['fingerprint']}, but "
@@ -154,16 +178,23 @@ def load_scorers(facts: Sequence[dict[str, Any]], device: str) -> dict[str, Scor
     return models
 
 
-def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str) -> dict[str, Scorer]:
+def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, trust: Sequence[str]) -> dict[str, Scorer]:
     """Load the wanted scorers and check that they are the index's; those of a new index are noted in it."""
     facts = catalog.fact("scorers")
     if not sources:
         if facts is None:
             raise SearchError(f"{catalog.folder}: a new index needs a checkpoint or weights")
-        return load_scorers(facts, device)
+        return load_scorers(facts, device, trust)
     models: dict[str, Scorer] = {}
     for source in sources:
-        model = Scorer(source, device)
+        try:
+            model = Scorer(source, device, trust)
+        except MissingWeightsError as error:
+            raise SearchError(
+                f"{error.looked_for}. Name a checkpoint with --ckpt FILE, or a file of weights of "
+                f"{source.architecture} with --weights FILE (OpenAI archive or state dict, open_clip .pt or "
+                ".safetensors); --weights none tries the search out with random ones, whose results mean nothing"
+            ) from error
         same = sum(name.partition("-")[0] == model.name for name in models)
         models[f"{model.name}-{same + 1}" if same else model.name] = model
     made = {name: model.fingerprint for name, model in models.items()}
@@ -187,6 +218,33 @@ def _absolute(source: dict[str, Any]) -> dict[str, Any]:
     if source["checkpoint"]:
         source["checkpoint"] = os.path.realpath(source["checkpoint"])
     return source
+
+
+@contextlib.contextmanager
+def _catalog(folder: Path, made: bool) -> Iterator[Catalog]:
+    """Open the catalog; of an index that was never begun and ends without a video, nothing stays behind.
+
+    Args:
+        folder: of the index.
+        made: whether the folder itself is an index's, and nobody else's.
+    """
+    dead = not (folder / FILE).is_file()
+    try:
+        with contextlib.closing(Catalog(folder, create=True)) as catalog:
+            begun, dead = catalog.fact("scorers") is not None, False
+            try:
+                yield catalog
+            finally:
+                dead = not begun and not catalog.count()
+                if dead:
+                    forget(catalog)
+    finally:
+        if dead:
+            for path in (*folder.glob(f"{FILE}*"), *folder.glob("vectors.*"), folder / LOCK):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            if made:
+                with contextlib.suppress(OSError):  # there is something of somebody else's in it
+                    folder.rmdir()
 
 
 @contextlib.contextmanager

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hmac
 import ipaddress
+import os
+import shutil
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from concurrent.futures import Executor
 from pathlib import Path
+from typing import Any, TypeVar
 
-from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.errors import GivenUpError, SearchError
+from tvr_lightning.search.texts import GivenUp
 
 COOKIE = "tvr_token"
+UPLOADS = "tvr-search-"
+T = TypeVar("T")
 
 
 class TooManyError(SearchError):
     """More searches than may run and wait at once."""
+
+
+class OverloadedError(SearchError):
+    """More uploads than may be decoded and wait for it at once."""
 
 
 class TooSlowError(SearchError):
@@ -52,31 +66,109 @@ class Turnstile:
     Args:
         places: how many may run and wait at once.
         what: they are called.
+        error: what further ones get.
     """
 
-    def __init__(self, places: int, what: str = "searches") -> None:
+    def __init__(self, places: int, what: str = "searches", error: type[SearchError] = TooManyError) -> None:
         if places < 1:
             raise SearchError(f"max_waiting is {places}; it must be at least 1")
-        self.places, self.what = places, what
+        self.places, self.what, self.error = places, what, error
         self.inside = 0
         self._lock = threading.Lock()
+
+    def require_place(self) -> None:
+        """Refuse early what would be refused later.
+
+        Raises:
+            TooManyError: no place is free, or another error that was asked for.
+        """
+        if self.inside >= self.places:
+            raise self.error(f"{self.places} {self.what} are under way; try again in a moment")
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
         """Take a place for as long as the block runs.
 
         Raises:
-            TooManyError: none is free.
+            TooManyError: none is free, or another error that was asked for.
         """
         with self._lock:
-            if self.inside >= self.places:
-                raise TooManyError(f"{self.places} {self.what} are under way; try again in a moment")
+            self.require_place()
             self.inside += 1
         try:
             yield
         finally:
             with self._lock:
                 self.inside -= 1
+
+
+@contextlib.contextmanager
+def upload_folder() -> Iterator[Path]:
+    """Make a folder for an upload and remove it at the end; `sweep_uploads` knows by its lock that it is in use."""
+    with tempfile.TemporaryDirectory(prefix=UPLOADS) as name:
+        handle = os.open(name, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(name)
+        finally:
+            os.close(handle)
+
+
+def sweep_uploads(seconds: float = 60.0) -> None:
+    """Remove folders of uploads whose server was killed.
+
+    Args:
+        seconds: since the last change of a folder; a younger one may not have its lock yet.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{UPLOADS}*"):
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # somebody else's, or just removed
+            continue
+        try:
+            state = os.fstat(handle)
+            if state.st_uid == os.geteuid() and time.time() - state.st_mtime > seconds:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)  # another server may do the same
+        except BlockingIOError:  # in use
+            continue
+        finally:
+            os.close(handle)
+
+
+async def while_wanted(
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]], pool: Executor, work: Callable[[GivenUp], T]
+) -> T:
+    """Run work in a thread for as long as the client that asks for it is there.
+
+    Args:
+        receive: gives the messages of the client's connection; its body must be read, or be none.
+        pool: of threads.
+        work: is given a function that says whether the client is gone. Where it has not begun, it never will.
+
+    Raises:
+        GivenUpError: the client left before the work began, or the work says so.
+    """
+    gone = threading.Event()
+    task = pool.submit(work, gone.is_set)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    waiting = asyncio.wrap_future(task)
+    try:
+        await asyncio.wait([waiting])  # to its end, so that no place is free before its thread is
+    finally:
+        gone.set()
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+    if task.cancelled():
+        raise GivenUpError("the client is gone")
+    return waiting.result()
 
 
 async def save_upload(

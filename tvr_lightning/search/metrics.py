@@ -28,8 +28,14 @@ class Metrics:
             self._slots[sum(seconds > bound for bound in BOUNDS)] += 1
             self._seconds += seconds
 
-    def text(self, videos: int, running: int) -> str:
-        """Return everything as lines of text; `videos` in the index and searches `running` now are gauges."""
+    def text(self, videos: int, running: int, decoding: int) -> str:
+        """Return everything as lines of text, with gauges of what is now.
+
+        Args:
+            videos: in the index.
+            running: searches and texts, those that wait included.
+            decoding: uploads, those that wait included.
+        """
         with self._lock:
             lines = ["# TYPE tvr_requests_total counter"]
             for (route, status), count in sorted(self._requests.items()):
@@ -41,4 +47,6 @@ class Metrics:
                 lines.append(f'tvr_search_seconds_bucket{{le="{bound}"}} {total}')
             lines += [f"tvr_search_seconds_sum {self._seconds:.6f}", f"tvr_search_seconds_count {total}"]
         lines += ["# TYPE tvr_videos gauge", f"tvr_videos {videos}"]
-        return "\n".join([*lines, "# TYPE tvr_searches_running gauge", f"tvr_searches_running {running}"]) + "\n"
+        lines += ["# TYPE tvr_searches_running gauge", f"tvr_searches_running {running}"]
+        lines += ["# TYPE tvr_uploads_decoding gauge", f"tvr_uploads_decoding {decoding}"]
+        return "\n".join(lines) + "\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from argparse import ArgumentError
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -10,20 +12,19 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-import tvr_lightning.methods
-from tvr_lightning.checkpoints import check_classes, read_checkpoint
+from tvr_lightning.checkpoints import CheckpointError, check_arguments, check_classes, find_class, read_checkpoint
 from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
 from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.data.video import read_clip
 from tvr_lightning.encoders import ClipEncoder
 from tvr_lightning.encoders.fingerprint import fingerprint
+from tvr_lightning.encoders.sources import weights_follow
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.module import RetrievalModule
-from tvr_lightning.search.containers import require_container
 from tvr_lightning.search.errors import SearchError
 
 
@@ -67,18 +68,20 @@ class Scorer:
     Args:
         source: where it comes from.
         device: where it runs.
+        trust: modules whose classes the checkpoint may name besides this package's.
 
     Raises:
-        SearchError: the checkpoint is absent, damaged, or none of a retrieval method.
+        SearchError: the checkpoint is none of a retrieval method.
+        CheckpointError: it is absent, damaged, or names classes of other modules.
         MissingAssetError: the encoder's weights are absent.
     """
 
-    def __init__(self, source: ScorerSource, device: str = "cpu") -> None:
+    def __init__(self, source: ScorerSource, device: str = "cpu", trust: Sequence[str] = ()) -> None:
         self.source, self.device = source, device
         if source.checkpoint is None:
             self.module, data = _mean_pooling(source), {"sampling": source.sampling}
         else:
-            self.module, data = _from_checkpoint(Path(source.checkpoint))
+            self.module, data = _from_checkpoint(Path(source.checkpoint), trust)
         self.module.to(device).eval().requires_grad_(False)
         self.name = type(self.module).__name__.lower()
         self.sampling: FrameSampling = data.get("sampling") or "one-fps-uniform"
@@ -106,7 +109,6 @@ class Scorer:
         Raises:
             VideoError: it cannot be decoded.
         """
-        require_container(path)
         size, frames = self.module.image_size, self.module.frames
         clip = read_clip(path, frames=frames, image_size=size, sampling=self.sampling)
         duration = torch.tensor([clip.duration], dtype=torch.float32)
@@ -173,21 +175,37 @@ def _mean_pooling(source: ScorerSource) -> RetrievalModule:
         try:
             encoder = ClipEncoder(source.architecture, source.weights)
         except ValueError as error:
-            raise SearchError(str(error)) from error
+            raise SearchError(str(error).replace("encoder.weights", "--weights")) from error
     return CLIP4Clip(encoder, frames=source.frames)
 
 
-def _from_checkpoint(path: Path) -> tuple[RetrievalModule, dict[str, Any]]:
+def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModule, dict[str, Any]]:
     saved = read_checkpoint(path)
-    check_classes(path, saved)
+    check_classes(path, saved, trusted)
     class_path = str(saved["hyper_parameters"].get("_class_path"))
-    kind = getattr(tvr_lightning.methods, class_path.rpartition(".")[2], None)
-    if kind is None or not issubclass(kind, RetrievalModule):
+    kind = find_class(path, class_path)
+    if not issubclass(kind, RetrievalModule):
         raise SearchError(f"{path}: holds {class_path}; searching needs the checkpoint of a retrieval method")
     if "encoder" not in saved["hyper_parameters"]:
         raise SearchError(f"{path}: does not say which encoder it has; convert it again, or train with tvr fit")
-    module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
-    return module, dict(saved.get("datamodule_hyper_parameters") or {})
+    check_arguments(path, kind, saved["hyper_parameters"])
+    try:
+        with weights_follow():
+            module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except (ArgumentError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: {class_path} cannot be built as it says: {_line(error)}") from error
+    data = saved.get("datamodule_hyper_parameters") or {}
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: datamodule_hyper_parameters holds a {type(data).__name__}, expected names")
+    return module, data
+
+
+def _line(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    said = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return " ".join(said.split())[:500]
 
 
 def _audio_options(module: RetrievalModule, data: dict[str, Any]) -> AudioOptions | None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from tvr_lightning._version import __version__
 from tvr_lightning.data.video import VideoError
 from tvr_lightning.search.engine import Filter, Normalize, Searcher
-from tvr_lightning.search.errors import SearchError, UnknownVideoError, optional
+from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
+from tvr_lightning.search.files import inside, resolve_roots
 from tvr_lightning.search.limits import (
     COOKIE,
+    OverloadedError,
     TooLargeError,
     TooManyError,
     TooSlowError,
@@ -25,14 +28,18 @@ from tvr_lightning.search.limits import (
     is_local,
     save_upload,
     shows_token,
+    sweep_uploads,
+    upload_folder,
+    while_wanted,
 )
 from tvr_lightning.search.metrics import Metrics
+from tvr_lightning.search.places import handed_out, remembered
 from tvr_lightning.search.results import Answer
+from tvr_lightning.search.texts import GivenUp
 
 optional("fastapi", "tvr serve")
 from fastapi import FastAPI, Query, Request  # noqa: E402
 from fastapi import Path as InPath  # noqa: E402
-from fastapi.concurrency import run_in_threadpool  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response  # noqa: E402
 from starlette.requests import ClientDisconnect  # noqa: E402
@@ -41,10 +48,15 @@ POLICY = "default-src 'self'; media-src 'self' blob:; img-src 'self' data:; fram
 LONGEST_QUERY = 2000
 MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
+RETRY_AFTER = 5
+"""Seconds after which a client that got 503 may ask again."""
 OPEN_ROUTES = ("/health",)
+COSTLY_ROUTES = ("/search", "/search/video", "/similar", "/texts")
+"""How the addresses end that compute something."""
 MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
 MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo"}
 
+T = TypeVar("T")
 Id = Annotated[str, InPath(pattern="^[0-9a-f]{16}$", description="id of a video in the index")]
 Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="how many results")]
 Seconds = Annotated[float | None, Query(ge=0, le=1e7, description="seconds")]
@@ -69,11 +81,14 @@ class ServerOptions:
         port: to listen on.
         token: what clients must show; None asks TVR_SEARCH_TOKEN, and beyond this machine draws one.
         most_upload: bytes of an example clip.
-        max_waiting: searches that may run and wait at once, and uploads that may be under way.
+        max_waiting: searches and texts that may run and wait at once, and uploads that may be under way.
         upload_seconds: how long an upload may take.
+        videos: files and folders whose videos may be handed out; none for those that this user indexed here.
+        max_decoding: uploads that are decoded and encoded at once.
+        max_undecoded: uploads that may wait for it; more are refused.
 
     Raises:
-        SearchError: a number out of range.
+        SearchError: a number out of range, or videos that are not there.
     """
 
     host: str = "127.0.0.1"
@@ -82,10 +97,17 @@ class ServerOptions:
     most_upload: int = 64 * 2**20
     max_waiting: int = 16
     upload_seconds: float = 120.0
+    videos: tuple[Path, ...] = ()
+    max_decoding: int = 2
+    max_undecoded: int = 4
 
     def __post_init__(self) -> None:
+        if self.max_decoding < 1 or self.max_undecoded < 0:
+            raise SearchError("max_decoding must be at least 1, and max_undecoded at least 0")
         if not 0 <= self.port <= 65535 or self.most_upload < 1 or self.max_waiting < 1:
             raise SearchError("port must lie in 0..65535, and max_upload_mib and max_waiting be at least 1")
+        if self.videos:
+            resolve_roots(self.videos)
 
     def required_token(self) -> str | None:
         """Return what clients must show; None where anyone on this machine may ask."""
@@ -103,10 +125,15 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     """
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
     app.state.metrics, app.state.turnstile = Metrics(), Turnstile(options.max_waiting)
+    app.state.decoding = Turnstile(
+        options.max_decoding + options.max_undecoded, "uploads that are or wait to be decoded", OverloadedError
+    )
+    sweep_uploads()
     _guard(app, token, local=is_local(options.host))
     _explain(app)
-    _add_search(app, searcher, options)
-    _add_videos(app, searcher)
+    searches = _Searches(app, options)
+    _add_search(app, searcher, options, searches)
+    _add_videos(app, searcher, options, searches)
     _add_state(app, searcher)
     _add_page(app)
     return app
@@ -122,6 +149,13 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
     token = options.required_token()
     app = create_app(searcher, options, token)
     shown = f"?token={token}" if token else ""
+    kept = [str(root) for root in searcher.roots if not inside(root, _folders(searcher, options))]
+    if kept:
+        print(
+            f"Not handed out: the videos in {', '.join(kept)}. Only the index names these places; if they are yours to "
+            "show, add --videos FOLDER",
+            file=sys.stderr,
+        )
     print(f"Open http://{options.host}:{options.port}/{shown}  (Ctrl-C ends)", flush=True)
     settings = uvicorn.Config(
         app,
@@ -157,8 +191,9 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
     if local and not is_local(host):
         # A page elsewhere may let its own name point here; its scripts must not read an index without a token.
         return JSONResponse({"detail": f"served on this machine only, not as {host[:100]}"}, 400)
-    if request.method == "POST" and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        return JSONResponse({"detail": "uploads come from this server's own page, or from a program"}, 403)
+    costly = request.method == "POST" or request.url.path.endswith(COSTLY_ROUTES)
+    if costly and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return JSONResponse({"detail": "searches and uploads come from this server's own page, or from a program"}, 403)
     if token is None or request.url.path in OPEN_ROUTES:
         return None
     if request.url.path == "/" and shows_token(token, None, request.query_params.get("token")):
@@ -178,11 +213,16 @@ def _explain(app: FastAPI) -> None:
         TooLargeError: 413,
         TooManyError: 429,
         TooSlowError: 408,
+        OverloadedError: 503,
+        BusyError: 503,
+        GivenUpError: 499,  # nobody reads it; counted as other servers count clients that left
         SearchError: 400,
     }
 
     async def mendable(_: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)}, next(s for kind, s in statuses.items() if isinstance(error, kind)))
+        status = next(s for kind, s in statuses.items() if isinstance(error, kind))
+        headers = {"Retry-After": str(RETRY_AFTER)} if status == 503 else None
+        return JSONResponse({"detail": str(error)}, status, headers)
 
     async def undecodable(_: Request, error: Exception) -> Response:
         assert isinstance(error, VideoError)
@@ -222,20 +262,49 @@ def _shown(path: Path, roots: list[Path]) -> str:
     return path.relative_to(root).as_posix()
 
 
-def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> None:
-    turnstile: Turnstile = app.state.turnstile
-    uploads = Turnstile(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
-    metrics: Metrics = app.state.metrics
+class _Searches:
+    """Runs what clients ask for: so much at once and no more, in threads that nothing else waits for.
 
-    def timed(ask: Callable[[], Answer]) -> dict[str, Any]:
-        with turnstile.enter():
+    Args:
+        app: counts how many run and how long they take.
+        options: how many.
+    """
+
+    def __init__(self, app: FastAPI, options: ServerOptions) -> None:
+        self.turnstile: Turnstile = app.state.turnstile
+        self.metrics: Metrics = app.state.metrics
+        self._pool = ThreadPoolExecutor(options.max_waiting, "tvr-search")
+
+    async def run(self, request: Request, work: Callable[[GivenUp], T]) -> T:
+        """Run work while the client is there.
+
+        Raises:
+            TooManyError: no place is free.
+            GivenUpError: the client is gone.
+        """
+        with self.turnstile.enter():
+            return await while_wanted(request.receive, self._pool, work)
+
+    async def search(self, request: Request, searcher: Searcher, ask: Callable[[], Answer]) -> dict[str, Any]:
+        """Run a search and return its answer as clients get it; how long it takes is counted."""
+
+        def work(_: GivenUp) -> dict[str, Any]:
             began = time.perf_counter()
             answer = ask()
-            metrics.took(time.perf_counter() - began)
-        return _public(answer, searcher)
+            self.metrics.took(time.perf_counter() - began)
+            return _public(answer, searcher)
+
+        return await self.run(request, work)
+
+
+def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, searches: _Searches) -> None:
+    uploads = Turnstile(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
+    decoding: Turnstile = app.state.decoding  # each takes memory and a processor
+    decoders = ThreadPoolExecutor(options.max_decoding, "tvr-decode")
 
     @app.get("/api/search", responses=REFUSALS)
-    def search(
+    async def search(
+        request: Request,
         query: Annotated[str, Query(max_length=LONGEST_QUERY, description="what is to be seen")],
         top: Top = 10,
         rerank: Annotated[str | None, Query(max_length=100, description="scorer of the second stage, or none")] = None,
@@ -248,10 +317,13 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> Non
     ) -> dict[str, Any]:
         """Find videos by words."""
         only = _filter(shortest, longest, path, caption)
-        return timed(lambda: searcher.search(query, top, rerank, candidates, normalize, only))
+        return await searches.search(
+            request, searcher, lambda: searcher.search(query, top, rerank, candidates, normalize, only)
+        )
 
     @app.get("/api/videos/{video}/similar", responses=REFUSALS)
-    def similar(
+    async def similar(
+        request: Request,
         video: Id,
         top: Top = 10,
         shortest: Seconds = None,
@@ -260,13 +332,15 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> Non
         caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like one of the index."""
-        return timed(lambda: searcher.similar(video, top, _filter(shortest, longest, path, caption)))
+        only = _filter(shortest, longest, path, caption)
+        return await searches.search(request, searcher, lambda: searcher.similar(video, top, only))
 
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     body = {"required": True, "content": content}
     too_large: dict[int | str, dict[str, Any]] = {
         408: {"description": "the upload took too long"},
         413: {"description": "the clip is too large"},
+        503: {"description": "too many uploads wait to be decoded; Retry-After says when to come again"},
     }
 
     @app.post("/api/search/video", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
@@ -279,20 +353,25 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions) -> Non
         caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like the clip in the body."""
-        with tempfile.TemporaryDirectory(prefix="tvr-search-") as folder:
-            clip = Path(folder) / "example"
+        only = _filter(shortest, longest, path, caption)
+        decoding.require_place()  # before the body comes for nothing
+        with upload_folder() as folder:
+            clip = folder / "example"
             with uploads.enter():
                 promised = request.headers.get("content-length")
                 await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
-            only = _filter(shortest, longest, path, caption)
-            return await run_in_threadpool(timed, lambda: searcher.search_video(clip, top, only, "example clip"))
+            with decoding.enter():
+                example = await while_wanted(request.receive, decoders, lambda _: searcher.read_example(clip))
+        return await searches.search(
+            request, searcher, lambda: searcher.search_example(example, "example clip", top, only)
+        )
 
 
-def _add_videos(app: FastAPI, searcher: Searcher) -> None:
+def _add_videos(app: FastAPI, searcher: Searcher, options: ServerOptions, searches: _Searches) -> None:
     @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
     def file(video: Id) -> FileResponse:
         """Return the video itself, or the range of bytes that is asked for."""
-        path = searcher.file_of(video)
+        path = handed_out(searcher.file_of(video), _folders(searcher, options))
         return FileResponse(path, media_type=MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream"))
 
     @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
@@ -301,9 +380,15 @@ def _add_videos(app: FastAPI, searcher: Searcher) -> None:
         return Response(searcher.catalog.picture(video, time), media_type="image/jpeg")
 
     @app.get("/api/videos/{video}/texts", responses=REFUSALS)
-    def texts(video: Id, top: Top = 10) -> list[dict[str, Any]]:
+    async def texts(request: Request, video: Id, top: Top = 10) -> list[dict[str, Any]]:
         """Return the queries of the index's bank, or without one the captions, that fit a video, best first."""
-        return [{"text": text, "score": score} for text, score in searcher.describe(video, top)]
+        found = await searches.run(request, lambda given_up: searcher.describe(video, top, given_up=given_up))
+        return [{"text": text, "score": score} for text, score in found]
+
+
+def _folders(searcher: Searcher, options: ServerOptions) -> list[Path]:
+    """Return the files and folders whose videos may be handed out; what the index says of itself does not count."""
+    return resolve_roots(options.videos) if options.videos else remembered(searcher.catalog).roots
 
 
 def _add_state(app: FastAPI, searcher: Searcher) -> None:
@@ -328,7 +413,7 @@ def _add_state(app: FastAPI, searcher: Searcher) -> None:
     @app.get("/metrics", response_class=Response)
     def metrics() -> Response:
         """Return counters in the text format of Prometheus."""
-        text = app.state.metrics.text(searcher.catalog.count(), app.state.turnstile.inside)
+        text = app.state.metrics.text(searcher.catalog.count(), app.state.turnstile.inside, app.state.decoding.inside)
         return Response(text, media_type="text/plain; version=0.0.4")
 
 

@@ -40,7 +40,13 @@ class LanceStore(VectorStore):
     def _open(self) -> Any:
         """Return the table as it is now, None before the first vector."""
         if self._table is None and TABLE in self._connection.list_tables().tables:
-            self._table = self._connection.open_table(TABLE)
+            try:
+                self._table = self._connection.open_table(TABLE)
+            except ValueError as error:
+                # A table that is listed but not found: its making was killed before the first version was written, or
+                # is under way. Making it again replaces what is there.
+                if "was not found" not in str(error):
+                    raise
         elif self._table is not None:
             self._table.checkout_latest()
         return self._table

@@ -32,6 +32,7 @@ def run_index(
     bank: Path | None = None,
     captions: Path | None = None,
     captioner: str | None = None,
+    trust: list[str] | None = None,
     batch_size: int = 16,
     workers: int = 2,
     device: str | None = None,
@@ -49,8 +50,9 @@ def run_index(
         seed: of random weights.
         store: lancedb, exact, qdrant, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
         bank: text file with a query per line, for --normalize sinkhorn and for texts of a video.
-        captions: parquet file that says in words what videos show, as `tvr caption` writes it.
+        captions: what videos show, in words: parquet as `tvr caption` writes it, .csv or .jsonl with such columns.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
+        trust: module whose classes the checkpoints may name, several by repeating it; its code is run.
         batch_size: videos per pass through an encoder.
         workers: threads that decode.
         device: where the encoders run; a GPU where there is one by default.
@@ -69,12 +71,25 @@ def run_index(
         raise SearchError(f"{bank}: cannot be read as text: {error}") from error
     chosen = _device(device)
     report = index(
-        videos, out, sources, store, queries, batch_size, workers, chosen, captions=captions, captioner=captioner
+        videos,
+        out,
+        sources,
+        store,
+        queries,
+        batch_size,
+        workers,
+        chosen,
+        captions=captions,
+        captioner=captioner,
+        trust=trust or (),
     )
     for line in report.lines():
         print(line)
-    print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
-    return 0
+    if report.total:
+        print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
+        return 0
+    print(f"{out} holds no videos now; there is nothing to search")
+    return 0 if report.removed else 1
 
 
 def run_search(
@@ -90,6 +105,8 @@ def run_search(
     path: str | None = None,
     caption: str | None = None,
     json: bool = False,
+    store: str | None = None,
+    trust: list[str] | None = None,
     device: str | None = None,
 ) -> int:
     """Find videos in an index by words, or by an example.
@@ -107,13 +124,15 @@ def run_search(
         path: what a video's path contains.
         caption: words that a video's captions contain, all of them.
         json: print JSON.
+        store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
+        trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
     """
     if video is not None and query:
         raise SearchError("give words or --video, not both")
     wanted = Filter(shortest, longest, path, caption)
     only = None if wanted == Filter() else wanted
-    with Searcher(index, _device(device)) as searcher:
+    with Searcher(index, _device(device), store, trust or ()) as searcher:
         if video is not None:
             if rerank is not None or normalize != "none":
                 raise SearchError("--video compares frames with frames; drop --rerank and --normalize")
@@ -131,6 +150,9 @@ def run_serve(
     token: str | None = None,
     max_upload_mib: int = 64,
     max_waiting: int = 16,
+    videos: list[str] | None = None,
+    store: str | None = None,
+    trust: list[str] | None = None,
     device: str | None = None,
 ) -> int:
     """Serve a page and an API that search an index.
@@ -142,12 +164,17 @@ def run_serve(
         token: what clients must show, by header, or once in the page's address; TVR_SEARCH_TOKEN by default.
         max_upload_mib: largest example clip in MiB.
         max_waiting: searches that may run and wait at once; more are answered with status 429.
+        videos: folder whose videos may be handed out, several by repeating it; those that you indexed by default.
+        store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
+        trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
     """
     from tvr_lightning.search.server import ServerOptions, serve
 
-    with Searcher(index, _device(device)) as searcher:
-        serve(searcher, ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting))
+    shown = tuple(Path(folder) for folder in videos or [])
+    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting, videos=shown)
+    with Searcher(index, _device(device), store, trust or ()) as searcher:
+        serve(searcher, options)
     return 0
 
 

@@ -80,9 +80,7 @@ def _setting(cards: list[Card], table: TableRecipe, out: Path, recipes: Path) ->
     """What held for the runs of a table: taken from their cards, synthetic as soon as one of them is."""
     synthetic = [_SYNTHETIC.match(str(card.run["fingerprints"]["data"])) for card in cards]
     videos = [int(found.group(1)) for found in synthetic if found]
-    own = {path.name for run in table.runs for path in (*run.config, run.backbone, run.on_fixture) if path}
-    own |= {"fixture.yaml", *SHARED_RECIPES.values()}
-    overlays = [Path(config) for card in cards for config in card.run["configs"] if Path(config).name not in own]
+    overlays = [path for card in cards if (path := _overlay(card, table))]
     return Setting(
         recipes,
         out,
@@ -90,6 +88,16 @@ def _setting(cards: list[Card], table: TableRecipe, out: Path, recipes: Path) ->
         overlays[0] if overlays else None,
         share=_shared([card.run for card in cards]),
     )
+
+
+def _overlay(card: Card, table: TableRecipe) -> Path | None:
+    """The recipe that was laid on top of a run; earlier cards do not say it, of which names have to do."""
+    if "overlay" in card.run:
+        found = card.run["overlay"]
+        return Path(found["path"]) if found else None
+    own = {path.name for run in table.runs for path in (*run.config, run.backbone, run.on_fixture) if path}
+    own |= {"fixture.yaml", *SHARED_RECIPES.values()}
+    return next((Path(config) for config in card.run["configs"] if Path(config).name not in own), None)
 
 
 def _shared(runs: list[dict[str, Any]]) -> Share:

@@ -92,9 +92,11 @@ def _run(part: RunPart) -> str:
     said = f'<p class="soft">Stands for {escape(", ".join(also))} too.</p>' if also else ""
     missing = f"<p>No figures: {escape(part.missing)}</p>" if part.missing else ""
     seed = f", seed {card.run['seed']}" if card.run["seed"] is not None else ""
+    # A link into a closed section opens it; a link to the section itself would not.
     return (
-        f'<details id="run-{card.key}"><summary>{escape(card.name)}{escape(seed)}</summary>{said}{run_facts(card)}'
-        f"{missing}{_charts(part.charts, card.key, part.arrays)}</details>"
+        f"<details><summary>{escape(card.name)}{escape(seed)}</summary>"
+        f'<div class="run" id="run-{card.key}">{said}{run_facts(card)}'
+        f"{missing}{_charts(part.charts, card.key, part.arrays)}</div></details>"
     )
 
 

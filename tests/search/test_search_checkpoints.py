@@ -1,0 +1,143 @@
+"""Checkpoints that `tvr index` is given: methods from outside the package, what a stranger's names, and no network."""
+
+import json
+import socket
+import sys
+
+import open_clip
+import pytest
+import torch
+from examples.dual_softmax_loss import DualSoftmaxLoss
+from open_clip import pretrained
+from search_parts import save_checkpoint
+
+from tvr_lightning.checkpoints import CheckpointError
+from tvr_lightning.cli import main
+from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
+from tvr_lightning.encoders.sources import find_weights, weights_follow
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.search import ScorerSource, Searcher
+from tvr_lightning.search.scorer import Scorer
+
+TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
+ARGUMENTS = {"words": 12, "frames": 4}
+CHAIN = {"class_path": "NormalizerChain", "init_args": {"normalizers": ["strangers.Normalizer"]}}
+
+
+def changed(source, path, **arguments):
+    """The checkpoint with other hyperparameters."""
+    saved = torch.load(source, weights_only=True)
+    saved["hyper_parameters"] |= arguments
+    torch.save(saved, path)
+    return path
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A checkpoint of a method of a project of its own, the one that docs/adding-a-method.md adds."""
+    path = save_checkpoint(DualSoftmaxLoss(TinyClipEncoder(**TINY), **ARGUMENTS), TINY, ARGUMENTS, tmp_path / "a.ckpt")
+    return changed(path, path, _class_path="examples.dual_softmax_loss.DualSoftmaxLoss", prior_temperature=500.0)
+
+
+def test_a_method_outside_the_package_is_searched_with_where_the_user_trusts_it(outside, gallery, tmp_path, capsys):
+    out = str(tmp_path / "index")
+    command = ["index", str(gallery), "--out", out, "--store", "exact", "--ckpt", str(outside)]
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "names examples.dual_softmax_loss.DualSoftmaxLoss" in said
+    assert "--trust examples.dual_softmax_loss" in said
+    trust = ["--trust", "somewhere.else", "--trust", "examples.dual_softmax_loss"]
+    assert main([*command, *trust]) == 0
+    for more, status in (([], 1), (trust, 0)):
+        assert main(["search", "a red square", "--index", out, *more]) == status
+        assert main(["index", "--out", out, *more]) == status
+    assert main(["serve", "--index", out, "--port", "-1", "--trust", "examples"]) == 1
+    assert "port must lie in" in capsys.readouterr().err
+    with Searcher(out, trust=["examples"]) as searcher:
+        (scorer,) = searcher.scorers.values()
+        assert isinstance(scorer.module, DualSoftmaxLoss)
+        assert scorer.module.prior_temperature == 500.0
+
+
+def test_a_trusted_module_that_is_not_there_is_said(outside, tmp_path):
+    path = changed(outside, outside, _class_path="nowhere.Method")
+    with pytest.raises(
+        CheckpointError, match=r"names nowhere\.Method, which cannot be found: No module named 'nowhere'"
+    ):
+        Scorer(ScorerSource(str(path)), trust=["nowhere"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"_class_path": "strangers.CLIP4Clip"},
+        {"encoder": {"class_path": "strangers.Encoder"}},
+        {"encoder": "strangers.Encoder"},
+        {"encoder": "{class_path: strangers.Encoder}"},
+        {"encoder": "{'cl\\x61ss_path': strangers.Encoder}"},
+        {"evaluation": "{normalization: strangers.Encoder}"},
+        {"evaluation": {"normalization": "strangers.Encoder"}},
+        {"evaluation": {"normalization": CHAIN}},
+        {"optimizer": "strangers.Encoder"},
+    ],
+)  # fmt: skip
+def test_nothing_that_a_checkpoint_names_is_imported_unasked(checkpoints, tmp_path, monkeypatch, arguments):
+    (tmp_path / "strangers.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = changed(checkpoints["clip4clip"], tmp_path / "a.ckpt", **arguments)
+    with pytest.raises(CheckpointError, match=r"a\.ckpt: (names strangers|\w+\.\w+ is the text)"):
+        Scorer(ScorerSource(str(path)))
+    assert "strangers" not in sys.modules
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Addresses that somebody tried to reach."""
+    asked = []
+
+    def refuse(_, address):
+        asked.append(address)
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: refuse(None, host))
+    return asked
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """An architecture of open_clip's with weights that only a download brings."""
+    text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1}
+    vision = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
+    (tmp_path / "ViT-test.json").write_text(json.dumps({"embed_dim": 64, "vision_cfg": vision, "text_cfg": text}))
+    open_clip.add_model_config(tmp_path / "ViT-test.json")
+    tag = pretrained._pcfg(url="https://example.invalid/weights.pt", mean=(0.1, 0.2, 0.3), quick_gelu=True)
+    monkeypatch.setitem(pretrained._PRETRAINED, "ViT-test", {"published": tag})
+    return {"architecture": "ViT-test", "weights": "published"}
+
+
+def test_the_weights_of_a_checkpoint_are_its_own_and_nothing_is_downloaded(published, tmp_path, no_network, caplog):
+    torch.manual_seed(0)
+    with weights_follow():
+        method = CLIP4Clip(ClipEncoder(**published), **ARGUMENTS)
+    path = save_checkpoint(method, {}, ARGUMENTS, tmp_path / "a.ckpt")
+    encoder = {"class_path": "tvr_lightning.encoders.ClipEncoder", "init_args": published}
+    scorer = Scorer(ScorerSource(str(changed(path, path, encoder=encoder))))
+    assert no_network == []
+    assert "RANDOM" not in caplog.text
+    for name, tensor in method.state_dict().items():
+        assert torch.equal(scorer.module.state_dict()[name], tensor), name
+    assert scorer.module.encoder.configuration() == method.encoder.configuration()
+    with pytest.raises(OSError, match="no weights 'published'"):
+        ClipEncoder(**published)
+    assert no_network, "a recipe may download them"
+
+
+def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_network):
+    encoder = {"class_path": "ClipEncoder", "init_args": {"architecture": "hf-hub:somebody/model", "weights": "none"}}
+    path = changed(checkpoints["clip4clip"], tmp_path / "a.ckpt", encoder=encoder)
+    with pytest.raises(CheckpointError, match=r"a\.ckpt: .*hf-hub:somebody/model would be fetched from the network"):
+        Scorer(ScorerSource(str(path)))
+    with pytest.raises(ValueError, match="would be fetched"):
+        find_weights("hf-hub:somebody/model", None)
+    assert no_network == []

@@ -1,0 +1,253 @@
+"""An index that somebody else made: which files it hands out, which it reads, and where it sends queries."""
+
+import re
+import secrets
+import shlex
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from search_parts import write_clip
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.recover_captions import Description, write_captions
+from tvr_lightning.search import Searcher, SearchError, index
+from tvr_lightning.search.catalog import Catalog
+
+
+@contextmanager
+def asking(folder, *videos):
+    """A client of the served index, and the ids of its videos by file name."""
+    pytest.importorskip("fastapi", reason="the extra `search` is not installed")
+    pytest.importorskip("httpx", reason="httpx drives the application in tests")
+    from starlette.testclient import TestClient
+
+    from tvr_lightning.search.server import ServerOptions, create_app
+
+    with Searcher(folder) as searcher:
+        app = create_app(searcher, ServerOptions(videos=tuple(videos)))
+        ids = {row.path.name: row.id for row in searcher.catalog.videos()}
+        yield TestClient(app, base_url="http://127.0.0.1"), ids
+
+
+def own_copy(indexed, folder, identity=None, **facts):
+    """The index as a stranger hands it over: with facts of their choice, under an identity of their choice."""
+    shutil.copytree(indexed, folder)
+    with closing(Catalog(folder)) as catalog:
+        for name, value in facts.items():
+            catalog.set_fact(name, value)
+        catalog.set_fact("identity", identity or secrets.token_hex(16))
+    return folder
+
+
+def point(folder, name, path):
+    """Let a video of the index be another file, as whoever holds the index can."""
+    with closing(sqlite3.connect(folder / "catalog.sqlite")) as catalog, catalog:
+        catalog.execute("UPDATE videos SET path = ? WHERE path LIKE ?", (str(path), f"%/{name}"))
+
+
+def test_a_strangers_index_hands_out_no_file_of_this_machine(indexed, gallery, tmp_path):
+    secret = tmp_path / "id_rsa"
+    secret.write_text("SECRET KEY")
+    folder = own_copy(indexed, tmp_path / "index", roots=["/"])
+    point(folder, "clip0.mp4", secret)
+    with asking(folder) as (client, ids):
+        for name in ("id_rsa", "clip1.mp4"):
+            answer = client.get(f"/api/videos/{ids[name]}/file")
+            assert answer.status_code == 400
+            assert f"{name}: lies below no folder that may be handed out" in answer.json()["detail"]
+        assert client.get("/api/search", params={"query": "a"}).status_code == 200, "searching goes on"
+    with asking(folder, gallery) as (client, ids):
+        assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").content == (gallery / "clip1.mp4").read_bytes()
+        assert client.get(f"/api/videos/{ids['id_rsa']}/file").status_code == 400
+    with asking(folder, gallery, tmp_path) as (client, ids):
+        answer = client.get(f"/api/videos/{ids['id_rsa']}/file")
+        assert "cannot be opened as video" in answer.json()["detail"], "of named folders, videos alone"
+        assert "SECRET" not in answer.text
+
+
+def test_links_of_a_served_folder_that_lead_out_are_refused(indexed, tmp_path):
+    shown = tmp_path / "shown"
+    outside = write_clip(tmp_path / "outside.mp4", 2)
+    inside = write_clip(shown / "inside.mp4", 1)
+    (shown / "out.mp4").symlink_to(outside)
+    (shown / "linked").symlink_to(tmp_path)
+    (shown / "again.mp4").symlink_to(inside)
+    folder = own_copy(indexed, tmp_path / "index", roots=["/"])
+    for number, path in enumerate((shown / "out.mp4", shown / "linked" / "outside.mp4", shown / "again.mp4")):
+        point(folder, f"clip{number}.mp4", path)
+    with asking(folder, shown) as (client, ids):
+        statuses = {name: client.get(f"/api/videos/{ids[name]}/file").status_code for name in ids}
+    assert [statuses[name] for name in ("out.mp4", "outside.mp4", "again.mp4")] == [400, 400, 200]
+
+
+def test_ones_own_index_plays_without_a_word(gallery, tmp_path, sources):
+    out = tmp_path / "index"
+    index([gallery], out, sources[1:], "exact", progress=False)
+    moved = tmp_path / "moved"
+    out.rename(moved)
+    with asking(moved) as (client, ids):
+        assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").status_code == 200
+    with closing(Catalog(moved)) as catalog:
+        identity = catalog.fact("identity")
+    forged = own_copy(moved, tmp_path / "forged", identity, roots=["/"])
+    point(forged, "clip0.mp4", write_clip(tmp_path / "private.mp4", 3))
+    with asking(forged) as (client, ids):
+        assert client.get(f"/api/videos/{ids['private.mp4']}/file").status_code == 400
+        assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").status_code == 200, "named by this user, once"
+
+
+def test_an_identity_is_no_path(indexed, gallery, tmp_path, user_state):
+    (user_state / "evil.json").write_text('{"videos": ["/"]}')
+    with asking(own_copy(indexed, tmp_path / "index", "../../evil")) as (client, ids):
+        assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").status_code == 400
+
+
+def test_without_a_state_directory_indexing_says_so_and_serving_asks(gallery, tmp_path, sources, monkeypatch):
+    (tmp_path / "state").write_text("no folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    report = index([gallery], tmp_path / "index", sources[1:], "exact", progress=False)
+    assert any("is not remembered, and tvr serve will ask for --videos" in line for line in report.problems)
+    with asking(tmp_path / "index", gallery) as (client, ids):
+        assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").status_code == 200
+
+
+def test_folders_that_an_index_names_are_not_walked_unless_the_user_names_them(indexed, gallery, tmp_path):
+    folder = own_copy(indexed, tmp_path / "index", roots=[str(gallery)])
+    with pytest.raises(SearchError, match="which you have not named here") as refused:
+        index([], folder, progress=False)
+    (command,) = re.findall(r"tvr (index .*)$", str(refused.value))
+    assert main(shlex.split(command)) == 0, "the advice works"
+    assert index([], folder, progress=False).kept == 8
+
+
+def test_a_captions_file_that_an_index_names_is_not_read(indexed, gallery, tmp_path):
+    private = tmp_path / "private.parquet"
+    write_captions(private, [Description("clip0", 0, 0, 1, "a secret")])
+    folder = own_copy(indexed, tmp_path / "index", captions=str(private))
+    report = index([gallery], folder, progress=False)
+    assert report.captioned == 0
+    assert any("private.parquet: a captions file that you have not named here" in line for line in report.problems)
+    assert index([gallery], folder, progress=False, captions=private).captioned == 1
+    assert index([], folder, progress=False).captioned == 1
+
+
+class Recorder(BaseHTTPRequestHandler):
+    """Notes that somebody called, and serves nothing."""
+
+    called: list[str]
+
+    def do_GET(self):
+        self.called.append(self.path)
+        self.send_error(404)
+
+    do_PUT = do_GET  # noqa: N815  http.server's names
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Address of a listening host, and the list of its callers."""
+    called: list[str] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Listening", (Recorder,), {"called": called}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}", called
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("verb", [["search", "a", "--index"], ["serve", "--index"], ["index", "--out"]])
+def test_queries_go_to_a_host_only_where_the_user_names_it(indexed, gallery, tmp_path, host, verb, capsys):
+    pytest.importorskip("qdrant_client", reason="the extra `search` is not installed")
+    address, called = host
+    folder = own_copy(indexed, tmp_path / "index", store=f"qdrant://{address}")
+    more = [str(gallery)] if verb[0] == "index" else []
+    assert main([*verb, str(folder), *more]) == 1
+    said = capsys.readouterr().err
+    assert f"its vectors lie at qdrant://{address}" in said
+    assert f"add --store qdrant://{address}" in said
+    assert called == []
+    assert main([*verb, str(folder), *more, "--store", f"qdrant://{address}"]) == 1
+    assert called, "the user has named it"
+
+
+def test_another_store_than_the_indexs_is_refused(indexed, capsys):
+    assert main(["search", "a", "--index", str(indexed), "--store", "s3://elsewhere/vectors"]) == 1
+    assert "lie in exact" in capsys.readouterr().err
+
+
+def test_a_store_that_the_user_gave_once_is_not_asked_for_again(gallery, tmp_path, sources):
+    pytest.importorskip("lancedb", reason="the extra `search` is not installed")
+    out, place = tmp_path / "index", f"file://{tmp_path / 'vectors'}"
+    index([gallery], out, sources[1:], place, progress=False)
+    with Searcher(out) as searcher:
+        assert len(searcher.search("a").results) == 8
+    stranger = own_copy(out, tmp_path / "stranger")
+    with pytest.raises(SearchError, match="not made here by you"):
+        Searcher(stranger)
+    with Searcher(stranger, store=place) as searcher:
+        assert len(searcher.search("a").results) == 8
+
+
+def test_the_served_folders_come_from_the_command_line(indexed, gallery, tmp_path, served):
+    folder = own_copy(indexed, tmp_path / "index", roots=["/"])
+    address, said = served("--index", str(folder), "--videos", str(tmp_path), "--videos", str(gallery))
+    assert "Not handed out: the videos in /." in said()
+    with closing(Catalog(folder)) as catalog:
+        video = catalog.videos()[0]
+    with urllib.request.urlopen(f"{address}/api/videos/{video.id}/file") as answer:
+        assert answer.read() == video.path.read_bytes()
+    address, _ = served("--index", str(folder))
+    with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+        urllib.request.urlopen(f"{address}/api/videos/{video.id}/file")
+    refused.value.close()
+
+
+def test_a_folder_to_serve_that_is_not_there_is_said(indexed, tmp_path, capsys):
+    assert main(["serve", "--index", str(indexed), "--videos", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere: no such file or folder" in capsys.readouterr().err
+    assert Path(indexed).is_dir()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """Starts `tvr serve` as a process of its own; gives its address and what it has said on stderr."""
+    pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
+    running = []
+
+    def start(*options):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        log = tmp_path / f"{port}.log"
+        with log.open("w") as stream:
+            command = [sys.executable, "-m", "tvr_lightning.cli", "serve", "--port", str(port), *options]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream)
+        running.append(process)
+        address, until = f"http://127.0.0.1:{port}", time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/health").close()
+                return address, log.read_text
+            except OSError:
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < until, "the server did not start"
+                time.sleep(0.1)
+
+    yield start
+    for process in running:
+        process.terminate()
+        process.wait()

@@ -1,0 +1,80 @@
+"""Ctrl-C ends every verb in one sentence and exit status 130, and says how to go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tvr_lightning.synthetic import synthesize
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+SECONDS = 500  # most of it is imports, on a busy machine
+LOOKING = 4  # the verb, the server of its workers, what tracks their resources, and a worker
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    synthesize("msrvtt", root, 40, 0, workers=1, progress=False)
+    return root
+
+
+def interrupted(words: list[str], begun) -> tuple[int, str]:
+    """Run a verb, press Ctrl-C once `begun` is true, and return its exit status and what it said as errors."""
+    command = [sys.executable, "-m", "tvr_lightning.cli", *words]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    end = time.monotonic() + SECONDS
+    while not begun(process.pid) and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group, workers included
+    error = process.communicate(timeout=SECONDS)[1]
+    return process.returncode, error
+
+
+def processes(group: int) -> int:
+    """Count the processes of a group."""
+    found = subprocess.run(["ps", "-eo", "pgid="], capture_output=True, text=True, check=True).stdout.split()
+    return found.count(str(group))
+
+
+def options(root: Path) -> list[str]:
+    return [
+        f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
+        f"--data.init_args.root={root}",
+    ]  # fmt: skip
+
+
+def test_an_interrupted_extraction_ends_in_a_sentence(root, tmp_path):
+    here = tmp_path / "here.yaml"
+    here.write_text(f"data: {{init_args: {{root: {root}}}}}\n")
+    out = tmp_path / "features"
+    words = ["extract", *options(root)[:2], f"--config={here}", f"--out={out}", "--batch_size=1", "--num_workers=2"]
+    status, error = interrupted(words, lambda pid: out.is_dir() and any(out.rglob("*.safetensors")))
+    assert status == 130, error
+    assert "Traceback" not in error
+    assert error.splitlines()[-1] == "tvr: extract was interrupted; the same command goes on where it stopped"
+
+
+def test_an_interrupted_training_ends_in_a_sentence(root, tmp_path):
+    more = ["--data.init_args.batch_size=4", "--trainer.max_epochs=1000", f"--results.directory={tmp_path}"]
+    words = ["fit", *options(root), *more, "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]
+    status, error = interrupted(words, lambda pid: any(tmp_path.rglob("last.ckpt")))
+    assert status == 130, error
+    assert "Traceback" not in error
+    assert error.splitlines()[-1].startswith("tvr: fit was interrupted; with --checkpoints.resume=true")
+
+
+def test_an_interrupted_look_at_the_videos_ends_in_a_sentence(root, tmp_path):
+    here = tmp_path / "here.yaml"
+    here.write_text(f"data: {{init_args: {{root: {root}}}}}\n")
+    words = ["data", "check", f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={here}", "--decode", "--workers=2"]
+    status, error = interrupted(words, lambda pid: processes(pid) >= LOOKING)
+    assert status == 130, error
+    assert "Traceback" not in error
+    assert error.splitlines()[-1] == "tvr: data check was interrupted"

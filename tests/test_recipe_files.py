@@ -1,0 +1,87 @@
+"""What a user types wrong about recipes ends in a sentence that names it; null is null wherever it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from tvr_lightning.cli import main
+from tvr_lightning.recipe import RecipeCLI
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+VERBS = (
+    ["data", "check"], ["data", "stats"], ["extract"], ["caption"], ["audit"], ["profile"], ["fit"], ["test"],
+)  # fmt: skip
+
+
+def said(words, capsys) -> str:
+    assert main(words) == 1
+    found = capsys.readouterr().err
+    assert found.startswith("tvr: ")
+    assert len(found.splitlines()) == 1, found
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest_that_is(verb, capsys, monkeypatch):
+    monkeypatch.chdir(RECIPES.parent)
+    for name in ("tcmgc", "recipes/tcmcg.yaml", "nowhere/tcmgc.yml"):
+        assert f"--config {name}: no such file; near it is recipes/tcmgc.yaml" in said(
+            [*verb, "--config", name], capsys
+        )
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_a_recipe_that_would_run_code_is_refused_unrun(verb, tmp_path, capsys):
+    recipe = tmp_path / "evil.yaml"
+    recipe.write_text(f"data: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
+    found = said([*verb, f"--config={recipe}"], capsys)
+    assert str(recipe) in found
+    assert "python/object/apply:os.mkdir" in found
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", ["- a\n- list\n", "just words", "a: [1"])
+def test_what_is_no_recipe_is_named(content, tmp_path, capsys):
+    recipe = tmp_path / "list.yaml"
+    recipe.write_text(content)
+    assert str(recipe) in said(["data", "check", f"--config={recipe}"], capsys)
+
+
+def test_missing_data_suggest_the_recipe_that_was_named(tmp_path, capsys):
+    here = tmp_path / "here.yaml"
+    here.write_text(f"data: {{class_path: MSRVTT, init_args: {{root: {tmp_path}}}}}\n")
+    assert main(["data", "stats", f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={here}"]) == 1
+    assert f"tvr fit --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml" in capsys.readouterr().err
+
+
+def test_measuring_without_weights_names_the_option_that_needs_none(tmp_path, capsys):
+    recipe = tmp_path / "here.yaml"
+    weights = tmp_path / "ViT-B-32.pt"
+    recipe.write_text(f"model: {{init_args: {{encoder: {{init_args: {{weights: {weights}}}}}}}}}\n")
+    found = said(["profile", f"--config={RECIPES / 'gare.yaml'}", f"--config={recipe}"], capsys)
+    assert "add --random-weights" in found
+    assert f"looked for at {weights}: no such file" in found
+
+
+def test_weights_that_no_architecture_has_are_a_sentence(tmp_path, capsys):
+    options = ["fit", f"--config={RECIPES / 'clip4clip.yaml'}", f"--data.init_args.root={tmp_path}"]
+    found = said([*options, "--model.init_args.encoder.init_args.weights=nosuchtag"], capsys)
+    assert "encoder.weights is 'nosuchtag'" in found
+    assert "no open_clip tag of ViT-B-32; its tags: " in found
+
+
+@pytest.mark.parametrize("written", ["=null", " null", "recipe"])
+@pytest.mark.parametrize("part", ["encoder", "audio_encoder"])
+def test_null_weights_are_random_ones_wherever_they_are_written(part, written, tmp_path, monkeypatch):
+    monkeypatch.setattr(RecipeCLI, "before_instantiate_classes", lambda cli: None)
+    monkeypatch.setattr(RecipeCLI, "instantiate_classes", lambda cli: None)
+    arguments = [f"--config={RECIPES / 'gaid.yaml'}", "--model.init_args.audio_encoder=WhisperEncoder"]
+    option = f"--model.init_args.{part}.init_args.weights"
+    if written == "recipe":
+        recipe = tmp_path / "null.yaml"
+        recipe.write_text(f"model: {{init_args: {{{part}: {{init_args: {{weights: null}}}}}}}}\n")
+        arguments.append(f"--config={recipe}")
+    else:
+        arguments += f"{option}{written}".split()
+    cli = RecipeCLI(args=arguments, run=False)
+    assert cli.config.model.init_args[part].init_args.weights is None

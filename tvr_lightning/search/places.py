@@ -1,0 +1,175 @@
+"""Places outside an index that its user named: videos, another machine's vector store, a captions file.
+
+An index may come from anybody, so what it says of places proves nothing. `tvr index` remembers what the user typed in
+the user's state directory, under the index's identity; `tvr serve` hands out files, and queries are sent to a host,
+only where they were named: then, or on the command line now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from tvr_lightning.data.decoder import open_video
+from tvr_lightning.data.media import VideoError
+from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.files import inside
+
+
+@dataclass
+class Places:
+    """What this user named for one index on this machine.
+
+    Attributes:
+        videos: files and folders, absolute and without symbolic links.
+        store: address of the vector store, None where it lies in the index.
+        captions: captions file, absolute; None without one.
+    """
+
+    videos: list[str] = field(default_factory=list)
+    store: str | None = None
+    captions: str | None = None
+
+    @property
+    def roots(self) -> list[Path]:
+        """The videos as paths."""
+        return [Path(path) for path in self.videos]
+
+
+def identify(catalog: Catalog) -> None:
+    """Give an index an identity, unless it has one: 32 hexadecimal digits that nobody guesses."""
+    if not _identity(catalog):
+        catalog.set_fact("identity", secrets.token_hex(16))
+
+
+def remembered(catalog: Catalog) -> Places:
+    """Return what this user named for an index; nothing for one that came from elsewhere.
+
+    Raises:
+        SearchError: what is kept of it is damaged.
+    """
+    path = _file(catalog)
+    if path is None:
+        return Places()
+    try:
+        return Places(**json.loads(path.read_text(encoding="utf-8")))
+    except OSError:
+        return Places()
+    except (ValueError, TypeError) as error:
+        raise SearchError(f"{path}: damaged ({error}); delete it and name the videos again with tvr index") from error
+
+
+def remember(catalog: Catalog, places: Places) -> str | None:
+    """Keep what the user named for an index; one file, replaced at once.
+
+    Returns:
+        None, or why it cannot be kept, as "path: reason".
+    """
+    path = _file(catalog)
+    if path is None:
+        return "no home directory: what was named here is not remembered; tvr serve will ask for --videos"
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft.write_text(json.dumps(asdict(places), indent=1), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return f"{path}: {reason}; what was named here is not remembered, and tvr serve will ask for --videos"
+    return None
+
+
+def forget(catalog: Catalog) -> None:
+    """Forget what the user named for an index that is given up."""
+    path = _file(catalog)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def choose_store(catalog: Catalog, given: str | None, default: str) -> str:
+    """Return the vector store of an index, one on another machine only where the user named it.
+
+    Args:
+        catalog: of the index.
+        given: what the command line says.
+        default: of an index that names none.
+
+    Raises:
+        SearchError: the index names an address that the user has not named.
+    """
+    said = given or catalog.fact("store") or default
+    if given is None and "://" in said and remembered(catalog).store != said:
+        raise SearchError(
+            f"{catalog.folder}: its vectors lie at {said}, where every query would be sent; this index was not made "
+            f"here by you. If you trust that address, add --store {said}"
+        )
+    return str(said)
+
+
+def known_roots(catalog: Catalog, places: Places) -> list[Path]:
+    """Return the files and folders that an index covers, if the user named all of them.
+
+    Raises:
+        SearchError: the index names others.
+    """
+    strange = [root for root in catalog.fact("roots") or [] if root not in places.videos]
+    if strange:
+        raise SearchError(
+            f"{catalog.folder}: says that it covers {', '.join(strange)}, which you have not named here; to index "
+            f"them, name them: tvr index {shlex.join([*strange, '--out', str(catalog.folder)])}"
+        )
+    return places.roots
+
+
+def handed_out(path: Path, folders: Sequence[Path]) -> Path:
+    """Return a file, all its symbolic links followed, that may be handed out.
+
+    Args:
+        path: the file as an index names it.
+        folders: files and folders that the user named, resolved.
+
+    Raises:
+        SearchError: it lies below none of them, or is no video.
+    """
+    resolved = Path(os.path.realpath(path))
+    if not inside(resolved, folders):
+        raise SearchError(f"{path.name}: lies below no folder that may be handed out; see tvr serve --videos")
+    try:
+        state = resolved.stat()
+        _require_video(resolved, state.st_size, state.st_mtime_ns)
+    except VideoError as error:
+        raise SearchError(f"{path.name}: {error.reason}") from error
+    except OSError as error:
+        raise SearchError(f"{path.name}: cannot be read; run tvr index again") from error
+    return resolved
+
+
+@lru_cache(maxsize=4096)
+def _require_video(path: Path, size: int, modified: int) -> None:
+    """Check that a file is a video, once for each state of it: players ask for a file in many ranges of bytes."""
+    with open_video(path, threads=1):
+        return
+
+
+def _identity(catalog: Catalog) -> str | None:
+    identity = str(catalog.fact("identity"))
+    return identity if re.fullmatch(r"[0-9a-f]{32}", identity) else None
+
+
+def _file(catalog: Catalog) -> Path | None:
+    identity = _identity(catalog)
+    try:
+        base = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    except RuntimeError:  # a user without a home directory
+        return None
+    return base / "tvr_lightning" / "indexes" / f"{identity}.json" if identity else None
