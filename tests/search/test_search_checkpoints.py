@@ -16,7 +16,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
 from tvr_lightning.encoders.sources import find_weights, weights_follow
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.search import ScorerSource, Searcher
+from tvr_lightning.search import ScorerSource, Searcher, index
 from tvr_lightning.search.scorer import Scorer
 
 TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
@@ -141,3 +141,40 @@ def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_n
     with pytest.raises(ValueError, match="would be fetched"):
         find_weights("hf-hub:somebody/model", None)
     assert no_network == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda saved: saved.pop("state_dict"), "no 'state_dict'"),
+        (lambda saved: saved.update(state_dict={}), "does not fit this CLIP4Clip"),
+        (lambda saved: saved.update(state_dict=[1]), "does not fit this CLIP4Clip"),
+        (lambda saved: saved["hyper_parameters"].update(words="many"), "words"),
+        (lambda saved: saved["hyper_parameters"].update(encoder=3), "encoder"),
+        (lambda saved: saved["hyper_parameters"]["encoder"]["init_args"].update(width=63), "width is 63"),
+        (lambda saved: saved["hyper_parameters"]["encoder"]["init_args"].update(colour="red"), "colour"),
+        (lambda saved: saved["hyper_parameters"].update(_instantiator="os.system"), "os.system"),
+        (
+            lambda saved: saved["hyper_parameters"].update(_class_path="tvr_lightning.encoders.ClipEncoder"),
+            "a retrieval method",
+        ),
+        (
+            lambda saved: saved["hyper_parameters"].update(_class_path="tvr_lightning.methods.Nothing"),
+            "cannot be found",
+        ),
+        (lambda saved: saved.update(datamodule_hyper_parameters=[1]), "datamodule_hyper_parameters"),
+        (lambda saved: saved.update(datamodule_hyper_parameters={"sampling": "none"}), "sampling"),
+    ],
+)
+def test_a_malformed_checkpoint_ends_in_a_sentence_and_leaves_nothing(
+    checkpoints, gallery, tmp_path, capsys, spoil, said
+):
+    saved = torch.load(checkpoints["clip4clip"], weights_only=True)
+    spoil(saved)
+    torch.save(saved, tmp_path / "bad.ckpt")
+    assert main(["index", str(gallery), "--out", str(tmp_path / "index"), "--ckpt", str(tmp_path / "bad.ckpt")]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"tvr: {tmp_path / 'bad.ckpt'}: ")
+    assert said in line
+    assert not (tmp_path / "index").exists()
+    assert index([gallery], tmp_path / "index", [ScorerSource(str(checkpoints["clip4clip"]))], "exact").total == 8

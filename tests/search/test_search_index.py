@@ -1,5 +1,6 @@
 """Indexing: what is kept, what is noticed, what survives a kill."""
 
+import contextlib
 import errno
 import os
 import random
@@ -309,3 +310,52 @@ def test_an_index_whose_videos_are_all_gone_stays_and_says_so(gallery, tmp_path,
     assert main(["index", "--out", str(out)]) == 1
     write_clip(folder / "a.mp4", 1)
     assert main(["index", "--out", str(out)]) == 0
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """No file of this process grows beyond so many bytes; writing on fails as on a full disk."""
+    resource = pytest.importorskip("resource", reason="only Unix limits the size of files")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_costs_a_batch_and_ends_in_a_sentence(gallery, tmp_path, checkpoints, capsys):
+    ckpt, whole = ["--ckpt", str(checkpoints["clip4clip"]), "--store", "exact", "--batch_size", "2"], tmp_path / "whole"
+    assert main(["index", str(gallery), "--out", str(whole), *ckpt]) == 0
+    kept = set()
+    size = max(path.stat().st_size for path in whole.iterdir())
+    for share in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5):
+        out = tmp_path / f"index-{share}"
+        with largest_file(int(share * size)):
+            status = main(["index", str(gallery), "--out", str(out), *ckpt])
+        said = capsys.readouterr().err
+        if status:
+            assert "cannot be" in said
+            assert "written" in said
+            assert len(said.strip().splitlines()) == 1
+        before = written(out)
+        kept.add(before)
+        assert out.exists() == bool(before), "an index without videos is none"
+        assert main(["index", str(gallery), "--out", str(out), *ckpt]) == 0
+        assert f"{8 - before} videos added, {before} kept" in capsys.readouterr().out
+        assert content(out) == content(whole)
+    assert 0 in kept
+    assert kept & set(range(1, 8)), "no limit fell into the run"
+
+
+def test_a_full_disk_under_the_vectors_ends_in_a_sentence(gallery, tmp_path, checkpoints, sources, capsys):
+    pytest.importorskip("lancedb", reason="the extra `search` is not installed")
+    out = tmp_path / "index"
+    make(gallery, out, sources)
+    with contextlib.closing(Catalog(out)) as catalog:
+        store = open_vectors("lancedb", catalog)
+        with largest_file(200), pytest.raises(SearchError, match=r"LanceDB cannot write it .*run tvr index again"):
+            follow(store, catalog)
+    assert make(gallery, out, sources, store="lancedb").kept == 8
+    with Searcher(out) as searcher:
+        assert len(searcher.search("a").results) == 8

@@ -10,6 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tvr_lightning.search import Searcher
+from tvr_lightning.search.results import clock
 from tvr_lightning.search.server import ServerOptions, create_app
 
 
@@ -75,6 +76,98 @@ def test_bad_input_is_said_aloud(browser, address, tmp_path):
     assert status.get_attribute("aria-live") == "polite"
 
 
+SHOWN = "return ['query', 'like'].map(id => document.getElementById(id)).map(e => e.value ?? e.textContent)"
+FIRST = "return document.querySelector('#answers h3')?.textContent"
+
+
+def test_the_box_shows_what_was_asked(browser, address, gallery):
+    ask(browser, address)
+    assert browser.execute_script(SHOWN) == ["a red square", ""]
+    chip = browser.find_element(By.ID, "chip")
+    assert not chip.is_displayed()
+    name = browser.execute_script(FIRST).partition(" ")[2]
+    browser.find_element(By.CLASS_NAME, "similar").click()
+    wait(browser, lambda b: b.execute_script(FIRST).partition(" ")[2] != name)
+    assert browser.execute_script(SHOWN) == ["", f"like {name}"]
+    assert chip.is_displayed()
+    browser.find_element(By.ID, "example").send_keys(str(gallery / "clip4.mp4"))
+    wait(browser, lambda b: b.execute_script(FIRST) == "1. clip4.mp4")
+    assert browser.execute_script(SHOWN) == ["", "like clip4.mp4"]
+    query = browser.find_element(By.ID, "query")
+    browser.execute_script("document.getElementById('answers').replaceChildren()")
+    query.send_keys(Keys.ENTER)
+    wait(browser, lambda b: b.execute_script(FIRST) == "1. clip4.mp4")  # an empty box beside a chip asks it again
+    query.send_keys("half a question")
+    browser.find_element(By.TAG_NAME, "summary").click()
+    browser.find_element(By.ID, "top").clear()
+    browser.find_element(By.ID, "top").send_keys("1", Keys.TAB)
+    wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#answers li")) == 1)
+    assert browser.execute_script(SHOWN) == ["half a question", "like clip4.mp4"], "what is being typed stays"
+    query.send_keys(Keys.ENTER)
+    wait(browser, lambda b: not chip.is_displayed())
+    assert browser.execute_script(SHOWN) == ["half a question", ""]
+    browser.find_element(By.CLASS_NAME, "similar").click()
+    wait(browser, lambda b: chip.is_displayed())
+    browser.find_element(By.ID, "forget").click()
+    assert not chip.is_displayed()
+    assert not browser.find_elements(By.CSS_SELECTOR, "#answers li")
+    assert browser.switch_to.active_element.get_attribute("id") == "query"
+
+
+def test_the_clock_of_the_page_is_that_of_the_command_line(browser, address):
+    browser.get(address)
+    times = [0.04, 9.96, 59.96, 63.3, 3599.96, 3723.4, 36000.0]
+    assert browser.execute_script("return arguments[0].map(clock)", times) == [clock(each) for each in times]
+    assert browser.execute_script("return clock(3723)") == "1:02:03.0"
+
+
+def test_everything_stays_in_one_column_of_a_wide_window(browser, address):
+    size = browser.get_window_size()
+    browser.set_window_size(1900, 900)
+    try:
+        browser.get(address)
+        edges = "return ['header', 'main', 'footer'].map(e => document.querySelector(e).getBoundingClientRect().left)"
+        left = browser.execute_script(edges)
+        assert left[0] > 0
+        assert left == [left[0]] * 3
+    finally:
+        browser.set_window_size(size["width"], size["height"])
+
+
+def test_arrows_move_among_results(browser, address):
+    items = ask(browser, address)
+    rows = [item.rect["y"] for item in items]
+    columns = rows.count(rows[0])
+    assert 1 < columns < 8
+
+    def press(key):
+        webdriver.ActionChains(browser).send_keys(key).perform()
+        found = browser.execute_script(
+            "return [...document.querySelectorAll('#answers li')].findIndex(li => li.contains(document.activeElement))"
+        )
+        return found if found >= 0 else browser.switch_to.active_element.get_attribute("id")
+
+    assert browser.switch_to.active_element.get_attribute("id") == "query"
+    assert press(Keys.ARROW_LEFT) == "query", "in the text, left and right move in the text"
+    assert press(Keys.ARROW_UP) == "query"
+    assert press(Keys.ARROW_DOWN) == 0
+    outline = "return getComputedStyle(arguments[0].querySelector('article')).outlineStyle"
+    assert [browser.execute_script(outline, item) for item in items[:2]] == ["solid", "none"], "it is seen where one is"
+    assert press(Keys.ARROW_RIGHT) == 1
+    assert press(Keys.ARROW_DOWN) == 1 + columns
+    assert press(Keys.ARROW_UP) == 1
+    webdriver.ActionChains(browser).key_down(Keys.CONTROL).send_keys(Keys.ARROW_DOWN).key_up(Keys.CONTROL).perform()
+    assert items[1].find_element(By.CLASS_NAME, "play") == browser.switch_to.active_element
+    webdriver.ActionChains(browser).send_keys(Keys.ENTER).perform()
+    wait(browser, lambda b: items[1].find_elements(By.TAG_NAME, "video"))
+    assert press(Keys.ARROW_DOWN) == 1, "a video keeps its own keys"
+    assert press(Keys.ESCAPE) == 1
+    assert press(Keys.ARROW_UP) == "query"
+    browser.find_element(By.TAG_NAME, "summary").click()
+    browser.find_element(By.ID, "top").click()
+    assert press(Keys.ARROW_DOWN) == "top", "a number keeps its own keys"
+
+
 def test_keys_alone_suffice(browser, address):
     ask(browser, address)
     act = webdriver.ActionChains(browser)
@@ -97,6 +190,9 @@ def test_everything_has_a_name_and_fits_a_phone_in_the_dark(browser, address):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
     try:
         ask(browser, address)
+        browser.find_element(By.CLASS_NAME, "similar").click()
+        wait(browser, lambda b: b.find_element(By.ID, "chip").is_displayed())
+        browser.execute_script("document.getElementById('like').textContent += ' of a very long name'.repeat(9)")
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
         ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert max(int(part) for part in ground[4:-1].split(",")) < 64

@@ -232,9 +232,15 @@ class Catalog:
                     "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
                 )
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # on a full disk SQLite has rolled back by itself
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
+            try:
+                self._connection.execute("COMMIT")
+            except sqlite3.Error:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
 
     def fact(self, name: str) -> Any:
         """Return a value kept under a name, None where there is none."""

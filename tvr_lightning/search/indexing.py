@@ -7,6 +7,7 @@ import dataclasses
 import io
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.data.video import VideoError, read_clip
 from tvr_lightning.encoders.captioner import load_captioner
 from tvr_lightning.encoders.sources import MissingWeightsError
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
 from tvr_lightning.search.captions import describe_videos, join_captions
@@ -105,7 +107,8 @@ def index(
         What was done; unreadable videos are listed there, and the others go on.
 
     Raises:
-        SearchError: nothing to index, other weights than the index was made with, or an option out of range.
+        SearchError: nothing to index, other weights than the index was made with, an option out of range, or a disk
+            that is full; what was indexed stays.
         BusyError: another process writes the index.
         MissingAssetError: the captions file or the captioner's weights are absent.
     """
@@ -119,7 +122,7 @@ def index(
     given = resolve_roots(videos) if videos else []
     folder = Path(out)
     made = not folder.exists() or (folder / FILE).is_file()
-    with _only_writer(folder), _catalog(folder, made) as catalog:
+    with _unwritable(folder), _only_writer(folder), _catalog(folder, made) as catalog:
         identify(catalog)
         places = remembered(catalog)
         roots, new = catalog.fact("roots") or [], catalog.fact("scorers") is None
@@ -218,6 +221,22 @@ def _absolute(source: dict[str, Any]) -> dict[str, Any]:
     if source["checkpoint"]:
         source["checkpoint"] = os.path.realpath(source["checkpoint"])
     return source
+
+
+@contextlib.contextmanager
+def _unwritable(folder: Path) -> Iterator[None]:
+    """Say in a sentence that the disk is full or not writable."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (sqlite3.Error, OSError) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        where = error.filename if isinstance(error, OSError) and error.filename else folder
+        raise SearchError(
+            f"{where}: cannot be written ({said}): the disk may be full, or the size of files limited. Finished "
+            "batches are kept; make room and run tvr index again, which goes on from there"
+        ) from error
 
 
 @contextlib.contextmanager

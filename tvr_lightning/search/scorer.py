@@ -199,6 +199,10 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     data = saved.get("datamodule_hyper_parameters") or {}
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: datamodule_hyper_parameters holds a {type(data).__name__}, expected names")
+    if data.get("sampling") and data["sampling"] not in get_args(FrameSampling):
+        raise CheckpointError(
+            f"{path}: sampling is {data['sampling']!r}; expected {', '.join(get_args(FrameSampling))}"
+        )
     return module, data
 
 

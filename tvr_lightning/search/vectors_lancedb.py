@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 from torch import Tensor
 
-from tvr_lightning.search.errors import optional
+from tvr_lightning.search.errors import SearchError, optional
 from tvr_lightning.search.vectors import Hits, VectorStore
 
 TABLE = "videos"
@@ -30,7 +31,7 @@ class LanceStore(VectorStore):
         address: a folder, or `s3://...`, `gs://...`, `az://...`.
 
     Raises:
-        SearchError: lancedb is not installed.
+        SearchError: lancedb is not installed, or a write fails.
     """
 
     def __init__(self, address: str) -> None:
@@ -64,16 +65,18 @@ class LanceStore(VectorStore):
         columns = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
         rows = pa.table({"key": pa.array(list(keys), type=pa.int64()), "vector": columns})
         table = self._open()
-        if table is None:
-            self._table = self._connection.create_table(TABLE, rows)
-        else:
-            table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+        with self._writing():
+            if table is None:
+                self._table = self._connection.create_table(TABLE, rows)
+            else:
+                table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def remove(self, keys: Sequence[int]) -> None:
         """Delete rows."""
         table = self._open()
         for start in range(0, len(keys) if table is not None else 0, 1000):
-            table.delete(f"key IN ({', '.join(str(int(key)) for key in keys[start : start + 1000])})")
+            with self._writing():
+                table.delete(f"key IN ({', '.join(str(int(key)) for key in keys[start : start + 1000])})")
 
     def nearest(self, query: Tensor, count: int, among: Sequence[int] | None = None) -> Hits:
         """Find rows by the cosine with a (D,) query, through the index where there is one.
@@ -100,11 +103,23 @@ class LanceStore(VectorStore):
         table = self._open()
         if table is None:
             return
-        # Joined before the index is built: afterwards LanceDB would divide the index anew as well.
-        table.optimize()
-        rows = table.count_rows()
-        if rows >= ROWS_FOR_AN_INDEX and not table.list_indices():
-            from lancedb.index import IvfFlat
+        with self._writing():
+            # Joined before the index is built: afterwards LanceDB would divide the index anew as well.
+            table.optimize()
+            rows = table.count_rows()
+            if rows >= ROWS_FOR_AN_INDEX and not table.list_indices():
+                from lancedb.index import IvfFlat
 
-            partitions = -(-rows // ROWS_PER_PARTITION)
-            table.create_index("vector", config=IvfFlat(distance_type="cosine", num_partitions=partitions))
+                partitions = -(-rows // ROWS_PER_PARTITION)
+                table.create_index("vector", config=IvfFlat(distance_type="cosine", num_partitions=partitions))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, OSError) as error:  # as LanceDB's own library reports disks and hosts
+            said = " ".join(str(error).split())[:300]
+            raise SearchError(
+                f"{self._connection.uri}: LanceDB cannot write it ({said}); the catalog keeps what was indexed: see to "
+                "the disk, or the address, and run tvr index again"
+            ) from error

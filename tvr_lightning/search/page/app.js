@@ -2,10 +2,12 @@
 const $ = (id) => document.getElementById(id);
 const state = { last: null, asked: 0 };
 
+/* 2:03.4, or 1:02:03.4 from an hour on. */
 function clock(seconds) {
   const tenths = Math.round(seconds * 10);
   const rest = ((tenths % 600) / 10).toFixed(1).padStart(4, "0");
-  return `${Math.floor(tenths / 600)}:${rest}`;
+  const minutes = Math.floor(tenths / 600), hours = Math.floor(minutes / 60);
+  return hours ? `${hours}:${String(minutes % 60).padStart(2, "0")}:${rest}` : `${minutes}:${rest}`;
 }
 
 function say(text, wrong = false) {
@@ -57,7 +59,17 @@ async function ask(requests) {
   }
 }
 
+/* The box shows what was asked: words, or a chip that names the example and no words. */
+function showLike(name) {
+  $("chip").hidden = name === null;
+  $("like").textContent = name === null ? "" : `like ${name}`;
+  $("like").title = $("like").textContent;
+  $("forget").setAttribute("aria-label", name === null ? "" : `Forget ${name}`);
+  if (name !== null) $("query").value = "";
+}
+
 function askText() {
+  showLike(null);
   const query = $("query").value;
   const scorers = [$("rerank").value];
   if ($("beside").value) scorers.push($("beside").value);
@@ -65,16 +77,38 @@ function askText() {
   ask(scorers.map((name) => [textAddress(query, name)]));
 }
 
-/* Read before it is sent: the request then no longer hangs on the chosen file, which the page lets go of. */
-async function askClip(file) {
-  state.last = () => askClip(file);
-  const body = await file.arrayBuffer();
-  ask([[`/api/search/video?${filters()}`, { method: "POST", body, headers: { "Content-Type": file.type || "video/mp4" } }]]);
+function askLike(name, again) {
+  showLike(name);
+  state.last = again;
+  again();
 }
 
-function askSimilar(id) {
-  state.last = () => askSimilar(id);
-  ask([[`/api/videos/${id}/similar?${filters()}`]]);
+/* Read before it is sent: the request then no longer hangs on the chosen file, which the page lets go of. */
+function askClip(file) {
+  const content = file.arrayBuffer();
+  const headers = { "Content-Type": file.type || "video/mp4" };
+  askLike(file.name, async () => {
+    const mine = ++state.asked;
+    try {
+      const body = await content;
+      if (mine === state.asked) ask([[`/api/search/video?${filters()}`, { method: "POST", body, headers }]]);
+    } catch {
+      if (mine === state.asked) say(`${file.name}: this browser cannot read the file`, true);
+    }
+  });
+}
+
+function askSimilar(result) {
+  askLike(result.path, () => ask([[`/api/videos/${result.id}/similar?${filters()}`]]));
+}
+
+function forget() {
+  state.asked++;
+  state.last = null;
+  showLike(null);
+  $("answers").replaceChildren();
+  say("");
+  $("query").focus();
 }
 
 function drawAnswer(answer) {
@@ -104,7 +138,7 @@ function drawResult(result) {
   find(".said").hidden = !result.captions.length;
   find(".play").addEventListener("click", () => play(item, result, best.time));
   find(".similar").setAttribute("aria-label", `More like ${result.path}`);
-  find(".similar").addEventListener("click", () => askSimilar(result.id));
+  find(".similar").addEventListener("click", () => askSimilar(result));
   drawStrip(find(".strip"), result, (time) => play(item, result, time));
   for (const moment of result.best) {
     const button = document.createElement("button");
@@ -178,10 +212,10 @@ document.addEventListener("keydown", (event) => {
     const item = document.activeElement.closest("li");
     stop();
     item?.querySelector(".play")?.focus();
-  } else if ((event.key === "ArrowRight" || event.key === "ArrowLeft") && !typing) {
-    const plays = [...document.querySelectorAll(".play")];
-    const here = plays.findIndex((play) => play.closest("li").contains(document.activeElement));
-    const next = plays[here + (event.key === "ArrowRight" ? 1 : -1)] ?? plays[0];
+  } else if (event.key.startsWith("Arrow") && !(event.altKey || event.ctrlKey || event.metaKey || event.shiftKey)) {
+    const inQuery = event.target === $("query");
+    if (typing && !(inQuery && event.key === "ArrowDown")) return;
+    const next = neighbour(event.key);
     if (next) {
       event.preventDefault();
       next.focus();
@@ -189,7 +223,29 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-$("form").addEventListener("submit", (event) => { event.preventDefault(); askText(); });
+/* Where an arrow leads: left and right in the order of the ranks, up and down in the column, up from the top to the query. */
+function neighbour(key) {
+  const items = [...document.querySelectorAll("#answers li")];
+  const target = (item) => item?.querySelector(".play, video");
+  const here = items.findIndex((item) => item.contains(document.activeElement));
+  if (here < 0) return key === "ArrowUp" ? null : target(items[0]);
+  if (key === "ArrowRight" || key === "ArrowLeft") return target(items[here + (key === "ArrowRight" ? 1 : -1)]);
+  const from = items[here].getBoundingClientRect();
+  const down = key === "ArrowDown";
+  const beyond = [...items[here].parentElement.children]
+    .map((item) => ({ item, box: item.getBoundingClientRect() }))
+    .filter(({ box }) => (down ? box.top >= from.bottom : box.bottom <= from.top));
+  const far = ({ box }) => Math.abs(box.top - from.top) + Math.abs(box.left - from.left) / 1e4;
+  beyond.sort((one, other) => far(one) - far(other));
+  return beyond.length ? target(beyond[0].item) : down ? null : $("query");
+}
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!$("chip").hidden && $("query").value === "") state.last();
+  else askText();
+});
+$("forget").addEventListener("click", forget);
 $("form").addEventListener("change", (event) => {
   if (event.target.closest(".options") && state.last) state.last();
 });
