@@ -21,7 +21,7 @@ from tvr_lightning.search.catalog import Catalog, Entry
 from tvr_lightning.search.files import VideoFile
 
 NOBODY = 65534
-PACKAGES = {"exact": "torch", "lancedb": "lancedb", "faiss-hnsw": "faiss"}
+PACKAGES = {"exact": "torch", "lancedb": "lancedb"}
 HOLDER = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)

@@ -183,7 +183,7 @@ def shard_files(folder: Path) -> list[Path]:
                 f"{path} leads out of the feature store {folder}, to {path.resolve()}; a store holds its own files: "
                 "put what it leads to into its place, or extract again with another --out"
             )
-        found.append((PARTS.index(named["part"]), int(named["number"]), path))  # type: ignore[arg-type]
+        found.append((PARTS.index(named["part"]), int(named["number"]), path))
     return [path for _, _, path in sorted(found)]
 
 
