@@ -16,7 +16,7 @@ from typing import Literal
 import av
 import numpy as np
 
-from tvr_lightning.data.media import Allowance, VideoError, open_media, words_of
+from tvr_lightning.data.media import Allowance, VideoError, open_media, packets_of, words_of
 from tvr_lightning.data.packets import check_packets
 from tvr_lightning.errors import UserError
 
@@ -170,7 +170,7 @@ def _frames(
     allowance: Allowance,
 ) -> Iterator[av.AudioFrame]:
     """Decode packet by packet, so that a damaged packet costs its own samples and no others; note it in `failures`."""
-    packets = container.demux(stream)
+    packets = packets_of(container, stream)
     for number in itertools.count(1):
         allowance.check()
         check_packets(number, allowance.path)
