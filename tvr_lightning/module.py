@@ -138,7 +138,7 @@ class RetrievalModule(LightningModule):
         self.evaluation: Evaluation | None = None
         self.predictions: tuple[Tensor, Tensor, Tensor] | None = None
         self.bias_logits: LogitMap | None = None
-        self._pairs: PairedFeatures | None = None
+        self._pairs: list[PairedFeatures] = []
         self._texts: list[tuple[Tensor, TextFeatures]] = []
         self._videos: list[tuple[Tensor, VideoFeatures]] = []
         self._skipped: set[str] = set()
@@ -266,7 +266,15 @@ class RetrievalModule(LightningModule):
         return 1.0 / float(self.temperature().detach())
 
     def update_state(self, pairs: PairedFeatures) -> None:
-        """Called once after every optimiser step with the step's gathered, detached pairs (NCL's queues)."""
+        """Called once after every optimiser step with the step's gathered, detached pairs (NCL's queues).
+
+        Those of all batches that the step accumulated, in their order; they are kept only where `reads_pairs`.
+        """
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether `update_state` does anything with a step's pairs, so that they must be kept for it."""
+        return type(self).update_state is not RetrievalModule.update_state
 
     def encode_extras(self, batch: PairBatch) -> dict[str, Any]:
         """Turn a batch's extras into those of `PairedFeatures`: tensors with first dimension B."""
@@ -306,6 +314,10 @@ class RetrievalModule(LightningModule):
 
     # Training
 
+    def on_train_start(self) -> None:
+        """Forget the pairs of a step that an interrupted run in this process left unfinished."""
+        self._pairs.clear()
+
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
         """Encode, gather, and return the sum of the loss terms, a scalar; every term is logged."""
         self._skipped.update(batch.video.skipped)
@@ -318,7 +330,8 @@ class RetrievalModule(LightningModule):
         loss = torch.stack([term.reshape(()) for term in terms.values()]).sum()
         if not torch.isfinite(loss):
             self._raise_non_finite(terms, batch)
-        self._pairs = pairs.detach()
+        if self.reads_pairs:
+            self._pairs.append(pairs.detach())
         of_parts = self.gather in ("local", "none") and world_size() > 1  # else every device has the whole loss
         if len(terms) > 1:
             self.log_dict({f"train/{name}": term.detach() for name, term in terms.items()}, sync_dist=of_parts)
@@ -348,8 +361,9 @@ class RetrievalModule(LightningModule):
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.temperature.clamp()
-        if self._pairs is not None:
-            self.update_state(self._pairs)
+        if self._pairs:
+            self.update_state(PairedFeatures.cat(self._pairs))
+            self._pairs.clear()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Build the recipe's optimiser with its per-step schedule over the whole run."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tvr_lightning.checkpoints import CheckpointError
@@ -342,6 +342,37 @@ def test_resuming_is_exact_queues_included(fixture_root, tmp_path):
     assert int(first["text_queue.filled"]) == 20
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
+
+
+class Waiting(Callback):
+    """Counts the pairs that wait for `update_state` after every batch."""
+
+    def __init__(self) -> None:
+        self.counts = []
+
+    def on_train_batch_end(self, trainer, pl_module, *arguments) -> None:
+        self.counts.append(sum(len(pairs.text) for pairs in pl_module._pairs))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
+@pytest.mark.parametrize(("recipe", "waiting"), [("ncl", [4, 8, 0, 0]), ("clip4clip", [0] * 4)])
+def test_queues_get_the_pairs_of_all_accumulated_batches_and_nobody_else_keeps_them(fixture_root, recipe, waiting):
+    model, data = build(fixture_root, recipe, "--data.init_args.batch_size=4")
+    seen = Waiting()
+    run = trainer(
+        max_epochs=1, limit_val_batches=0, enable_checkpointing=False, accumulate_grad_batches=3, callbacks=[seen]
+    )
+    run.fit(model, datamodule=data)
+    assert run.global_step == 2  # three batches, and the last one alone
+    assert seen.counts == waiting
+    if recipe == "ncl":
+        assert len(model.text_queue) == len(model.video_queue) == 16
+
+
+def test_without_queues_no_pairs_are_kept():
+    assert method().reads_pairs
+    assert not method(queue_size=0).reads_pairs
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")

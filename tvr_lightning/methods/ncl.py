@@ -187,6 +187,11 @@ class NCL(RetrievalModule):
         self.text_queue.push(text)
         self.video_queue.push(video)
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether there are queues to fill, or the base method keeps pairs itself."""
+        return self.text_queue is not None or self.base.reads_pairs
+
     def bank(self) -> Bank:
         """Return the queues' texts and videos, or those of the training split encoded anew.
 
