@@ -156,6 +156,8 @@ class RecipeCLI(LightningCLI):
         """Build model, data and trainer; options that conflict end in one sentence."""
         try:
             super().instantiate_classes()
+            trainer = self.trainer
+            self.model.encoder.check_precision(str(trainer.precision), type(trainer.strategy).__name__)
         except (ValueError, TypeError) as error:
             raise RecipeError(str(error)) from error
 

@@ -36,6 +36,7 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.stored import check_store
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerAccuracy, AnswerEvaluation, evaluate_answers, frequent_answers
+from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.features import Record, TextFeatures, VideoFeatures
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
@@ -75,7 +76,8 @@ class VideoQuestionAnswering(LightningModule):
         hidden, dropout, pooling, spot_ratio, micro, inputs: see `AnswerHead`.
 
     Raises:
-        ValueError: `micro` with a method that has no patches, or what `AnswerHead` refuses.
+        ValueError: `micro` with a method that has no patches, options of the method or the optimiser that answering
+            does not use, or what `AnswerHead` refuses.
     """
 
     monitor = "val/accuracy"
@@ -109,6 +111,7 @@ class VideoQuestionAnswering(LightningModule):
                 f"micro: {type(self.method).__name__} has no patches; choose another method or micro: false"
             )
         self.optimizer_config = optimizer or OptimizerConfig()
+        self._check_options()
         self.answers = answers
         self.pretrained = pretrained
         self.head = AnswerHead(encoder.dimension, answers, hidden, dropout, pooling, spot_ratio, micro, inputs)
@@ -124,6 +127,22 @@ class VideoQuestionAnswering(LightningModule):
         self._bank: tuple[VideoFeatures, Tensor] | None = None
         self._given: list[tuple[Tensor, _Given]] = []
         self._skipped: set[str] = set()
+
+    def _check_options(self) -> None:
+        """Refuse what would be ignored: the method makes features here, and is neither trained nor evaluated itself."""
+        if self.optimizer_config.gradient_cache is not None:
+            raise ValueError(
+                "optimizer.gradient_cache is for losses that need a whole batch together; questions are answered one "
+                "by one, so set it to null, and trainer.accumulate_grad_batches where a batch does not fit"
+            )
+        unused = {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
+        wrong = [name for name, default in unused.items() if getattr(self.method, f"{name}_config") != default]
+        wrong += ["gather"] if self.method.gather != "global" else []
+        if wrong:
+            raise ValueError(
+                f"model.init_args.method.init_args has {' and '.join(wrong)}, which answering questions does not use; "
+                "leave them out there (the optimiser is set in model.init_args.optimizer)"
+            )
 
     @property
     def encoder(self) -> Encoder:
@@ -152,7 +171,9 @@ class VideoQuestionAnswering(LightningModule):
             NoQuestionsError: the data have captions.
             CheckpointError: `pretrained` holds another method, or one of other sizes.
             StoreError: stored features were made with another encoder.
+            ValueError: the encoder's precision does not go with the trainer's precision or strategy.
         """
+        self.encoder.check_precision(str(self.trainer.precision), type(self.trainer.strategy).__name__)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not hasattr(data, "questions"):
             raise NoQuestionsError(
