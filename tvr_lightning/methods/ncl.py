@@ -29,6 +29,7 @@ from torch import Tensor
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.distributed import Gather, gather_record
+from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -219,6 +220,11 @@ class NCL(RetrievalModule):
         super().on_load_checkpoint(checkpoint)
 
     # The base method's own
+
+    @property
+    def audio_encoder(self) -> AudioEncoder | None:
+        """The base method's encoder of sound, where it hears."""
+        return getattr(self.base, "audio_encoder", None)
 
     def text_features(self, batch: TextBatch) -> TextFeatures:
         """Encode N texts as the base method does."""

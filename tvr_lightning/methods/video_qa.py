@@ -32,6 +32,7 @@ from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.distributed import gather_batches, gather_objects, gather_tensor, world_size
+from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.stored import check_store
 from tvr_lightning.errors import UserError
@@ -150,6 +151,11 @@ class VideoQuestionAnswering(LightningModule):
         return self.method.encoder
 
     @property
+    def audio_encoder(self) -> AudioEncoder | None:
+        """The method's encoder of sound, where it hears."""
+        return getattr(self.method, "audio_encoder", None)
+
+    @property
     def image_size(self) -> int:
         """Side of the square frames in pixels that the encoder takes; recipes link it to the data."""
         return self.method.image_size
@@ -180,7 +186,7 @@ class VideoQuestionAnswering(LightningModule):
                 f"{type(data).__name__} has captions and no questions; set data.class_path to MSRVTTQA"
             )
         if data.store is not None:
-            rank_zero_info(check_store(data.store, self.encoder, getattr(self.method, "audio_encoder", None)))
+            rank_zero_info(check_store(data.store, self.encoder, self.audio_encoder))
         if stage != "fit":
             return
         given = [question.answer for question in data.questions("train")]
