@@ -185,7 +185,7 @@ class RecipeCLI(LightningCLI):
         encoder = self.options.model.init_args.encoder
         if encoder.class_path.rpartition(".")[2] == "ClipEncoder":
             checks = [*checks, lambda: find_weights(encoder.init_args.architecture, encoder.init_args.weights)]
-        for check in [*checks, *_sound_checks(self.options.model.init_args)]:
+        for check in [*checks, *_sound_checks(self.options.model.init_args, encoder.class_path)]:
             try:
                 check()
             except MissingAssetError as error:
@@ -212,6 +212,8 @@ class RecipeCLI(LightningCLI):
         """Build model, data and trainer; options that conflict end in one sentence."""
         try:
             super().instantiate_classes()
+            trainer = self.trainer
+            self.model.encoder.check_precision(str(trainer.precision), type(trainer.strategy).__name__)
         except (ValueError, TypeError) as error:
             raise RecipeError(str(error)) from error
 
@@ -542,12 +544,21 @@ def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _sound_checks(method: Namespace) -> list[Callable[[], object]]:
-    """Return what looks for the weights of the audio encoder that a method would build, none where it hears nothing."""
+def _sound_checks(method: Namespace, encoder: str) -> list[Callable[[], object]]:
+    """Return what looks for the weights of the audio encoder that a method would build, none where it hears nothing.
+
+    Args:
+        method: its options; a method around another (NCL, question answering) builds that one's.
+        encoder: class of the encoder of frames and texts.
+    """
+    for name in ("base", "method"):
+        within = method.get(name)
+        if isinstance(within, Namespace) and "init_args" in within:
+            return _sound_checks(within.init_args, encoder)
     if "audio_encoder" not in method or method.get("fusion") == "none":
         return []
     if method.audio_encoder is None:  # GAID then takes what goes with its encoder
-        pretrained = method.encoder.class_path.rpartition(".")[2] == "ClipEncoder"
+        pretrained = encoder.rpartition(".")[2] == "ClipEncoder"
         return [lambda: find_whisper_weights("base", "openai")] if pretrained else []
     kind, options = method.audio_encoder.class_path.rpartition(".")[2], method.audio_encoder.get("init_args", {})
     find = {"WhisperEncoder": find_whisper_weights, "Wav2Vec2Encoder": find_wav2vec2_weights}.get(kind)
