@@ -1,8 +1,11 @@
 """Interrupted runs end with the very weights of uninterrupted ones; what is on the disk is whole."""
 
+import json
 import os
 import random
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from resume_run import strike_in
+from resume_run import differences, strike_in
+
+# isort: split
+from lightning.pytorch import Callback
 
 import tvr_lightning.recipe
 from tvr_lightning.cli import main
@@ -21,6 +27,7 @@ from tvr_lightning.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
     CheckpointWriteError,
+    checkpoint_folder,
     newest_checkpoint,
     random_state,
     restore_random_state,
@@ -55,29 +62,6 @@ def last(runs: Path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-def assert_same(found, expected, name="") -> None:
-    assert type(found) is type(expected), name
-    if isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected), name
-    elif isinstance(expected, dict):
-        assert found.keys() == expected.keys(), name
-        for key, value in expected.items():
-            assert_same(found[key], value, f"{name}.{key}")
-    elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected), name
-        for i, value in enumerate(expected):
-            assert_same(found[i], value, f"{name}[{i}]")
-    else:
-        assert found == expected, name
-
-
-def assert_same_run(found: dict, expected: dict) -> None:
-    """Weights, queues, optimiser, schedule and random numbers agree bit by bit."""
-    for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
-        assert_same(found[key], expected[key], key)
-    assert_same(found["callbacks"]["RandomState"], expected["callbacks"]["RandomState"], "random numbers")
-
-
 def interrupt(name: str, step: int, arguments: list[str]) -> subprocess.CompletedProcess:
     command = [sys.executable, str(PROGRAM), name, str(step), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -98,7 +82,7 @@ def test_a_killed_run_resumes_to_bit_identical_weights(recipe, step, fixture_roo
     arguments = options(fixture_root, tmp_path / "killed", recipe, every_step)
     assert interrupt("SIGKILL", step, arguments).returncode == -signal.SIGKILL
     assert main([*arguments, "--checkpoints.resume=true"]) == 0
-    assert_same_run(last(tmp_path / "killed"), last(tmp_path / "whole"))
+    assert differences(last(tmp_path / "killed"), last(tmp_path / "whole")) == []
 
 
 def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
@@ -120,12 +104,89 @@ def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
     assert main([*arguments, "--checkpoints.resume=true"]) == 0
     whole = last(tmp_path / "whole")
-    assert_same_run(last(tmp_path / "stopped"), whole)
+    assert differences(last(tmp_path / "stopped"), whole) == []
     assert whole["global_step"] == 6
     assert [path.name for path in (tmp_path / "stopped").glob("*/*")] == ["version_0"]
     torch_state = whole["callbacks"]["RandomState"]["processes"][0]["torch"]
     torch.manual_seed(0)
     assert not torch.equal(torch_state, torch.get_rng_state())  # training did draw
+
+
+def strike_everywhere(name: str, first_step: int, folder: Path, arguments: list[str]) -> list[dict]:
+    """Strike a run in every hook from a step on and resume it; return what came of each attempt."""
+    command = [sys.executable, str(PROGRAM.with_name("strike_everywhere.py")), name, str(folder), str(first_step)]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_all_as_undisturbed(attempts: list[dict], hooks: set[str]) -> None:
+    """Every resumed run equals the undisturbed one, and no run printed a table that was not complete."""
+    assert hooks <= {attempt["hook"].split(":")[0] for attempt in attempts}
+    assert [attempt for attempt in attempts if attempt["resumed"] or attempt["differences"]] == []
+    assert [attempt for attempt in attempts if attempt["table"] and attempt["status"] not in (0, -9, -15)] == []
+
+
+HOOKS = {
+    "on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end", "on_validation_start",
+    "on_validation_batch_end", "on_validation_end", "on_train_epoch_end", "on_save_checkpoint", "on_train_end",
+    "on_fit_end", "on_test_start", "on_test_batch_end", "on_test_end", "teardown",
+}  # fmt: skip
+
+
+def test_whatever_the_hook_of_the_last_step_in_which_a_run_is_killed_it_resumes_exactly(fixture_root, tmp_path):
+    arguments = options(fixture_root, tmp_path / "runs", "gare.yaml", "--checkpoints.every_n_steps=1")
+    attempts = strike_everywhere("SIGKILL", 5, tmp_path, arguments)
+    assert_all_as_undisturbed(attempts, HOOKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("gare.yaml", ()),
+        ("clip4clip.yaml", ("--checkpoints.every_n_steps=1",)),
+        ("gare.yaml", ("--checkpoints.every_n_steps=1", "--trainer.val_check_interval=1")),
+        ("tmass.yaml", ("--checkpoints.every_n_steps=2", "--trainer.check_val_every_n_epoch=2")),
+    ],
+)
+def test_whatever_the_hook_in_which_a_run_is_struck_it_resumes_exactly(name, recipe, more, fixture_root, tmp_path):
+    attempts = strike_everywhere(name, 0, tmp_path, options(fixture_root, tmp_path / "runs", recipe, *more))
+    assert_all_as_undisturbed(attempts, HOOKS)
+    if name == "SIGTERM":
+        assert os.EX_TEMPFAIL in {attempt["status"] for attempt in attempts}
+
+
+def test_weights_of_an_earlier_step_are_not_tested_as_those_of_the_last(fixture_root, tmp_path, monkeypatch, capsys):
+    """As when somebody copies an older `last.ckpt` over the newer one."""
+    arguments = options(fixture_root, tmp_path, "clip4clip.yaml")
+    old = tmp_path / "old.ckpt"
+
+    class PutBack(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                shutil.copy(checkpoint_folder(trainer) / "last.ckpt", old)
+
+        def on_fit_end(self, trainer, pl_module):
+            shutil.copy(old, checkpoint_folder(trainer) / "last.ckpt")
+
+    with_callback(monkeypatch, PutBack())
+    assert main(arguments) == 1
+    assert re.search(r"last\.ckpt holds the weights of step 3, but the run ended at step 6", capsys.readouterr().err)
+    assert not list(tmp_path.glob("*/*/results.json"))
+
+
+def with_callback(monkeypatch, callback: Callback) -> None:
+    """Have every trainer of this test call `callback` as well."""
+    build = tvr_lightning.recipe.RecipeCLI.instantiate_trainer
+
+    def with_it(self, **kwargs):
+        trainer = build(self, **kwargs)
+        trainer.callbacks.append(callback)
+        return trainer
+
+    monkeypatch.setattr(tvr_lightning.recipe.RecipeCLI, "instantiate_trainer", with_it)
 
 
 def test_resuming_and_a_checkpoint_of_ones_own_contradict(fixture_root, tmp_path, capsys):

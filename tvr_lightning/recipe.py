@@ -17,12 +17,14 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, Ri
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 import tvr_lightning.data
 import tvr_lightning.encoders
 import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods  # recipes name classes by their bare names once these are imported
+from tvr_lightning.checkpoints import read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.sources import find_weights
 from tvr_lightning.encoders.wav2vec2 import find_wav2vec2_weights
@@ -43,6 +45,7 @@ from tvr_lightning.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
     RandomState,
+    RunInterruptedError,
     SaveRunning,
     newest_checkpoint,
 )
@@ -115,7 +118,12 @@ class RecipeCLI(LightningCLI):
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
             # Raised by Lightning about its own code.
             warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
-            super()._run_subcommand(subcommand)
+            try:
+                super()._run_subcommand(subcommand)
+            except SIGTERMException as error:  # Lightning's own way out, which would end with status 0
+                raise RunInterruptedError(
+                    "stopped by SIGTERM between two steps; go on with --checkpoints.resume=true"
+                ) from error
 
     @property
     def options(self) -> Namespace:
@@ -178,11 +186,16 @@ class RecipeCLI(LightningCLI):
             if trainer.get("enable_checkpointing") is not False:
                 plugins = trainer.get("plugins") or []
                 kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-                callbacks += [RandomState(), SaveRunning(self.options.checkpoints.every_n_steps)]
+                callbacks.append(RandomState())
                 # Not one callback with save_last, which writes only when the monitored value has improved. The last
                 # weights are written after every epoch, for the last epoch need not be validated.
                 callbacks += [
-                    ModelCheckpoint(monitor=getattr(self.model, "monitor", MONITOR), mode="max", filename="best"),
+                    ModelCheckpoint(
+                        monitor=getattr(self.model, "monitor", MONITOR),
+                        mode="max",
+                        filename="best",
+                        enable_version_counter=False,  # what a killed run left is written again
+                    ),
                     ModelCheckpoint(
                         monitor="step",
                         mode="max",
@@ -190,6 +203,7 @@ class RecipeCLI(LightningCLI):
                         enable_version_counter=False,
                         save_on_train_epoch_end=True,
                     ),
+                    SaveRunning(self.options.checkpoints.every_n_steps),
                 ]
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
@@ -231,6 +245,8 @@ class RecipeCLI(LightningCLI):
             c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.filename == name
         ]
         path = written[0].best_model_path if written else None
+        if select_on == "last" and path:
+            self._check_complete(path)
         if select_on != "last" and not path:
             raise RecipeError(
                 f"results.select_on: {select_on} found no best checkpoint: keep validation and checkpoints on"
@@ -239,6 +255,15 @@ class RecipeCLI(LightningCLI):
             self.model, datamodule=self.datamodule, ckpt_path=path or None, verbose=False, weights_only=True
         )
         self._close(path or None, select_on)
+
+    def _check_complete(self, last: str) -> None:
+        """Refuse to test weights as those of the last step that are not."""
+        saved, step = int(read_checkpoint(Path(last))["global_step"]), self.trainer.global_step
+        if saved != step:
+            raise RecipeError(
+                f"{last} holds the weights of step {saved}, but the run ended at step {step}; nothing was tested. Go "
+                f"on from it with --ckpt_path={last}"
+            )
 
     def after_test(self) -> None:
         """Close with the table."""

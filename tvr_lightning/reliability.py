@@ -18,13 +18,16 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 
 from tvr_lightning.distributed import gather_objects, rank, world_size
 from tvr_lightning.errors import UserError
 
 RUNNING = "running.ckpt"
 """Name of the checkpoint that a run writes in between and when it is interrupted."""
+LAST = "last.ckpt"
+"""Name of the checkpoint that a run writes at the end of every epoch."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -159,10 +162,16 @@ def restore_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu())
 
 
-class SaveRunning(Callback):
+class SaveRunning(Checkpoint):
     """Saves `running.ckpt` every so many steps and when SIGTERM or SIGUSR1 comes, which then ends the run.
 
-    A signal takes effect after the batch at hand, on all processes together, whichever of them received it.
+    A signal takes effect after the batch at hand, on all processes together, whichever of them received it. Where the
+    batch is followed by a validation or ends its epoch, that comes first: a checkpoint from in between would have
+    Lightning skip, when it goes on, what was still to come. After the last batch of an epoch `last.ckpt` is the
+    checkpoint, and nothing is saved besides.
+
+    Lightning calls the hooks of a `Checkpoint` after those of all other callbacks, and this one's must come after
+    those of the best and the last checkpoint: add it behind them.
 
     Args:
         every_n_steps: optimiser steps between two saves; None saves at signals only.
@@ -172,17 +181,25 @@ class SaveRunning(Callback):
         self.every_n_steps = every_n_steps
         self.received = 0
         self._saved_at = -1
+        self._stopped_early = False
         self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note whether early stopping has ended the run, which Lightning forgets."""
+        checkpoint["stopped_early"] = trainer.should_stop and trainer.early_stopping_callback is not None
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take up whether early stopping had ended the run."""
+        self._stopped_early = bool(checkpoint.get("stopped_early"))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen to the signals in place of Lightning, which saves in the middle of a step or ends without saving."""
         self._saved_at = trainer.global_step
-        if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
-            for number in SIGNALS:
-                self._handlers[number] = signal.signal(number, self._receive)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+        if self._stopped_early:
+            trainer.should_stop = True
+        if trainer.received_sigterm:  # while Lightning was listening
+            self.received = signal.SIGTERM
+        self._listen()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -192,29 +209,96 @@ class SaveRunning(Callback):
         Raises:
             RunInterruptedError: a signal came on any process; the checkpoint is written.
         """
-        if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
-            return  # gradients that wait for their step are not saved
-        received = _largest(self.received, pl_module.device)
+        fetcher = trainer.fit_loop._data_fetcher
+        validates = fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+        if self._in_between(trainer) and not validates:
+            self._save_or_stop(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save or stop in the middle of an epoch, where the batch before the validation could not.
+
+        Raises:
+            RunInterruptedError: a signal came on any process; the checkpoint is written.
+        """
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and self._in_between(trainer):
+            self._save_or_stop(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop if a signal came; the last checkpoint has just been written.
+
+        Raises:
+            RunInterruptedError: a signal came on any process.
+        """
+        self._stop(trainer, _largest(self.received, pl_module.device), checkpoint_folder(trainer) / LAST)
+
+    def _in_between(self, trainer: Trainer) -> bool:
+        """Whether training goes on in this epoch, from weights that no gradients wait to change."""
+        loop = trainer.fit_loop
+        stops = trainer.should_stop and loop._can_stop_early
+        return not loop._should_accumulate() and not loop.epoch_loop._is_training_done and not stops
+
+    def _save_or_stop(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step
+        received = _largest(self.received, pl_module.device)
         due = self.every_n_steps is not None and step % self.every_n_steps == 0 and step != self._saved_at
         if not received and not due:
             return
         path = checkpoint_folder(trainer) / RUNNING
         trainer.save_checkpoint(path, weights_only=False)  # with the optimiser, that is
         self._saved_at = step
+        self._stop(trainer, received, path)
+
+    def _stop(self, trainer: Trainer, received: int, path: Path) -> None:
         if received:
             raise RunInterruptedError(
-                f"stopped by {signal.Signals(received).name} after step {step}; saved {path}. "
+                f"stopped by {signal.Signals(received).name} after step {trainer.global_step}; saved {path}. "
                 f"Go on with --ckpt_path={path}, or with --checkpoints.resume=true"
+            )
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen to the signals also while the weights are tested that training ended with."""
+        self._listen()
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Stop if a signal came; there is nothing to save.
+
+        Raises:
+            RunInterruptedError: a signal came on any process; all of them test equally many batches.
+        """
+        received = _largest(self.received, pl_module.device)
+        if received:
+            raise RunInterruptedError(
+                f"stopped by {signal.Signals(received).name} while the trained weights were tested; nothing is lost. "
+                "Test them again with --checkpoints.resume=true"
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the signals back."""
         self._give_back()
 
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the signals back."""
+        self._give_back()
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give the signals back."""
         self._give_back()
+
+    def _listen(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
+            for number in SIGNALS:
+                self._handlers[number] = signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
 
     def _give_back(self) -> None:
         for number, handler in self._handlers.items():
