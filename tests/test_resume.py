@@ -149,6 +149,7 @@ def test_whatever_the_hook_of_the_last_step_in_which_a_run_is_killed_it_resumes_
         ("clip4clip.yaml", ("--checkpoints.every_n_steps=1",)),
         ("gare.yaml", ("--checkpoints.every_n_steps=1", "--trainer.val_check_interval=1")),
         ("tmass.yaml", ("--checkpoints.every_n_steps=2", "--trainer.check_val_every_n_epoch=2")),
+        ("gare.yaml", ("--trainer.max_steps=5",)),
     ],
 )
 def test_whatever_the_hook_in_which_a_run_is_struck_it_resumes_exactly(name, recipe, more, fixture_root, tmp_path):

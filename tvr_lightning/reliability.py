@@ -195,6 +195,13 @@ class SaveRunning(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen to the signals in place of Lightning, which saves in the middle of a step or ends without saving."""
         self._saved_at = trainer.global_step
+        loop = trainer.fit_loop
+        if loop.restarted_on_epoch_end:
+            # With max_steps Lightning would go into the finished epoch once more and count it twice.
+            loop.epoch_progress.increment_completed()
+            loop.reset_restart_stage()
+            for part in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+                part._restarting = False
         if self._stopped_early:
             trainer.should_stop = True
         if trainer.received_sigterm:  # while Lightning was listening
