@@ -17,7 +17,7 @@ import torch
 from resume_run import differences, strike_in
 
 # isort: split
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
 import tvr_lightning.recipe
 from tvr_lightning.cli import main
@@ -27,6 +27,7 @@ from tvr_lightning.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
     CheckpointWriteError,
+    RunCheckpoint,
     checkpoint_folder,
     newest_checkpoint,
     random_state,
@@ -227,13 +228,88 @@ def test_random_numbers_go_on_where_their_state_was_taken(tmp_path):
     assert draw() == expected
 
 
-def test_the_newest_resumable_checkpoint_is_found(tmp_path):
+def write_checkpoint(path: Path, step: int, **more) -> None:
+    AtomicCheckpointIO().save_checkpoint({"global_step": step, "hyper_parameters": {}, **more}, path)
+
+
+def test_the_furthest_checkpoint_of_the_newest_run_is_found_whatever_the_clock_said(tmp_path):
     assert newest_checkpoint(tmp_path) is None
-    for version, name in enumerate(["last.ckpt", "running.ckpt", "best.ckpt"]):
-        path = tmp_path / f"version_{version}" / "checkpoints" / name
-        AtomicCheckpointIO().save_checkpoint({}, path)
-        os.utime(path, (version, version))
-    assert newest_checkpoint(tmp_path) == tmp_path / "version_1" / "checkpoints" / "running.ckpt"
+    written = {
+        "version_9": {"last.ckpt": 12, "best.ckpt": 12},
+        "version_10": {"last.ckpt": 4, "running.ckpt": 6, "best.ckpt": 4},
+        "version_11": {"best.ckpt": 20},
+    }
+    for hours, (version, names) in enumerate(written.items()):
+        for name, step in names.items():
+            path = tmp_path / version / "checkpoints" / name
+            write_checkpoint(path, step)
+            os.utime(path, (10**9 - hours, 10**9 - hours))
+    newest = tmp_path / "version_10" / "checkpoints"
+    assert newest_checkpoint(tmp_path) == newest / "running.ckpt"
+    write_checkpoint(newest / "last.ckpt", 6)  # at the same step, behind the validation
+    os.utime(newest / "last.ckpt", (0, 0))
+    assert newest_checkpoint(tmp_path) == newest / "last.ckpt"
+    assert newest_checkpoint(tmp_path, lambda run: run.name != "version_10").parent.parent.name == "version_9"
+
+
+@pytest.fixture(scope="module")
+def finished(fixture_root, tmp_path_factory) -> Path:
+    """The folder of all runs, with one finished run of CLIP4Clip."""
+    runs = tmp_path_factory.mktemp("finished") / "runs"
+    assert main(options(fixture_root, runs, "clip4clip.yaml")) == 0
+    return runs
+
+
+def test_a_finished_run_does_not_take_other_settings(finished, fixture_root, tmp_path, caplog):
+    shutil.copytree(finished, tmp_path / "runs")
+    first = tmp_path / "runs" / "clip4clip-msrvtt" / "version_0"
+    before = {path.name: path.read_bytes() for path in first.iterdir() if path.suffix in (".yaml", ".json", ".csv")}
+    arguments = options(fixture_root, tmp_path / "runs", "clip4clip.yaml", "--checkpoints.resume=true")
+    with caplog.at_level("INFO"):
+        assert main([*arguments, "--model.init_args.optimizer.lr=0.002", "--trainer.max_epochs=1"]) == 0
+    said = "other settings: trainer.max_epochs was 2, is 1; model.init_args.optimizer.lr was 0.001, is 0.002"
+    assert said in caplog.text
+    assert before == {name: (first / name).read_bytes() for name in before}
+    second = json.loads((first.with_name("version_1") / "results.json").read_text())
+    assert second["config"]["model"]["init_args"]["optimizer"]["lr"] == 0.002
+    assert "version_1" in second["checkpoint"]
+
+
+def test_a_copied_run_is_tested_with_its_own_weights_wherever_it_is_carried_out(finished, fixture_root, tmp_path):
+    shutil.copytree(finished, tmp_path / "copy")
+    (run,) = (tmp_path / "copy").glob("*/*")
+    (run / "results.json").unlink()
+    for path in finished.glob("*/*/checkpoints/*"):
+        path.rename(path.with_suffix(".gone"))
+    try:
+        more = ("--checkpoints.resume=true", "--eval-memory=1GiB", "--results.select_on=test")
+        assert main(options(fixture_root, tmp_path / "copy", "clip4clip.yaml", *more)) == 0
+    finally:
+        for path in finished.glob("*/*/checkpoints/*"):
+            path.rename(path.with_suffix(".ckpt"))
+    assert list((tmp_path / "copy").glob("*/*")) == [run]
+    assert json.loads((run / "results.json").read_text())["checkpoint"] == str(run / "checkpoints" / "best.ckpt")
+
+
+def test_a_best_checkpoint_from_behind_the_one_a_run_goes_on_from_keeps_its_score(tmp_path):
+    """A killed run replaced the former best; on a GPU its successor may not reach the same score again."""
+    best = RunCheckpoint(tmp_path, monitor="val/t2v_R@1", mode="max", filename="best", enable_version_counter=False)
+
+    def state(score: float) -> dict:
+        path, value = str(tmp_path / "best.ckpt"), torch.tensor(score)
+        return best.state_dict() | {
+            "best_model_path": path, "kth_best_model_path": path, "best_k_models": {path: value},
+            "best_model_score": value, "kth_value": value, "dirpath": str(tmp_path),
+        }  # fmt: skip
+
+    write_checkpoint(tmp_path / "best.ckpt", 6, callbacks={best.state_key: state(25.0)})
+    checkpoint = {"global_step": 5, "callbacks": {best.state_key: state(20.0)}}
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[best], enable_progress_bar=False)
+    trainer.ckpt_path = str(tmp_path / "running.ckpt")
+    best.on_load_checkpoint(trainer, None, checkpoint)
+    best.load_state_dict(checkpoint["callbacks"][best.state_key])
+    assert best.best_model_score == 25
+    assert not best.check_monitor_top_k(trainer, torch.tensor(24.0))
 
 
 def test_batches_read_ahead_by_workers_do_not_count_as_trained(fixture_root):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,12 +45,21 @@ from tvr_lightning.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
     RandomState,
+    RunCheckpoint,
     RunInterruptedError,
     SaveRunning,
     newest_checkpoint,
 )
 
 MONITOR = "val/t2v_R@1"
+# Where and how a run is carried out and what becomes of it: a run that goes on may change it.
+ANYWHERE = {
+    "ckpt_path", "checkpoints", "results", "eval_memory", "weights_only", "data.init_args.root",
+    "data.init_args.num_workers", "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes",
+    "trainer.logger", "trainer.log_every_n_steps", "trainer.enable_progress_bar", "trainer.enable_model_summary",
+    "trainer.default_root_dir", "trainer.profiler", "trainer.limit_test_batches",
+    "model.init_args.evaluation.memory_gib",
+}  # fmt: skip
 
 
 @dataclass
@@ -190,13 +199,13 @@ class RecipeCLI(LightningCLI):
                 # Not one callback with save_last, which writes only when the monitored value has improved. The last
                 # weights are written after every epoch, for the last epoch need not be validated.
                 callbacks += [
-                    ModelCheckpoint(
+                    RunCheckpoint(
                         monitor=getattr(self.model, "monitor", MONITOR),
                         mode="max",
                         filename="best",
                         enable_version_counter=False,  # what a killed run left is written again
                     ),
-                    ModelCheckpoint(
+                    RunCheckpoint(
                         monitor="step",
                         mode="max",
                         filename="last",
@@ -224,7 +233,7 @@ class RecipeCLI(LightningCLI):
 
     @cached_property
     def resume_from(self) -> Path | None:
-        """The checkpoint that `checkpoints.resume` goes on from; None where it is off or there is none.
+        """The checkpoint that `checkpoints.resume` goes on from; None where it is off or no run has these settings.
 
         Raises:
             RecipeError: a checkpoint is given, too.
@@ -233,9 +242,23 @@ class RecipeCLI(LightningCLI):
             return None
         if self.options.get("ckpt_path"):
             raise RecipeError("checkpoints.resume looks for the checkpoint itself; drop it or --ckpt_path")
-        found = newest_checkpoint(Path(self.options.results.directory) / self.run_name)
+        found = newest_checkpoint(Path(self.options.results.directory) / self.run_name, self._same_settings)
         rank_zero_info(f"Going on from {found}" if found else "No checkpoint to go on from; starting at the beginning")
         return found
+
+    def _same_settings(self, run: Path) -> bool:
+        """Whether a run was made with the settings that its numbers depend on; says where it was not."""
+        path = run / "config.yaml"
+        if not path.is_file():
+            rank_zero_info(f"Not going on in {run}: it has no config.yaml that tells its settings")
+            return False
+        then = yaml.safe_load(path.read_text(encoding="utf-8"))
+        now = plain(self._parser(self.subcommand), self.options)
+        changed = list(changed_settings(then, now))
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            rank_zero_info(f"Not going on in {run}, which has other settings: {'; '.join(changed[:3])}{more}")
+        return not changed
 
     def after_fit(self) -> None:
         """Test the selected weights and close with the table."""
@@ -245,8 +268,8 @@ class RecipeCLI(LightningCLI):
             c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.filename == name
         ]
         path = written[0].best_model_path if written else None
-        if select_on == "last" and path:
-            self._check_complete(path)
+        if path:
+            self._check_written(Path(path), select_on)
         if select_on != "last" and not path:
             raise RecipeError(
                 f"results.select_on: {select_on} found no best checkpoint: keep validation and checkpoints on"
@@ -256,13 +279,13 @@ class RecipeCLI(LightningCLI):
         )
         self._close(path or None, select_on)
 
-    def _check_complete(self, last: str) -> None:
-        """Refuse to test weights as those of the last step that are not."""
-        saved, step = int(read_checkpoint(Path(last))["global_step"]), self.trainer.global_step
-        if saved != step:
+    def _check_written(self, checkpoint: Path, select_on: SelectOn) -> None:
+        """Refuse to test weights that are gone, or as those of the last step others."""
+        saved, step = int(read_checkpoint(checkpoint)["global_step"]), self.trainer.global_step
+        if select_on == "last" and saved != step:
             raise RecipeError(
-                f"{last} holds the weights of step {saved}, but the run ended at step {step}; nothing was tested. Go "
-                f"on from it with --ckpt_path={last}"
+                f"{checkpoint} holds the weights of step {saved}, but the run ended at step {step}; nothing was "
+                f"tested. Go on from it with --ckpt_path={checkpoint}"
             )
 
     def after_test(self) -> None:
@@ -369,6 +392,24 @@ def plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """Return a parsed configuration as plain dictionaries, lists, strings and numbers."""
     # Nulls too: left out, a recipe's null would read as the default.
     return yaml.safe_load(parser.dump(config, skip_validation=True, skip_unset=False))
+
+
+def changed_settings(then: Any, now: Any, name: str = "") -> Iterator[str]:
+    """Yield the settings that differ and on which the numbers of a run depend, each with both values.
+
+    Args:
+        then, now: configurations as plain dictionaries.
+        name: where in the configuration they stand.
+    """
+    if name in ANYWHERE:
+        return
+    if name == "model.init_args.evaluation":  # --eval-memory makes the defaults explicit
+        then, now = (value or asdict(EvaluationConfig()) for value in (then, now))
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*then, *now]):
+            yield from changed_settings(then.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif then != now:
+        yield f"{name} was {then}, is {now}"
 
 
 def instantiate_data(config: Namespace) -> TextVideoDataModule:

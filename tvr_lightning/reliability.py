@@ -21,6 +21,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
+from tvr_lightning.checkpoints import read_checkpoint
 from tvr_lightning.distributed import gather_objects, rank, world_size
 from tvr_lightning.errors import UserError
 
@@ -99,6 +100,41 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 f"{target} could not be written ({str(error).splitlines()[0]}); {former}. Make room on the disk, or "
                 "choose another place with results.directory, and resume"
             ) from error
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """A `ModelCheckpoint` that knows its files again where the checkpoint lies from which the run goes on.
+
+    Lightning's own keeps the paths of the machine and folder where it wrote them: of a run folder that was copied or
+    moved it would go on to name, and test, the files of the original.
+    """
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the folder of the checkpoint that is loaded in place of the one where it was written.
+
+        Raises:
+            CheckpointError: the best checkpoint beside it is damaged.
+        """
+        state = checkpoint.get("callbacks", {}).get(self.state_key)
+        if state is None or "://" in str(trainer.ckpt_path):
+            return
+        folder = Path(str(trainer.ckpt_path)).absolute().parent
+        if self.dirpath and Path(self.dirpath).absolute() == folder:
+            folder = Path(self.dirpath)
+            best = folder / f"{self.filename}.ckpt"
+            if self.monitor != "step" and best.is_file():
+                saved = read_checkpoint(best)
+                if saved["global_step"] > checkpoint["global_step"]:
+                    # Of a run that was killed later, and took the place of the former best: its score counts.
+                    state = checkpoint["callbacks"][self.state_key] = saved["callbacks"][self.state_key]
+
+        def here(path: str) -> str:
+            return str(folder / Path(path).name) if path else path
+
+        state["dirpath"] = str(folder)
+        for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
+            state[name] = here(state[name])
+        state["best_k_models"] = {here(path): score for path, score in state["best_k_models"].items()}
 
 
 class RandomState(Callback):
@@ -330,13 +366,32 @@ def checkpoint_folder(trainer: Trainer) -> Path:
     return Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir)) / "checkpoints"
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint below `folder` from which a run can go on best: the one that was written last.
+def newest_checkpoint(folder: Path, same: Callable[[Path], bool] = lambda run: True) -> Path | None:
+    """Return the checkpoint below `folder` from which a run can go on best: the furthest one of the newest run.
 
-    Best checkpoints do not count; they lie behind the end of the run that wrote them.
+    Versions and steps are counted, for clocks may be set back. Best checkpoints do not count; they lie behind the end
+    of the run that wrote them.
 
     Args:
         folder: of all runs of a method on a dataset.
+        same: asked about the folder of every run that has such a checkpoint, newest first, until it says yes.
+
+    Raises:
+        CheckpointError: one of the run's checkpoints is damaged.
     """
-    found = [path for path in folder.glob("*/checkpoints/*.ckpt") if path.name in (RUNNING, "last.ckpt")]
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    runs = {path.parent.parent for name in (RUNNING, LAST) for path in folder.glob(f"*/checkpoints/{name}")}
+    for run in sorted(runs, key=_version, reverse=True):
+        if same(run):
+            found = [run / "checkpoints" / name for name in (RUNNING, LAST)]
+            return max([path for path in found if path.is_file()], key=_step)
+    return None
+
+
+def _version(run: Path) -> tuple[int, str]:
+    number = run.name.rpartition("_")[2]
+    return (int(number) if number.isdecimal() else -1, run.name)
+
+
+def _step(checkpoint: Path) -> tuple[int, bool]:
+    # At the same step the last checkpoint is the later one: it lies behind the validation.
+    return int(read_checkpoint(checkpoint)["global_step"]), checkpoint.name == LAST
