@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from tvr_lightning.reliability import (
     newest_checkpoint,
     random_state,
     restore_random_state,
+    sweep_partial,
 )
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -215,6 +217,59 @@ def test_a_full_disk_leaves_the_former_checkpoint_whole(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert torch.load(path, weights_only=True)["weight"].tolist() == [1.0] * 10
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_checkpoints_have_the_rights_that_the_users_files_have(mask, mode, tmp_path):
+    before = os.umask(mask)
+    try:
+        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "last.ckpt")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "last.ckpt").stat().st_mode & 0o777 == mode
+
+
+class Deadly:
+    """Kills the process that saves it."""
+
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class Watched:
+    """Sweeps while a checkpoint with it is written, and looks what is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.left = folder, 0
+
+    def __reduce__(self):
+        sweep_partial(self.folder.parent.parent)
+        self.left = len(list(self.folder.iterdir()))
+        return (OrderedDict, ())
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_swept_and_what_is_being_written_is_not(tmp_path):
+    folder = tmp_path / "version_0" / "checkpoints"
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, folder / "last.ckpt")
+    child = os.fork()
+    if not child:
+        AtomicCheckpointIO().save_checkpoint({"step": 2, "then": Deadly()}, folder / "last.ckpt")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(list(folder.iterdir())) == 2
+    watched = Watched(folder)
+    AtomicCheckpointIO().save_checkpoint({"step": 3, "watched": watched}, folder / "last.ckpt")
+    assert watched.left == 2  # the former checkpoint and its successor, but not what was left
+    assert [path.name for path in folder.iterdir()] == ["last.ckpt"]
+    assert torch.load(folder / "last.ckpt", weights_only=True)["step"] == 3
+
+
+def test_a_place_that_takes_no_files_is_named_before_training(fixture_root, tmp_path, capsys):
+    (tmp_path / "taken").write_text("")
+    assert main(options(fixture_root, tmp_path / "taken" / "runs", "clip4clip.yaml")) == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'taken'} is a file; choose another with --results.directory=FOLDER" in said
 
 
 def test_random_numbers_go_on_where_their_state_was_taken(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -49,9 +51,11 @@ from tvr_lightning.reliability import (
     RunInterruptedError,
     SaveRunning,
     newest_checkpoint,
+    sweep_partial,
 )
 
 MONITOR = "val/t2v_R@1"
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # Where and how a run is carried out and what becomes of it: a run that goes on may change it.
 ANYWHERE = {
     "ckpt_path", "checkpoints", "results", "eval_memory", "weights_only", "data.init_args.root",
@@ -132,6 +136,13 @@ class RecipeCLI(LightningCLI):
             except SIGTERMException as error:  # Lightning's own way out, which would end with status 0
                 raise RunInterruptedError(
                     "stopped by SIGTERM between two steps; go on with --checkpoints.resume=true"
+                ) from error
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                raise RecipeError(
+                    f"{error.filename or 'a file of the run'} could not be written ({error.strerror}); make room on "
+                    "the disk, raise the limit of ulimit -f, or choose another place with results.directory"
                 ) from error
 
     @property
@@ -222,8 +233,11 @@ class RecipeCLI(LightningCLI):
         return f"{type(self.model).__name__.lower()}-{type(self.datamodule).__name__.lower()}"
 
     def before_fit(self) -> None:
-        """Refuse a selection rule that the data cannot give; find the checkpoint to go on from."""
+        """Refuse what could not end in a table; find the checkpoint to go on from."""
         self._check_selection()
+        self._check_writable()
+        if self.trainer.is_global_zero:
+            sweep_partial(Path(self.options.results.directory) / self.run_name)
         if self.resume_from:
             self.config_init[self.subcommand]["ckpt_path"] = str(self.resume_from)
 
@@ -322,6 +336,19 @@ class RecipeCLI(LightningCLI):
             raise RecipeError(
                 f"results.select_on: test chooses by the validation loop, which here runs on the "
                 f"{self.datamodule.validation} validation split; choose results.select_on: val or last"
+            )
+
+    def _check_writable(self) -> None:
+        """Refuse a folder that takes no files before the first epoch is lost."""
+        if not isinstance(self.trainer.logger, TensorBoardLogger):  # another writes elsewhere, or nothing is kept
+            return
+        directory = Path(self.options.results.directory)
+        folder = self.resume_from.parent if self.resume_from else directory / self.run_name
+        present = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        if not present.is_dir() or not os.access(present, os.W_OK | os.X_OK):
+            raise RecipeError(
+                f"results.directory: the run cannot write to {folder}, since {present} "
+                f"{'is read-only' if present.is_dir() else 'is a file'}; choose another with --results.directory=FOLDER"
             )
 
     def _run_folder(self) -> Path | None:

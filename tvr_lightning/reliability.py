@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import random
+import secrets
 import signal
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -83,23 +85,45 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
-        partial: Path | None = None
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-                partial = Path(file.name)
+            with partial.open("xb") as file:  # with the rights that the user's umask leaves
+                _lock(file)
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(target)
+                partial.replace(target)  # while it is held
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
-            if partial is not None:
-                partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the first error counts
+                partial.unlink()
             former = "the former checkpoint is whole" if target.exists() else "there is no former checkpoint"
             raise CheckpointWriteError(
-                f"{target} could not be written ({str(error).splitlines()[0]}); {former}. Make room on the disk, or "
-                "choose another place with results.directory, and resume"
+                f"{target} could not be written ({str(error).splitlines()[0]}); {former}. Make room on the disk, "
+                "raise the limit of ulimit -f, or choose another place with results.directory, and resume"
             ) from error
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Hold a file until it is closed or its process dies; return whether nobody else does."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held, or a disk without locks, where nobody can tell
+        return False
+    return True
+
+
+def sweep_partial(folder: Path) -> None:
+    """Delete what killed processes left of checkpoints that they were writing; what is being written stays.
+
+    Args:
+        folder: of all runs of a method on a dataset.
+    """
+    for path in folder.glob("*/checkpoints/.*.ckpt.*"):
+        # Its writer may finish just now, or be somebody else.
+        with contextlib.suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
+            if _lock(file):
+                path.unlink()
 
 
 class RunCheckpoint(ModelCheckpoint):
