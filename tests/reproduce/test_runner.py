@@ -181,15 +181,20 @@ def test_a_run_is_not_made_with_recipes_that_changed_since(root, tmp_path):
 def test_seconds_of_interrupted_processes_count_up_to_their_checkpoint(tmp_path):
     from tvr_lightning.reproduce.execute import _earlier_legs
 
-    checkpoint = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints" / "last.ckpt"
-    checkpoint.parent.mkdir(parents=True)
+    checkpoints = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+
+    def write(name: str, step: int, after: float) -> None:
+        torch.save({"global_step": step, "hyper_parameters": {}}, checkpoints / name)
+        os.utime(checkpoints / name, (began + after, began + after))
+
     assert _earlier_legs(tmp_path) == 0
-    checkpoint.touch()
     began = time.time()
-    os.utime(checkpoint, (began + 40, began + 40))  # the first process wrote it after 40 s, and was killed
-    assert _earlier_legs(tmp_path) == pytest.approx(40, abs=5)
-    (tmp_path / "legs.json").write_text(f"[40.0, {began + 100}]")  # a second, killed before its first checkpoint
-    assert _earlier_legs(tmp_path) == 40
+    write("last.ckpt", 6, 40)
+    write("running.ckpt", 8, 60)  # from which the next process goes on
+    assert _earlier_legs(tmp_path) == pytest.approx(60, abs=5)
+    (tmp_path / "legs.json").write_text(f"[60.0, {began + 100}]")  # a second, killed before its first checkpoint
+    assert _earlier_legs(tmp_path) == 60
 
 
 def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):
