@@ -79,7 +79,7 @@ def test_sharded_queues_are_taken_up_from_the_checkpoint(root, tmp_path):
     first = tvr("fit", "ncl", "fsdp2", root, tmp_path)
     queues = torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     assert queues["text_queue.filled"].item() == 2 * 16
-    more = ("--checkpoints.resume=true", "--trainer.max_epochs=3")
+    more = (f"--ckpt_path={first / 'checkpoints' / 'last.ckpt'}", "--trainer.max_epochs=3")
     second = tvr("fit", "ncl", "fsdp2", root, tmp_path, *more)
     resumed = torch.load(second / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     assert resumed["text_queue.filled"].item() == 3 * 16

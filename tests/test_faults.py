@@ -128,6 +128,16 @@ def test_a_disk_that_fills_up_leaves_the_former_checkpoint(root, tmp_path, strik
     assert saved_steps(tmp_path / "runs") == 2
 
 
+def test_a_disk_that_is_full_from_the_start_is_a_sentence(root, tmp_path, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 11, limits[1]))
+    try:
+        assert main(fit(root, tmp_path / "runs")) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "could not be written (File too large); make room on the disk" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_death_of_one_process_ends_the_others(root, tmp_path):
     more = ("--trainer.devices=2", "--trainer.strategy=ddp")

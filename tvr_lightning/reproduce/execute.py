@@ -28,6 +28,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
+from tvr_lightning.reliability import newest_checkpoint
 from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.fingerprint import code_fingerprint, config_fingerprint
 from tvr_lightning.reproduce.memory import peak_memory_mib
@@ -173,17 +174,16 @@ def _earlier_legs(folder: Path) -> float:
 
     Notes the start of this leg. Processes of further devices only read.
     """
-    path, checkpoint = folder / _LEGS, max(folder.glob("*/*/checkpoints/last.ckpt"), default=None, key=_written)
+    path = folder / _LEGS
     done, began = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else (0.0, None)
+    # A run's folder holds one method's runs on one dataset.
+    left = (newest_checkpoint(runs) for runs in folder.iterdir() if runs.is_dir())
+    checkpoint = next((found for found in left if found), None)
     if began is not None and checkpoint is not None:
-        done += max(_written(checkpoint) - began, 0.0)
+        done += max(checkpoint.stat().st_mtime - began, 0.0)
     if "LOCAL_RANK" not in os.environ and os.environ.get("SLURM_PROCID", "0") == "0":
         path.write_text(json.dumps([done, time.time()]), encoding="utf-8")
     return float(done)
-
-
-def _written(path: Path) -> float:
-    return path.stat().st_mtime
 
 
 def _collect_warnings(into: list[str]) -> None:
@@ -231,9 +231,10 @@ def carry_out_logged(path: Path, log: Path) -> int:
 
     Args:
         path: of the order.
-        log: file for output and errors of this process and of those it starts.
+        log: file for output and errors of this process and of those it starts, behind what it holds already: SLURM
+            starts a process per device, and all of them write here.
     """
-    with log.open("w", encoding="utf-8") as file:
+    with log.open("a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
