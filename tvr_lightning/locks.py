@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -48,3 +50,18 @@ def held(file: Path, busy: UserError, advice: str, say: Callable[[str], None] = 
         yield
     finally:
         lock.release()
+
+
+def lock_open(descriptor: int) -> bool:
+    """Lock an open file or folder until it is closed or its process dies, so that others can tell that it is in use.
+
+    Returns:
+        Whether this process holds it now. False where another one does, and where the disk or the system has no such
+        locks, so that nobody can tell.
+    """
+    try:
+        fcntl: Any = importlib.import_module("fcntl")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (OSError, ImportError):
+        return False
+    return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import random
 import secrets
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from tvr_lightning.checkpoints import read_checkpoint
 from tvr_lightning.distributed import gather_objects, rank, world_size
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.weights import RECORD
+from tvr_lightning.locks import lock_open
 
 RUNNING = "running.ckpt"
 """Name of the checkpoint that a run writes in between and when it is interrupted."""
@@ -93,7 +93,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("xb") as file:  # with the rights that the user's umask leaves
-                _lock(file)
+                lock_open(file.fileno())
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -108,16 +108,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             ) from error
 
 
-def _lock(file: BinaryIO) -> bool:
-    """Hold a file until it is closed or its process dies; return whether nobody else does."""
-    try:
-        fcntl: Any = importlib.import_module("fcntl")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (OSError, ImportError):  # held, or a disk or a system without such locks, where nobody can tell
-        return False
-    return True
-
-
 def sweep_partial(folder: Path) -> None:
     """Delete what killed processes left of checkpoints that they were writing; what is being written stays.
 
@@ -127,7 +117,7 @@ def sweep_partial(folder: Path) -> None:
     for path in folder.glob("*/checkpoints/.*.ckpt.*"):
         # Its writer may finish just now, or be somebody else.
         with contextlib.suppress(FileNotFoundError, PermissionError), path.open("rb") as file:
-            if _lock(file):
+            if lock_open(file.fileno()):
                 path.unlink()
 
 
