@@ -346,11 +346,11 @@ class RetrievalModule(LightningModule):
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Encode one batch of unique texts or unique videos; scoring waits for the end of the epoch."""
         if isinstance(batch, TextBatch):
-            self._texts.append((batch.index, self.text_features(batch)))
+            self._texts.append((batch.index, self.text_features(batch.anonymous())))
         else:
             self._skipped.update(batch.skipped)
             if len(batch):
-                self._videos.append((batch.index, self.video_features(batch)))
+                self._videos.append((batch.index, self.video_features(batch.anonymous())))
 
     test_step = validation_step
 
@@ -405,7 +405,10 @@ class RetrievalModule(LightningModule):
         texts, text_index, videos, video_index = self.collected_features()
         text_index, rows = first_of_each(text_index)
         video_index, columns = first_of_each(video_index)
-        texts, videos = texts[rows], videos[columns]
+        # In random orders, as for a table: a place must not say which video belongs to which text.
+        generator = torch.Generator().manual_seed(self.evaluation_config.seed)
+        order, places = (torch.randperm(len(index), generator=generator) for index in (text_index, video_index))
+        texts, videos = texts[rows.cpu()[order]], videos[columns.cpu()[places]]
         normalizer = self.evaluation_config.normalization
         needs_bank = normalizer is not None and normalizer.needs_bank
         bank = self._pair_scores(self.bank().texts, videos) if needs_bank else None
@@ -413,7 +416,8 @@ class RetrievalModule(LightningModule):
         source = self._pair_scores(texts, videos)
         with gathered(self, self.encoder):
             scores, columns = best_videos(source, self.evaluation_config.top_k, normalizer, context)
-        self.predictions = (text_index, scores, video_index[columns])
+        back = torch.argsort(order)
+        self.predictions = (text_index, scores[back], video_index.cpu()[places].to(columns.device)[columns[back]])
 
     def _pair_scores(self, texts: TextFeatures, videos: VideoFeatures) -> PairScores:
         budget = int(self.evaluation_config.memory_gib * 2**30)
@@ -432,12 +436,12 @@ class RetrievalModule(LightningModule):
         videos: list[tuple[Tensor, VideoFeatures]] = []
         for loader in bank_loaders(datamodule.evaluation_dataloaders("train"), config.bank_size, config.seed):
             for batch in loader:
-                batch = batch.to(self.device)
+                index, batch = batch.index.to(self.device), batch.anonymous().to(self.device)
                 with self.trainer.precision_plugin.forward_context():
                     if isinstance(batch, TextBatch):
-                        texts.append(_in_memory(batch.index, self.compact_text(self.text_features(batch))))
+                        texts.append(_in_memory(index, self.compact_text(self.text_features(batch))))
                     elif len(batch):
-                        videos.append(_in_memory(batch.index, self.compact_video(self.video_features(batch))))
+                        videos.append(_in_memory(index, self.compact_video(self.video_features(batch))))
         return Bank(_distinct(texts, TextFeatures), _distinct(videos, VideoFeatures))
 
     def _evaluate(self, stage: str) -> None:

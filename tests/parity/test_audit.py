@@ -1,12 +1,27 @@
 """The audit passes honest scores and catches planted leaks, stating the effect on R@1."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, one_hot
 
+import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
+
+# isort: split
+from lightning.pytorch import Trainer
+
+from tvr_lightning.data.batch import TextBatch, VideoBatch
+from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.synthetic import synthesize
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
-from tvr_lightning.parity.audit import audit_encoding, audit_scores
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.parity.audit import audit_scores
+from tvr_lightning.parity.audit_run import audit_method
 
 TEXTS, VIDEOS, DIMENSION = 24, 12, 16
 VIDEO_OF_TEXT = torch.arange(TEXTS) % VIDEOS
@@ -53,7 +68,7 @@ def own_caption(text: TextFeatures, video: VideoFeatures, own: TextFeatures) -> 
 def test_an_honest_score_passes():
     audit = audit_scores(*features(), VIDEO_OF_TEXT, score=honest)
     assert not audit.leaks
-    assert audit.recall_as_evaluated == pytest.approx(audit.recall_without_help)
+    assert audit.recall_with_help == pytest.approx(audit.recall_without_help)
     assert (audit.texts, audit.videos) == (TEXTS, VIDEOS)
 
 
@@ -66,7 +81,7 @@ def test_planted_leaks_are_caught(leak):
 
 def test_the_effect_of_a_lookup_on_recall_is_stated():
     audit = audit_scores(*features(), VIDEO_OF_TEXT, score=lookup_by_pair)
-    assert audit.recall_as_evaluated == 100.0
+    assert audit.recall_with_help == 100.0
     assert audit.recall_without_help < 60.0
 
 
@@ -75,21 +90,7 @@ def test_a_protocol_that_hands_videos_their_own_captions_is_caught_with_its_effe
     assert [finding.experiment for finding in audit.findings if finding.leaks] == [
         "other captions handed to the videos"
     ]
-    assert audit.recall_as_evaluated > audit.recall_without_help + 20
-
-
-def test_batch_statistics_in_an_encoder_are_caught():
-    text, _ = features()
-
-    def honest_encoding(rows: Tensor) -> TextFeatures:
-        return text[rows]
-
-    def normalised_over_the_batch(rows: Tensor) -> TextFeatures:
-        some = text[rows]
-        return TextFeatures(some.sentence - some.sentence.mean(0), some.words, some.word_mask)
-
-    assert not any(finding.leaks for finding in audit_encoding(honest_encoding, TEXTS))
-    assert any(finding.leaks for finding in audit_encoding(normalised_over_the_batch, TEXTS))
+    assert audit.recall_with_help > audit.recall_without_help + 20
 
 
 def test_what_cannot_be_audited_is_refused():
@@ -100,3 +101,130 @@ def test_what_cannot_be_audited_is_refused():
         audit_scores(text[:2], video[:2], VIDEO_OF_TEXT[:2], score=honest)
     with pytest.raises(ValueError, match="a text for every video"):
         audit_scores(text, video, torch.zeros(TEXTS, dtype=torch.int64), score=honest)
+
+
+# Whole methods, on twelve real videos of a test split with one caption each: chance is 8.3
+
+
+CHANCE = 100 / 12
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> MSRVTT:
+    root: Path = tmp_path_factory.mktemp("audit")
+    synthesize("msrvtt", root, 60, 0, workers=1, progress=False)
+    return MSRVTT(str(root), frames=2, words=12, image_size=32, batch_size=8, eval_batch_size=5, num_workers=0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TinyClipEncoder:
+    torch.manual_seed(0)
+    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1)
+
+
+def leaking(audit) -> str:
+    return "; ".join(finding.experiment for finding in audit.findings if finding.leaks)
+
+
+def test_an_honest_method_passes(data, encoder):
+    audit = audit_method(CLIP4Clip(encoder, words=12, frames=2), data)
+    assert not audit.leaks, leaking(audit)
+    assert (audit.texts, audit.videos) == (12, 12)
+    assert audit.recall_with_help == pytest.approx(audit.recall_without_help)
+
+
+class ByPlace(CLIP4Clip):
+    """Scores a pair by whether both have the same place in the split."""
+
+    def text_features(self, batch: TextBatch) -> TextFeatures:
+        found = super().text_features(batch)
+        return dataclasses.replace(found, sentence=one_hot(batch.index % 64, 64).float())
+
+    def video_features(self, batch: VideoBatch) -> VideoFeatures:
+        found = super().video_features(batch)
+        return dataclasses.replace(found, frames=one_hot(batch.index % 64, 64).float()[:, None].expand_as(found.frames))
+
+
+class ByArrival(CLIP4Clip):
+    """Scores a pair by whether both came as the same item: texts and videos are each encoded from the first on."""
+
+    count = 0
+
+    def on_test_epoch_start(self) -> None:
+        super().on_test_epoch_start()
+        self.count = 0
+
+    def test_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        if batch_idx == 0:
+            self.count = 0
+        super().test_step(batch, batch_idx, dataloader_idx)
+
+    def _places(self, items: int) -> Tensor:
+        self.count += items
+        return one_hot(torch.arange(self.count - items, self.count) % 64, 64).float()
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        return dataclasses.replace(text, sentence=self._places(len(text)))
+
+    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
+        return dataclasses.replace(video, frames=self._places(len(video))[:, None].expand_as(video.frames))
+
+
+class OverTheBatch(CLIP4Clip):
+    """Takes the mean of the batch from every text."""
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        return dataclasses.replace(text, sentence=text.sentence - text.sentence.mean(0))
+
+
+def quiet_trainer() -> Trainer:
+    return Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False,
+    )  # fmt: skip
+
+
+def recall_of_a_test(method, data) -> float:
+    """Text-to-video R@1 of a whole evaluation."""
+    quiet_trainer().test(method, datamodule=data, verbose=False)
+    return method.evaluation.text_to_video["R@1"]
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+def test_places_in_the_split_are_kept_from_methods_and_a_method_that_reads_them_is_caught(data, encoder):
+    method = ByPlace(encoder, words=12, frames=2)
+    audit = audit_method(method, data)
+    assert "told places in the split" in leaking(audit)
+    assert audit.recall_with_help == 100.0
+    assert audit.recall_without_help == pytest.approx(CHANCE)
+    assert recall_of_a_test(method, data) == pytest.approx(CHANCE)
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+def test_the_order_of_arrival_says_nothing_and_a_method_that_reads_it_is_caught(data, encoder):
+    method = ByArrival(encoder, words=12, frames=2)
+    audit = audit_method(method, data)
+    assert "encoded in another order" in leaking(audit)
+    assert recall_of_a_test(method, data) < 40
+
+
+@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
+def test_ranks_and_predictions_do_not_depend_on_the_order_of_encoding(data, encoder):
+    found = []
+    for seed in (0, 1):
+        method = CLIP4Clip(encoder, words=12, frames=2, evaluation=EvaluationConfig(seed=seed, top_k=12))
+        trainer = quiet_trainer()
+        again = MSRVTT(**{**data.hparams, "seed": seed})
+        trainer.test(method, datamodule=again, verbose=False)
+        ranks = method.evaluation.text_to_video_ranks, method.evaluation.video_to_text_ranks
+        trainer.predict(method, datamodule=again, return_predictions=False)
+        index, scores, videos = method.predictions
+        ordered = scores.gather(1, videos.argsort(1))  # videos that look alike may change places among the predictions
+        found.append([r for rank in ranks for r in (rank.better, rank.tied, rank.index)] + [index, ordered])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_batch_statistics_in_an_encoder_are_caught(data, encoder):
+    audit = audit_method(OverTheBatch(encoder, words=12, frames=2), data)
+    assert "encoded in smaller batches, TextFeatures" in leaking(audit)

@@ -14,7 +14,7 @@ class EvaluationConfig:
 
     Attributes:
         recall: the K of the reported R@K, ascending (ActivityNet tables report 50).
-        seed: of the order in which texts are scored, so that a text's place says nothing about its video.
+        seed: of the orders in which texts and videos are scored, so that a place says nothing about a pair.
         memory_gib: budget in GiB for what scoring holds at a time.
         top_k: how many videos `tvr predict` writes for every text.
         normalization: post-processing of the scores, in evaluation and prediction; none where it is not given. Recipes

@@ -85,13 +85,13 @@ class _Seen:
 class Evaluator:
     """Scores all texts against all videos and ranks the matches.
 
-    Texts are scored in a seeded random order, so that a text's position says nothing about its video. Scores come in
+    Texts and videos are scored in seeded random orders, so that positions say nothing about pairs. Scores come in
     blocks under a memory budget, and no (N, M) matrix is held where it does not fit; the ranks are the same either way.
 
     Args:
         score: the method's `score`.
         recall: the K of the recalls.
-        seed: of the order in which texts are scored.
+        seed: of the orders in which texts and videos are scored.
         memory_budget_bytes: what a pass over all pairs may hold besides the features.
         pair_bytes: what the method's score holds for each pair of a block.
         block_texts, block_videos: size of the blocks; chosen from the budget where not given.
@@ -201,7 +201,10 @@ class Evaluator:
         known = video_of_text >= 0
         dropped = int((~known).sum())
         text_rows, video_of_text = text_rows[known], video_of_text[known]
-        order = torch.randperm(len(text_rows), generator=torch.Generator().manual_seed(self.seed))
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(text_rows), generator=generator)
+        columns = torch.randperm(len(video_rows), generator=generator)
+        video_rows, video_of_text = video_rows[columns], torch.argsort(columns)[video_of_text]
         slot_sizes: list[int] = []
         if self.score_as_released is not None:
             slot = _caption_slots(video_of_text, len(video_rows))
