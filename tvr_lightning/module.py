@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import Any, Literal, TypeVar
 
@@ -28,6 +29,7 @@ from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.normalization import Bank, Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
+from tvr_lightning.evaluation.sealed import SealedTrainer
 from tvr_lightning.evaluation.sources import Shard
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.gradient_cache import encode_in_chunks
@@ -343,14 +345,44 @@ class RetrievalModule(LightningModule):
 
     # Evaluation
 
+    @contextmanager
+    def sealed(self) -> Iterator[None]:
+        """Keep the trainer's data out of the method's reach while it encodes or scores in an evaluation.
+
+        `self.log` works as ever, and so does what says how the run goes, such as `self.trainer.global_step`.
+        """
+        trainer = self._trainer
+        if trainer is None or isinstance(trainer, SealedTrainer):  # an audit's is in place already
+            yield
+            return
+        self.trainer = SealedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # stands for one
+        try:
+            yield
+        finally:
+            self.trainer = trainer
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log as Lightning does; within an audit nothing is logged."""
+        trainer: Any = self._trainer
+        if not isinstance(trainer, SealedTrainer):
+            super().log(*args, **kwargs)
+        elif not trainer.records:
+            self.trainer = trainer._sealed
+            try:
+                super().log(*args, **kwargs)
+            finally:
+                self.trainer = trainer  # type: ignore[assignment]
+
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Encode one batch of unique texts or unique videos; scoring waits for the end of the epoch."""
         if isinstance(batch, TextBatch):
-            self._texts.append((batch.index, self.text_features(batch.anonymous())))
+            with self.sealed():
+                self._texts.append((batch.index, self.text_features(batch.anonymous())))
         else:
             self._skipped.update(batch.skipped)
             if len(batch):
-                self._videos.append((batch.index, self.video_features(batch.anonymous())))
+                with self.sealed():
+                    self._videos.append((batch.index, self.video_features(batch.anonymous())))
 
     test_step = validation_step
 
@@ -414,7 +446,7 @@ class RetrievalModule(LightningModule):
         bank = self._pair_scores(self.bank().texts, videos) if needs_bank else None
         context = Context("text-to-video", bank, temperature=self.score_temperature())
         source = self._pair_scores(texts, videos)
-        with gathered(self, self.encoder):
+        with self.sealed(), gathered(self, self.encoder):
             scores, columns = best_videos(source, self.evaluation_config.top_k, normalizer, context)
         back = torch.argsort(order)
         self.predictions = (text_index, scores[back], video_index.cpu()[places].to(columns.device)[columns[back]])
@@ -437,7 +469,7 @@ class RetrievalModule(LightningModule):
         for loader in bank_loaders(datamodule.evaluation_dataloaders("train"), config.bank_size, config.seed):
             for batch in loader:
                 index, batch = batch.index.to(self.device), batch.anonymous().to(self.device)
-                with self.trainer.precision_plugin.forward_context():
+                with self.trainer.precision_plugin.forward_context(), self.sealed():
                     if isinstance(batch, TextBatch):
                         texts.append(_in_memory(index, self.compact_text(self.text_features(batch))))
                     elif len(batch):
@@ -467,7 +499,7 @@ class RetrievalModule(LightningModule):
         # Sanity checks run before training: queues are empty, and encoding a bank would not be worth it.
         normalizer = None if self.trainer.sanity_checking else self.evaluation_config.normalization
         bank = self.bank() if normalizer is not None and normalizer.needs_bank else None
-        with gathered(self, self.encoder):
+        with self.sealed(), gathered(self, self.encoder):
             self.evaluation = evaluator.evaluate(texts, text_index, videos, video_index, truth, normalizer, bank)
         if self.trainer.sanity_checking:
             return

@@ -18,6 +18,7 @@ from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.sealed import LeakageError
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.parity.audit import audit_scores
@@ -206,6 +207,66 @@ def test_the_order_of_arrival_says_nothing_and_a_method_that_reads_it_is_caught(
     audit = audit_method(method, data)
     assert "encoded in another order" in leaking(audit)
     assert recall_of_a_test(method, data) < 40
+
+
+def code_of(pixels: Tensor) -> Tensor:
+    """A random vector of 64 numbers for the pixels of a video."""
+    return torch.randn(64, generator=torch.Generator().manual_seed(int(pixels.long().sum())))
+
+
+class AsksTheTrainer(CLIP4Clip):
+    """Looks its captions up in the test split, and gives each the code of the video that it describes there."""
+
+    def text_features(self, batch: TextBatch) -> TextFeatures:
+        data = self.trainer.datamodule
+        split, read = data.load_split("test"), data.video_reader(training=False)
+        captions = [text.text for text in split.texts]
+        clips = [read(split.videos[split.texts[captions.index(text)].video], None) for text in batch.text]
+        codes = torch.stack([code_of(clip.pixels) for clip in clips])
+        return dataclasses.replace(super().text_features(batch), sentence=codes)
+
+    def video_features(self, batch: VideoBatch) -> VideoFeatures:
+        found = super().video_features(batch)
+        codes = torch.stack([code_of(pixels) for pixels in batch.video.pixels])
+        return dataclasses.replace(found, frames=codes[:, None].expand_as(found.frames))
+
+
+class AsksWhileScoring(CLIP4Clip):
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        self.trainer.test_dataloaders  # noqa: B018  what it does with them is its own affair
+        return super().score(text, video)
+
+
+class Logs(CLIP4Clip):
+    """Does what is no leak: reads how the run goes, and logs."""
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        assert self.trainer.precision_plugin.precision == "32-true"
+        self.log("step", float(self.global_step + self.trainer.world_size))
+        return text.to(self.device)
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+def test_a_method_that_asks_the_trainer_for_the_ground_truth_is_caught_and_refused(data, encoder):
+    method = AsksTheTrainer(encoder, words=12, frames=2)
+    audit = audit_method(method, data)
+    assert "asks for trainer.datamodule" in leaking(audit)
+    assert audit.recall_with_help == pytest.approx(100 * 11 / 12)  # two of the videos have the same caption
+    assert audit.recall_without_help < 40.0
+    with pytest.raises(LeakageError, match=r"AsksTheTrainer asks for trainer\.datamodule while it encodes or scores"):
+        recall_of_a_test(method, data)
+    scoring = AsksWhileScoring(encoder, words=12, frames=2)
+    assert leaking(audit_method(scoring, data)) == "asks for trainer.test_dataloaders"
+    with pytest.raises(LeakageError, match=r"trainer\.test_dataloaders"):
+        recall_of_a_test(scoring, data)
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+def test_a_method_may_log_and_read_how_the_run_goes(data, encoder):
+    method, trainer = Logs(encoder, words=12, frames=2), quiet_trainer()
+    assert not audit_method(method, data).leaks
+    trainer.test(method, datamodule=data, verbose=False)
+    assert trainer.callback_metrics["step/dataloader_idx_0"] == 1.0
 
 
 @pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")

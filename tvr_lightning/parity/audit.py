@@ -33,13 +33,13 @@ class Finding:
     """What one experiment found.
 
     Attributes:
-        experiment: what was changed between two scorings of the same pairs.
-        change: largest change of a score, in standard deviations of all scores.
+        experiment: what was changed between two scorings of the same pairs, or what else the method did.
+        change: largest change of a score, in standard deviations of all scores; None where nothing was compared.
         leaks: whether that is more than noise.
     """
 
     experiment: str
-    change: float
+    change: float | None
     leaks: bool
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from lightning.pytorch import Trainer
 from rich.console import Console
 from rich.table import Table
 
@@ -58,31 +59,55 @@ def audit_method(
         ValueError: fewer than four videos can be read.
     """
     method.eval()
+    if method._trainer is None:
+        attach(method, data)
     noise = encoding_noise(method)
     subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed))
     n, m, own = len(subject.texts), len(subject.videos), subject.own_text
-    # First of all, when nothing can be remembered of the others.
-    few = subject.drawn(m, m // 2).sort().values
-    some = torch.isin(subject.video_of_text, few).nonzero().flatten()
-    half = subject.encode(some[subject.drawn(len(some))], few[subject.drawn(len(few))])
-    alone = subject.score(half, torch.searchsorted(some, own[few]))
-    features = subject.encode(subject.drawn(n), subject.drawn(m))
-    audit = audit_scores(*features, subject.video_of_text, seed=seed, **subject.scoring)  # type: ignore[arg-type]
-    similarity = subject.score(features, own)
-    findings = [compare_scores("half of the videos encoded", similarity[some][:, few], alone, None, noise)]
-    trials = {"encoded in another order": None, "encoded in smaller batches": max(1, m // 3)}
-    for name, size in trials.items():
-        findings += _compared(name, features, subject.encode(subject.drawn(n), subject.drawn(m), size), noise)
-    # Last of all, so that nothing of it can be remembered.
-    told = subject.encode_told()
+    findings = [Finding(f"overrides {name}", None, True) for name in overridden(method)]
+    with subject.with_data(subject.decoy()):
+        # First of all, when nothing can be remembered of the others.
+        few = subject.drawn(m, m // 2).sort().values
+        some = torch.isin(subject.video_of_text, few).nonzero().flatten()
+        half = subject.encode(some[subject.drawn(len(some))], few[subject.drawn(len(few))])
+        alone = subject.score(half, torch.searchsorted(some, own[few]))
+        features = subject.encode(subject.drawn(n), subject.drawn(m))
+        audit = audit_scores(*features, subject.video_of_text, seed=seed, **subject.scoring)  # type: ignore[arg-type]
+        similarity = subject.score(features, own)
+        findings.append(compare_scores("half of the videos encoded", similarity[some][:, few], alone, None, noise))
+        trials = {"encoded in another order": None, "encoded in smaller batches": max(1, m // 3)}
+        for name, size in trials.items():
+            findings += _compared(name, features, subject.encode(subject.drawn(n), subject.drawn(m), size), noise)
+    with subject.with_data(data):
+        # Last of all, so that nothing of it can be remembered.
+        told = subject.encode_told()
+        helped = subject.score(told, own)
     findings += _compared("told places in the split", features, told, noise)
-    helped = subject.score(told, own)
-    findings.append(compare_scores("told places in the split, scores", similarity, helped, None, noise))
+    findings.append(compare_scores("told places and ground truth", similarity, helped, None, noise))
+    findings += [Finding(f"asks for {name}", None, True) for name in dict.fromkeys(subject.asked)]
     return dataclasses.replace(
         audit,
         findings=findings + audit.findings,
         recall_with_help=max(recall_at_1(helped, subject.video_of_text), audit.recall_with_help),
     )
+
+
+def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
+    """Give a method and its data a trainer, as an evaluation does."""
+    trainer = Trainer(
+        accelerator="cpu", devices=1, logger=False, use_distributed_sampler=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.strategy.connect(method)
+    trainer.datamodule = data  # type: ignore[attr-defined]  # as Lightning does
+    method.trainer = data.trainer = trainer
+    method.setup("test")
+
+
+def overridden(method: RetrievalModule) -> list[str]:
+    """Return the parts of an evaluation that a method replaces by its own; what these see, no audit can say."""
+    parts = ("validation_step", "test_step", "predict_step", "collected_features", "_evaluate", "sealed")
+    return [name for name in parts if getattr(type(method), name) is not getattr(RetrievalModule, name)]
 
 
 def encoding_noise(method: RetrievalModule) -> float:
@@ -113,7 +138,7 @@ def report_audit(method: RetrievalModule, audit: Audit) -> int:
         table.add_column(heading)
     for finding in audit.findings:
         verdict = "[red]LEAKS[/red]" if finding.leaks else "same"
-        table.add_row(finding.experiment, f"{finding.change:.1e}", verdict)
+        table.add_row(finding.experiment, "" if finding.change is None else f"{finding.change:.1e}", verdict)
     console.print(table)
     effect = f"text-to-video R@1 {audit.recall_with_help:.1f} with help, {audit.recall_without_help:.1f} without"
     normalizer = method.evaluation_config.normalization

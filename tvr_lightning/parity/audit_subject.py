@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -12,7 +14,8 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.collate import collate
 from tvr_lightning.data.datasets import TextDataset, VideoDataset
-from tvr_lightning.data.records import SplitName
+from tvr_lightning.data.records import Split, SplitName
+from tvr_lightning.evaluation.sealed import SealedTrainer
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.module import RetrievalModule, first_of_each
 from tvr_lightning.sharding import gathered
@@ -24,7 +27,8 @@ Features = tuple[TextFeatures, VideoFeatures]
 class Subject:
     """A method with N texts and M videos of a split, which it encodes and scores as in an evaluation.
 
-    Texts and videos are in the order of the split; their batches bear their places in it.
+    Texts and videos are in the order of the split; their batches bear their places in it. What the method asks of its
+    trainer is written down.
 
     Args:
         method: on the device where it is to run, in evaluation mode.
@@ -36,6 +40,7 @@ class Subject:
     Attributes:
         video_of_text: (N,) int64, the video that each text describes.
         own_text: (M,) int64, the first text of each video.
+        asked: what the method asked for of its trainer while it encoded and scored.
     """
 
     def __init__(
@@ -46,7 +51,8 @@ class Subject:
         videos: int,
         generator: torch.Generator,
     ) -> None:
-        self.method, self.generator = method, generator
+        self.method, self.data, self.generator = method, data, generator
+        self.asked: list[str] = []
         items, read = data.load_split(split), data.video_reader(training=False)
         captions = items.texts_of_videos()
         clips = VideoDataset(items, read, skip=data.on_corrupt == "skip")
@@ -70,6 +76,27 @@ class Subject:
         first = torch.full((len(places),), len(rows))
         self.own_text = first.scatter_reduce(0, self.video_of_text, torch.arange(len(rows)), "amin")
         self.batch_size = data.eval_batch_size
+
+    @contextmanager
+    def with_data(self, data: TextVideoDataModule) -> Iterator[None]:
+        """Have the method find `data` where it looks for its data module, and note down that it looked."""
+        method, trainer = self.method, self.method._trainer
+        method.trainer = SealedTrainer(trainer, type(method).__name__, self.asked, data)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            method.trainer = trainer
+
+    def decoy(self) -> TextVideoDataModule:
+        """Return data whose evaluation splits pair texts and videos at random."""
+        decoy = copy.copy(self.data)
+        decoy._read = {name: self._paired_anew(split) for name, split in self.data._read.items() if name != "train"}
+        decoy._loaded = {name: self._paired_anew(split) for name, split in self.data._loaded.items() if name != "train"}
+        return decoy
+
+    def _paired_anew(self, split: Split) -> Split:
+        other = self.drawn(len(split.videos)).tolist()
+        return dataclasses.replace(split, texts=[dataclasses.replace(t, video=other[t.video]) for t in split.texts])
 
     def drawn(self, items: int, count: int | None = None) -> Tensor:
         """Return `count` of `items` numbers in random order; all of them where it is not given."""
