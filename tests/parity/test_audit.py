@@ -11,7 +11,7 @@ from torch.nn.functional import normalize, one_hot
 import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 
 # isort: split
-from lightning.pytorch import Trainer
+from lightning.pytorch import Trainer, seed_everything
 
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
@@ -20,9 +20,11 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.sealed import LeakageError
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.queue import FeatureQueue
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.parity.audit import audit_scores
 from tvr_lightning.parity.audit_run import audit_method
+from tvr_lightning.recipe import from_recipe
 
 TEXTS, VIDEOS, DIMENSION = 24, 12, 16
 VIDEO_OF_TEXT = torch.arange(TEXTS) % VIDEOS
@@ -269,6 +271,116 @@ def test_a_method_may_log_and_read_how_the_run_goes(data, encoder):
     assert trainer.callback_metrics["step/dataloader_idx_0"] == 1.0
 
 
+class QueueWhileEncoding(CLIP4Clip):
+    """Subtracts from every score what the video has with the texts that were encoded so far."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.queue = FeatureQueue(64)
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        self.queue.push(text.without_words())
+        return super().encode_text(text)
+
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        similarity = super().score(text, video).similarity
+        if len(self.queue):
+            similarity = similarity - super().score(self.queue.records(TextFeatures), video).similarity.mean(0)
+        return Scores(similarity)
+
+
+class RemembersTheLastTexts(CLIP4Clip):
+    """Weighs the frames of a video by the texts that were encoded last."""
+
+    last: Tensor | None = None
+
+    def remember(self, text: TextFeatures) -> None:
+        self.last = text.sentence.mean(0)
+
+    def remembered(self) -> Tensor | None:
+        return self.last
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        self.remember(text)
+        return super().encode_text(text)
+
+    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
+        last = self.remembered()
+        if last is None:
+            return super().encode_video(video)
+        weight = (20 * normalize(video.frames, dim=-1) @ last).softmax(-1).unsqueeze(-1)
+        pooled = (weight * video.frames).sum(1, keepdim=True)
+        return dataclasses.replace(video, frames=pooled.expand_as(video.frames))
+
+
+MEMORY: list[Tensor] = []
+
+
+class RemembersElsewhere(RemembersTheLastTexts):
+    """The same, kept where no attribute of the method leads to."""
+
+    def remember(self, text: TextFeatures) -> None:
+        MEMORY[:] = [text.sentence.mean(0)]
+
+    def remembered(self) -> Tensor | None:
+        return MEMORY[0] if MEMORY else None
+
+
+class Counts(CLIP4Clip):
+    """Changes plain attributes of itself, of a submodule and of its class while it scores, which changes no score."""
+
+    calls = 0
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen = {"texts": [0]}
+
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        type(self).calls += 1
+        self.seen["texts"].append(len(text))
+        self.temperature.asked = True
+        return super().score(text, video)
+
+
+class HoldsTheData(CLIP4Clip):
+    """Keeps the data module for later."""
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.for_later = [self.trainer.datamodule]
+
+
+def test_a_queue_that_is_filled_while_encoding_is_caught(data, encoder):
+    method = QueueWhileEncoding(encoder, words=12, frames=2)
+    audit = audit_method(method, data)
+    for name in ("queue.filled", "queue.position", "queue.stored_sentence"):
+        assert f"encoding changed {name}" in leaking(audit)
+    assert "scoring changed" not in leaking(audit)
+    assert not len(method.queue)  # as it was found
+
+
+def test_what_is_remembered_of_an_earlier_batch_is_caught(data, encoder):
+    found = leaking(audit_method(RemembersTheLastTexts(encoder, words=12, frames=2), data))
+    assert "encoding changed last" in found
+    assert "encoded again in smaller batches, VideoFeatures" in found
+    elsewhere = leaking(audit_method(RemembersElsewhere(encoder, words=12, frames=2), data))
+    assert "changed" not in elsewhere
+    assert "encoded again in smaller batches, VideoFeatures" in elsewhere
+    assert "half of the videos encoded" in elsewhere
+
+
+def test_every_attribute_that_scoring_changes_is_named_and_put_back(data, encoder):
+    method = Counts(encoder, words=12, frames=2)
+    found = leaking(audit_method(method, data))
+    assert found == "scoring changed seen; scoring changed temperature.asked; scoring changed Counts.calls"
+    assert (Counts.calls, method.seen, hasattr(method.temperature, "asked")) == (0, {"texts": [0]}, False)
+
+
+def test_a_method_that_keeps_the_data_module_is_caught(data, encoder):
+    audit = audit_method(HoldsTheData(encoder, words=12, frames=2), data)
+    assert leaking(audit) == "holds the split's data: for_later"
+
+
 @pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
 def test_ranks_and_predictions_do_not_depend_on_the_order_of_encoding(data, encoder):
     found = []
@@ -288,4 +400,31 @@ def test_ranks_and_predictions_do_not_depend_on_the_order_of_encoding(data, enco
 
 def test_batch_statistics_in_an_encoder_are_caught(data, encoder):
     audit = audit_method(OverTheBatch(encoder, words=12, frames=2), data)
-    assert "encoded in smaller batches, TextFeatures" in leaking(audit)
+    assert "encoded again in smaller batches, TextFeatures" in leaking(audit)
+
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+METHODS = ["clip4clip", "dpdv", "drl", "gaid", "gare", "ncl", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
+
+
+def of_recipe(data: MSRVTT, folder: Path, *recipes: str):
+    """The method of recipes with random weights on a tiny encoder, and its data."""
+    overlay = folder / "overlay.yaml"
+    overlay.write_text(
+        f"data: {{init_args: {{root: '{data.root}', num_workers: 0, frames: 2, words: 12, eval_batch_size: 5}}}}\n"
+        "model: {init_args: {encoder: {init_args: {width: 64, image_size: 32, vision_layers: 1}}}}\n"
+    )
+    seed_everything(0, verbose=False)
+    return from_recipe([*(RECIPES / f"{recipe}.yaml" for recipe in (*recipes, "fixture")), overlay])
+
+
+@pytest.mark.parametrize("recipe", METHODS)
+def test_every_method_of_the_package_passes(recipe, data, tmp_path):
+    audit = audit_method(*of_recipe(data, tmp_path, recipe))
+    assert not audit.leaks, leaking(audit)
+
+
+@pytest.mark.parametrize("name", ["gaid", "tmass"])
+def test_the_released_protocols_that_leak_are_caught(name, data, tmp_path):
+    audit = audit_method(*of_recipe(data, tmp_path, name, f"variants/{name}-as-released"))
+    assert leaking(audit) == "other captions handed to the videos"

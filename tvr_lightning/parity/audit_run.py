@@ -21,6 +21,7 @@ from tvr_lightning.parity.audit import (
     compare_scores,
     recall_at_1,
 )
+from tvr_lightning.parity.audit_state import State
 from tvr_lightning.parity.audit_subject import Features, Subject
 from tvr_lightning.recipe import from_recipe
 
@@ -64,26 +65,35 @@ def audit_method(
     noise = encoding_noise(method)
     subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed))
     n, m, own = len(subject.texts), len(subject.videos), subject.own_text
+    state = State(method)
     findings = [Finding(f"overrides {name}", None, True) for name in overridden(method)]
+    findings += [Finding(f"holds the split's data: {name}", None, True) for name in state.data]
     with subject.with_data(subject.decoy()):
         # First of all, when nothing can be remembered of the others.
         few = subject.drawn(m, m // 2).sort().values
         some = torch.isin(subject.video_of_text, few).nonzero().flatten()
         half = subject.encode(some[subject.drawn(len(some))], few[subject.drawn(len(few))])
+        findings += _changed(state, "encoding")
         alone = subject.score(half, torch.searchsorted(some, own[few]))
+        findings += _changed(state, "scoring")
         features = subject.encode(subject.drawn(n), subject.drawn(m))
+        state.restore()
         audit = audit_scores(*features, subject.video_of_text, seed=seed, **subject.scoring)  # type: ignore[arg-type]
         similarity = subject.score(features, own)
         findings.append(compare_scores("half of the videos encoded", similarity[some][:, few], alone, None, noise))
-        trials = {"encoded in another order": None, "encoded in smaller batches": max(1, m // 3)}
-        for name, size in trials.items():
-            findings += _compared(name, features, subject.encode(subject.drawn(n), subject.drawn(m), size), noise)
+        state.restore()
+        again = subject.encode(subject.drawn(n), subject.drawn(m))
+        findings += _compared("encoded in another order", features, again, noise)
+        again = subject.encode(subject.drawn(n), subject.drawn(m), max(1, m // 3))
+        findings += _compared("encoded again in smaller batches", features, again, noise)
+    state.restore()
     with subject.with_data(data):
         # Last of all, so that nothing of it can be remembered.
         told = subject.encode_told()
         helped = subject.score(told, own)
+    state.restore()
     findings += _compared("told places in the split", features, told, noise)
-    findings.append(compare_scores("told places and ground truth", similarity, helped, None, noise))
+    findings.append(compare_scores("all help: places, truth, what was remembered", similarity, helped, None, noise))
     findings += [Finding(f"asks for {name}", None, True) for name in dict.fromkeys(subject.asked)]
     return dataclasses.replace(
         audit,
@@ -119,6 +129,13 @@ def encoding_noise(method: RetrievalModule) -> float:
     if half:
         return 1e-1
     return 1e-3 if method.device.type == "cpu" else 1e-2  # convolutions of accelerators may round to TF32
+
+
+def _changed(state: State, doing: str) -> list[Finding]:
+    """Return a finding for all that a method changed in itself, and put it back."""
+    findings = [Finding(f"{doing} changed {name}", None, True) for name in state.changes()]
+    state.restore()
+    return findings or [Finding(f"state before and after {doing}", 0.0, False)]
 
 
 def _compared(name: str, expected: Features, found: Features, noise: float) -> list[Finding]:
