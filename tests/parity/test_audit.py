@@ -18,11 +18,14 @@ from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.normalization import DualSoftmax, NormalizerChain, QueryBankNorm, SinkhornBias
 from tvr_lightning.evaluation.sealed import LeakageError
+from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.queue import FeatureQueue
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.parity.audit import audit_scores
+from tvr_lightning.parity.audit_normalizer import MOVED, NormalizerTrial
 from tvr_lightning.parity.audit_run import audit_method
 from tvr_lightning.recipe import from_recipe
 
@@ -401,6 +404,58 @@ def test_ranks_and_predictions_do_not_depend_on_the_order_of_encoding(data, enco
 def test_batch_statistics_in_an_encoder_are_caught(data, encoder):
     audit = audit_method(OverTheBatch(encoder, words=12, frames=2), data)
     assert "encoded again in smaller batches, TextFeatures" in leaking(audit)
+
+
+class SaysItDoesNot(DualSoftmax):
+    """Sees all test queries and says that it does not."""
+
+    transductive = False
+
+
+class OneWay(SaysItDoesNot):
+    """Does so from videos to texts alone."""
+
+    def fit(self, scores, context):
+        if context.direction == "video-to-text":
+            return super().fit(scores, context)
+        return lambda values, rows, columns: values
+
+
+NORMALIZERS = {
+    "dual softmax": (DualSoftmax(2.0), {True}),
+    "QB-Norm": (QueryBankNorm(2.0, k=2), {False}),
+    "Sinkhorn, training queries": (SinkhornBias(0.1), {False}),
+    "Sinkhorn, oracle": (SinkhornBias(0.1, queries="oracle"), {True}),
+    "two stages": (TwoStage(4), {False}),
+    "two stages, then dual softmax": (NormalizerChain([TwoStage(4), DualSoftmax(2.0)]), {True}),
+}
+
+
+def with_normalizer(encoder, normalizer) -> CLIP4Clip:
+    return CLIP4Clip(encoder, words=12, frames=2, evaluation=EvaluationConfig(normalization=normalizer))
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_what_a_normaliser_uses_is_measured(name, data, encoder):
+    normalizer, expected = NORMALIZERS[name]
+    audit = audit_method(with_normalizer(encoder, normalizer), data)
+    assert not audit.leaks, leaking(audit)
+    assert set(audit.transductive.values()) == expected == {normalizer.transductive}
+
+
+def test_a_normaliser_that_counts_the_captions_of_the_test_set_is_seen():
+    trial = NormalizerTrial(SinkhornBias(0.1, marginals="count"), honest, *features(), VIDEO_OF_TEXT, None, 0.1)
+    movement = trial.movement(torch.Generator().manual_seed(0))
+    assert movement["text-to-video"] > 10 * MOVED
+    assert movement["video-to-text"] < MOVED
+
+
+def test_a_normaliser_that_sees_the_test_queries_and_denies_it_is_caught_in_either_direction(data, encoder):
+    audit = audit_method(with_normalizer(encoder, SaysItDoesNot(2.0)), data)
+    assert leaking(audit).count("half of the queries") == 2
+    audit = audit_method(with_normalizer(encoder, OneWay(2.0)), data)
+    assert leaking(audit) == f"half of the queries, video-to-text with {OneWay(2.0).name}"
+    assert audit.transductive == {"text-to-video": False, "video-to-text": True}
 
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"

@@ -9,7 +9,7 @@ help against R@1 without.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tvr_lightning.evaluation.metrics import recall_at_k
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
+from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 NOISE = 1e-4
@@ -52,6 +53,8 @@ class Audit:
         recall_with_help: text-to-video R@1 in percent where a text's match can be told from its surroundings.
         recall_without_help: the same where it cannot.
         texts, videos: how many took part.
+        transductive: per direction, whether the score normalisation was found to use other test queries; empty where
+            there is none.
     """
 
     findings: list[Finding]
@@ -59,11 +62,26 @@ class Audit:
     recall_without_help: float
     texts: int
     videos: int
+    transductive: dict[str, bool] = field(default_factory=dict)
 
     @property
     def leaks(self) -> bool:
         """Whether any experiment changed a score."""
         return any(finding.leaks for finding in self.findings)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is to stand under a table."""
+        return Verdict(
+            passed=not self.leaks,
+            leaks=[finding.experiment for finding in self.findings if finding.leaks],
+            texts=self.texts,
+            videos=self.videos,
+            experiments=len(self.findings),
+            recall_with_help=self.recall_with_help,
+            recall_without_help=self.recall_without_help,
+            transductive=self.transductive,
+        )
 
 
 @dataclass

@@ -21,9 +21,12 @@ from tvr_lightning.parity.audit import (
     compare_scores,
     recall_at_1,
 )
+from tvr_lightning.parity.audit_normalizer import MOVED, NormalizerTrial
 from tvr_lightning.parity.audit_state import State
 from tvr_lightning.parity.audit_subject import Features, Subject
 from tvr_lightning.recipe import from_recipe
+
+QUERIES = "half of the queries"
 
 
 def run_audit(config: list[Path], ckpt: Path | None = None, videos: int = 64, seed: int = 0) -> int:
@@ -86,6 +89,8 @@ def audit_method(
         findings += _compared("encoded in another order", features, again, noise)
         again = subject.encode(subject.drawn(n), subject.drawn(m), max(1, m // 3))
         findings += _compared("encoded again in smaller batches", features, again, noise)
+        state.restore()
+        of_normalizer, transductive = _of_normalizer(subject, features)
     state.restore()
     with subject.with_data(data):
         # Last of all, so that nothing of it can be remembered.
@@ -97,7 +102,8 @@ def audit_method(
     findings += [Finding(f"asks for {name}", None, True) for name in dict.fromkeys(subject.asked)]
     return dataclasses.replace(
         audit,
-        findings=findings + audit.findings,
+        findings=findings + audit.findings + of_normalizer,
+        transductive=transductive,
         recall_with_help=max(recall_at_1(helped, subject.video_of_text), audit.recall_with_help),
     )
 
@@ -131,6 +137,24 @@ def encoding_noise(method: RetrievalModule) -> float:
     return 1e-3 if method.device.type == "cpu" else 1e-2  # convolutions of accelerators may round to TF32
 
 
+def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding], dict[str, bool]]:
+    """Return what taking queries away shows of the score normalisation, and per direction whether scores moved."""
+    method = subject.method
+    normalizer = method.evaluation_config.normalization
+    if normalizer is None:
+        return [], {}
+    ((name, score),) = subject.scoring.items()
+    own, denied = subject.own_text if name == "score_as_released" else None, not normalizer.transductive
+    trial = NormalizerTrial(normalizer, score, *features, subject.video_of_text, own, method.score_temperature())
+    movement = trial.movement(subject.generator)
+    moved = {direction: not change <= MOVED for direction, change in movement.items()}
+    findings = [
+        Finding(f"{QUERIES}, {direction} with {normalizer.name}", change, moved[direction] and denied)
+        for direction, change in movement.items()
+    ]
+    return findings, {str(direction): found for direction, found in moved.items()}
+
+
 def _changed(state: State, doing: str) -> list[Finding]:
     """Return a finding for all that a method changed in itself, and put it back."""
     findings = [Finding(f"{doing} changed {name}", None, True) for name in state.changes()]
@@ -154,13 +178,17 @@ def report_audit(method: RetrievalModule, audit: Audit) -> int:
     for heading in ("the same items again, with", "largest change (deviations)", ""):
         table.add_column(heading)
     for finding in audit.findings:
-        verdict = "[red]LEAKS[/red]" if finding.leaks else "same"
+        by_design = finding.experiment.startswith(QUERIES) and (finding.change or 0.0) > MOVED
+        verdict = "[red]LEAKS[/red]" if finding.leaks else "moves, as it says" if by_design else "same"
         table.add_row(finding.experiment, "" if finding.change is None else f"{finding.change:.1e}", verdict)
     console.print(table)
     effect = f"text-to-video R@1 {audit.recall_with_help:.1f} with help, {audit.recall_without_help:.1f} without"
     normalizer = method.evaluation_config.normalization
-    if normalizer is not None and normalizer.transductive:
-        console.print(f"{normalizer.name} is transductive by design: it uses the test set as a whole.", highlight=False)
+    if normalizer is not None:
+        seeing = [direction for direction, moved in audit.transductive.items() if moved]
+        uses = f"uses the test queries as a whole, {' and '.join(seeing)}" if seeing else "sees no other test query"
+        declared = "does" if normalizer.transductive else "does not"
+        console.print(f"{normalizer.name} {uses}; it says that it {declared}.", highlight=False)
     if audit.leaks:
         console.print(f"LEAKAGE: something besides the text and the video enters the score; {effect}.", highlight=False)
         return 1
