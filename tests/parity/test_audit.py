@@ -1,6 +1,7 @@
 """The audit passes honest scores and catches planted leaks, stating the effect on R@1."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 # isort: split
 from lightning.pytorch import Trainer, seed_everything
 
+from tvr_lightning.cli import main
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.synthetic import synthesize
@@ -21,6 +23,7 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, NormalizerChain, QueryBankNorm, SinkhornBias
 from tvr_lightning.evaluation.sealed import LeakageError
 from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.queue import FeatureQueue
 from tvr_lightning.methods import CLIP4Clip
@@ -483,3 +486,53 @@ def test_every_method_of_the_package_passes(recipe, data, tmp_path):
 def test_the_released_protocols_that_leak_are_caught(name, data, tmp_path):
     audit = audit_method(*of_recipe(data, tmp_path, name, f"variants/{name}-as-released"))
     assert leaking(audit) == "other captions handed to the videos"
+
+
+def table_of(data: MSRVTT, folder: Path, capsys, *options: str, recipes: tuple[str, ...] = ("clip4clip",)):
+    """What `tvr test` prints, in one line, and what it writes."""
+    of_recipe(data, folder, *recipes)
+    files = [*(RECIPES / f"{recipe}.yaml" for recipe in (*recipes, "fixture")), folder / "overlay.yaml"]
+    quiet = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+    out = f"--results.directory={folder / 'runs'}"
+    capsys.readouterr()
+    assert main(["test", *(f"--config={path}" for path in files), *quiet, out, *options]) == 0
+    (written,) = (folder / "runs").glob("**/results.json")
+    return " ".join(capsys.readouterr().out.split()), json.loads(written.read_text())
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+def test_a_test_is_audited_and_its_table_and_its_file_say_so(data, tmp_path, capsys):
+    printed, results = table_of(data, tmp_path, capsys)
+    assert "Leakage: none found by the audit on 12 videos" in printed
+    assert results["audit"]["passed"] is True
+    assert (results["audit"]["videos"], results["audit"]["leaks"]) == (12, [])
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+def test_a_test_without_an_audit_says_that_it_is_not_audited(data, tmp_path, capsys):
+    printed, results = table_of(data, tmp_path, capsys, "--model.init_args.evaluation.audit=0")
+    assert "Leakage: not audited" in printed
+    assert results["audit"] is None
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:protocol. as-released scores every video under its own caption")
+def test_a_table_says_what_leaks_and_what_was_measured_of_the_normalisation(data, tmp_path, capsys):
+    normalizer = "--model.init_args.evaluation.normalization=DualSoftmax"
+    recipes = ("tmass", "variants/tmass-as-released")
+    printed, results = table_of(data, tmp_path, capsys, normalizer, recipes=recipes)
+    assert "LEAKAGE found by the audit on 12 videos: other captions handed to the videos; R@1 on them" in printed
+    assert "(sees the test set as a whole, measured)" in printed
+    assert results["audit"]["passed"] is False
+    assert results["audit"]["transductive"] == {"text-to-video": True, "video-to-text": True}
+
+
+def test_a_verdict_says_what_stopped_the_audit():
+    assert str(Verdict(passed=False, problem="ValueError: too few")).endswith(
+        "not audited, the audit stopped: ValueError: too few"
+    )
+
+
+def test_an_audit_of_too_few_videos_is_refused():
+    with pytest.raises(ValueError, match=r"evaluation\.audit must be at least 4, or 0 for no audit, not 3"):
+        EvaluationConfig(audit=3)

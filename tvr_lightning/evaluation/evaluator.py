@@ -16,6 +16,7 @@ from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, Shard, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 LEAKS = "leaks ground truth"
@@ -36,10 +37,11 @@ class Evaluation:
         texts_without_video: texts left out because their video was not seen.
         partial: some texts or videos of the split were not seen.
         post_processing: name of the score normalisation, or None.
-        transductive: the post-processing uses the test set as a whole.
+        transductive: the post-processing says that it uses the test set as a whole.
         marks: what a reader must know before comparing.
         measured: what the post-processing has to say of itself, in percent by name: the recall of candidates.
         balance: per direction, how evenly its gallery is retrieved; empty where it was not asked for.
+        audit: what an audit for leakage says of the method and its options; None without one.
     """
 
     text_to_video: dict[str, float]
@@ -59,6 +61,7 @@ class Evaluation:
     marks: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
     balance: dict[Direction, Balance] = field(default_factory=dict)
+    audit: Verdict | None = None
 
 
 @dataclass

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
+from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.module import RetrievalModule
 from tvr_lightning.parity.audit import (
     Audit,
@@ -24,7 +27,7 @@ from tvr_lightning.parity.audit import (
 from tvr_lightning.parity.audit_normalizer import MOVED, NormalizerTrial
 from tvr_lightning.parity.audit_state import State
 from tvr_lightning.parity.audit_subject import Features, Subject
-from tvr_lightning.recipe import from_recipe
+from tvr_lightning.recipe import RecipeCLI, from_recipe
 
 QUERIES = "half of the queries"
 
@@ -44,6 +47,40 @@ def run_audit(config: list[Path], ckpt: Path | None = None, videos: int = 64, se
         method.on_load_checkpoint(checkpoint)
         method.load_state_dict(checkpoint["state_dict"])
     return report_audit(method, audit_method(method, data, videos, seed))
+
+
+class LeakageAudit(Callback):
+    """Audits the method after a test, or a validation by itself, and leaves the verdict with the evaluation."""
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Audit on the test split."""
+        self._audit(trainer, pl_module, "test")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Audit on the validation split, but not while training."""
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._audit(trainer, pl_module, "val")
+
+    def _audit(self, trainer: Trainer, method: LightningModule, split: SplitName) -> None:
+        if not isinstance(method, RetrievalModule) or method.evaluation is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
+        if not config.audit:
+            return
+        try:
+            method.evaluation.audit = audit_method(method, data, config.audit, config.seed, split).verdict
+        except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
+            method.evaluation.audit = Verdict(passed=False, problem=f"{type(error).__name__}: {error}")
+
+
+class AuditedCLI(RecipeCLI):
+    """The recipes' command line, whose tables say what an audit for leakage found."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer and have it audit what it evaluated."""
+        trainer = super().instantiate_trainer(**kwargs)
+        trainer.callbacks.append(LeakageAudit())  # type: ignore[attr-defined]
+        return trainer
 
 
 @torch.no_grad()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,10 +118,11 @@ class Subject:
         """
         method, size = self.method, batch_size or self.batch_size
         method.on_test_epoch_start()
-        for number, rows in enumerate(texts.split(size)):
-            method.test_step(self.texts[rows], number, 0)
-        for number, rows in enumerate(videos.split(size)):
-            method.test_step(self.videos[rows], number, 1)
+        with self._precision():
+            for number, rows in enumerate(texts.split(size)):
+                method.test_step(self.texts[rows], number, 0)
+            for number, rows in enumerate(videos.split(size)):
+                method.test_step(self.videos[rows], number, 1)
         text, text_index, video, video_index = method.collected_features()
         return (
             text[_by_row(text_index, self.texts.index, texts)].float(),
@@ -129,9 +131,18 @@ class Subject:
 
     def encode_told(self) -> Features:
         """Encode all items in the order of the split, with their places in it and their names: with all help."""
-        texts = [self.method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
-        videos = [self.method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
+        with self._precision():
+            texts = [self.method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
+            videos = [self.method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
         return TextFeatures.cat(texts).float(), VideoFeatures.cat(videos).float()
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Return the trainer's context for weights of half precision; there is none for mixed precision.
+
+        Autocast would round by more than most leaks change, and differently for every batch size.
+        """
+        plugin = self.method.trainer.precision_plugin
+        return plugin.forward_context() if plugin.precision in ("bf16-true", "16-true") else nullcontext()
 
     def _in_order(self, batch: TextBatch | VideoBatch) -> tuple[Tensor, ...]:
         return torch.arange(len(batch)).split(self.batch_size)
