@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import Any, Literal, TypeVar
 
@@ -36,6 +37,7 @@ from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.normalization import Bank, Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
+from tvr_lightning.evaluation.sealed import SealedTrainer
 from tvr_lightning.evaluation.sources import Shard
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.gradient_cache import encode_in_chunks
@@ -296,10 +298,11 @@ class RetrievalModule(LightningModule):
         Devices that share out the weights (FSDP2) gather them in every encoding, so that one with nothing to encode
         encodes a blank video with the others.
         """
-        if len(batch):
-            return [(batch.index, self.video_features(batch))]
-        if is_sharded(self):
-            self.video_features(_blank(batch))
+        with self.sealed():
+            if len(batch):
+                return [(batch.index, self.video_features(batch.anonymous()))]
+            if is_sharded(self):
+                self.video_features(_blank(batch))
         return []
 
     def pair_features(self, batch: PairBatch) -> PairedFeatures:
@@ -377,10 +380,39 @@ class RetrievalModule(LightningModule):
 
     # Evaluation
 
+    @contextmanager
+    def sealed(self) -> Iterator[None]:
+        """Keep the trainer's data out of the method's reach while it encodes or scores in an evaluation.
+
+        `self.log` works as ever, and so does what says how the run goes, such as `self.trainer.global_step`.
+        """
+        trainer = self._trainer
+        if trainer is None or isinstance(trainer, SealedTrainer):  # an audit's is in place already
+            yield
+            return
+        self.trainer = SealedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # stands for one
+        try:
+            yield
+        finally:
+            self.trainer = trainer
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log as Lightning does; within an audit nothing is logged."""
+        trainer: Any = self._trainer
+        if not isinstance(trainer, SealedTrainer):
+            super().log(*args, **kwargs)
+        elif not trainer.records:
+            self.trainer = trainer._sealed
+            try:
+                super().log(*args, **kwargs)
+            finally:
+                self.trainer = trainer  # type: ignore[assignment]
+
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Encode one batch of unique texts or unique videos; scoring waits for the end of the epoch."""
         if isinstance(batch, TextBatch):
-            self._texts.append((batch.index, self.text_features(batch)))
+            with self.sealed():
+                self._texts.append((batch.index, self.text_features(batch.anonymous())))
         else:
             self._skipped.update(batch.skipped)
             self._videos += self.readable_videos(batch)
@@ -435,15 +467,19 @@ class RetrievalModule(LightningModule):
         texts, text_index, videos, video_index = self.collected_features()
         text_index, rows = first_of_each(text_index)
         video_index, columns = first_of_each(video_index)
-        texts, videos = texts[rows], videos[columns]
+        # In random orders, as for a table: a place must not say which video belongs to which text.
+        generator = torch.Generator().manual_seed(self.evaluation_config.seed)
+        order, places = (torch.randperm(len(index), generator=generator) for index in (text_index, video_index))
+        texts, videos = texts[rows.cpu()[order]], videos[columns.cpu()[places]]
         normalizer = self.evaluation_config.normalization
         needs_bank = normalizer is not None and normalizer.needs_bank
         bank = self._pair_scores(self.bank().texts, videos) if needs_bank else None
         context = Context("text-to-video", bank, temperature=self.score_temperature())
         source = self._pair_scores(texts, videos)
-        with gathered(self, self.encoder):
+        with self.sealed(), gathered(self, self.encoder):
             scores, columns = best_videos(source, self.evaluation_config.top_k, normalizer, context)
-        self.predictions = (text_index, scores, video_index[columns])
+        back = torch.argsort(order)
+        self.predictions = (text_index, scores[back], video_index.cpu()[places].to(columns.device)[columns[back]])
 
     def _pair_scores(self, texts: TextFeatures, videos: VideoFeatures) -> PairScores:
         budget = int(self.evaluation_config.memory_gib * 2**30)
@@ -463,9 +499,9 @@ class RetrievalModule(LightningModule):
         for loader in bank_loaders(datamodule.evaluation_dataloaders("train"), config.bank_size, config.seed):
             for batch in loader:
                 batch = batch.to(self.device)
-                with self.trainer.precision_plugin.forward_context():
+                with self.trainer.precision_plugin.forward_context(), self.sealed():
                     if isinstance(batch, TextBatch):
-                        read = [(batch.index, self.compact_text(self.text_features(batch)))]
+                        read = [(batch.index, self.compact_text(self.text_features(batch.anonymous())))]
                         texts += _in_memory(read, self.device)
                     else:
                         self._skipped.update(batch.skipped)
@@ -496,7 +532,7 @@ class RetrievalModule(LightningModule):
         # Sanity checks run before training: queues are empty, and encoding a bank would not be worth it.
         normalizer = None if self.trainer.sanity_checking else self.evaluation_config.normalization
         bank = self.bank() if normalizer is not None and normalizer.needs_bank else None
-        with gathered(self, self.encoder):
+        with self.sealed(), gathered(self, self.encoder):
             self.evaluation = evaluator.evaluate(texts, text_index, videos, video_index, truth, normalizer, bank)
         if self.trainer.sanity_checking:
             return

@@ -27,6 +27,7 @@ from tvr_lightning.encoders.extract_source import source_of_data
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.parity.audit_run import AuditedCLI
 from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
 from tvr_lightning.reliability import newest_checkpoint
 from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
@@ -116,7 +117,7 @@ def execute(order: RunOrder) -> Path | None:
     earlier, began = _earlier_legs(Path(order.folder)), time.time()
     warned: list[str] = []
     _collect_warnings(warned)
-    cli = RecipeCLI(args=order.arguments)
+    cli = AuditedCLI(args=order.arguments)
     logs = cli.trainer.log_dir  # asks every process, so that none may have left
     if not cli.trainer.is_global_zero:
         return None
