@@ -1,5 +1,6 @@
 """Runs in processes of their own on a real synthetic dataset: cards, failures, and what a kill costs."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from tvr_lightning.data.synthetic import synthesize
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.card import read_cards, read_ranks
 from tvr_lightning.reproduce.engines import ForkingEngine, SlurmEngine, SlurmOptions
-from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, execute, read_order, write_order
+from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, carry_out_logged, execute, read_order, write_order
 from tvr_lightning.reproduce.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
 from tvr_lightning.reproduce.runner import Folders, RunnerError, carry_out, duration, open_runs, time_left
@@ -118,6 +119,19 @@ def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_p
     assert job.status() == 1
     assert "absent.yaml" in order.with_name("log.txt").read_text()
     assert not order.with_name("job.txt").exists()
+
+
+def test_the_processes_of_a_job_write_into_one_log(tmp_path):
+    """SLURM starts one per device; what any of them says before it dies is kept."""
+    order = tmp_path / "run.json"
+    write_order(StoreOrder(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), order)
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=carry_out_logged, args=(order, tmp_path / "log.txt")) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert (tmp_path / "log.txt").read_text().count("absent.yaml'") == 2
 
 
 def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):

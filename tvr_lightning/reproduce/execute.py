@@ -236,9 +236,10 @@ def carry_out_logged(path: Path, log: Path) -> int:
 
     Args:
         path: of the order.
-        log: file for output and errors of this process and of those it starts.
+        log: file for output and errors of this process and of those it starts, behind what it holds already: SLURM
+            starts a process per device, and all of them write here.
     """
-    with log.open("w", encoding="utf-8") as file:
+    with log.open("a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
