@@ -51,6 +51,7 @@ from tvr_lightning.module import RetrievalModule
 from tvr_lightning.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
+    ProcessLostError,
     RandomState,
     RunCheckpoint,
     RunInterruptedError,
@@ -62,6 +63,8 @@ from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")
+# What gloo and NCCL say of a process that is gone.
+LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # Where and how a run is carried out and what becomes of it: a run that goes on may change it.
 ANYWHERE = {
@@ -182,6 +185,14 @@ class RecipeCLI(LightningCLI):
             except SIGTERMException as error:  # Lightning's own way out, which would end with status 0
                 raise RunInterruptedError(
                     "stopped by SIGTERM between two steps; go on with --checkpoints.resume=true"
+                ) from error
+            except RuntimeError as error:
+                if self.trainer.world_size == 1 or not any(words in str(error) for words in LOST):
+                    raise
+                raise ProcessLostError(
+                    f"another of the {self.trainer.world_size} processes of this run ended "
+                    f"({str(error).splitlines()[0]}). It said why, unless it was killed or memory ran out. Go on with "
+                    "--checkpoints.resume=true"
                 ) from error
             except OSError as error:
                 if error.errno not in NO_ROOM:

@@ -45,6 +45,10 @@ class RunInterruptedError(UserError, RuntimeError):
     exit_status = os.EX_TEMPFAIL
 
 
+class ProcessLostError(UserError, RuntimeError):
+    """Another process of a distributed run has ended, and this one cannot go on without it."""
+
+
 class CheckpointWriteError(UserError, OSError):
     """A checkpoint could not be written; the former one is whole."""
 

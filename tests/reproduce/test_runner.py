@@ -127,7 +127,7 @@ def test_the_processes_of_a_job_write_into_one_log(tmp_path):
     """SLURM starts one per device; what any of them says before it dies is kept."""
     order = tmp_path / "run.json"
     write_order(StoreOrder(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), order)
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
     processes = [context.Process(target=carry_out_logged, args=(order, tmp_path / "log.txt")) for _ in range(2)]
     for process in processes:
         process.start()
