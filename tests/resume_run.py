@@ -6,6 +6,7 @@ Of several processes, the variable STRIKE_RANK names the one that is hit.
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 
@@ -42,6 +43,44 @@ def strike_in(step: int, number: int) -> None:
         return trainer
 
     recipe.RecipeCLI.instantiate_trainer = with_strike
+
+
+def differences(found: dict, expected: dict) -> list[str]:
+    """Name what differs, bit by bit, between the checkpoints of two runs, be their folders where they may.
+
+    Compared are weights, queues, optimiser, schedule, progress, random numbers, and what is best.
+    """
+    said: list[str] = []
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops"):
+        _compare(found[key], expected[key], key, said)
+    return said
+
+
+def _compare(found, expected, name, said):
+    if type(found) is not type(expected):
+        said.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
+    elif isinstance(expected, torch.Tensor):
+        if not torch.equal(found, expected):
+            said.append(f"{name}: other values")
+    elif isinstance(expected, dict):
+        found, expected = ({_file(key): value for key, value in values.items()} for values in (found, expected))
+        for key in expected.keys() ^ found.keys():
+            said.append(f"{name}.{key}: in one of them only")
+        for key in expected.keys() & found.keys():
+            if key not in ("dirpath", "current_score"):  # Lightning saves the latter and never reads it
+                _compare(found[key], expected[key], f"{name}.{key}", said)
+    elif isinstance(expected, (list, tuple)):
+        if len(found) != len(expected):
+            said.append(f"{name}: {len(found)} items, expected {len(expected)}")
+        for i, (one, other) in enumerate(zip(found, expected, strict=False)):
+            _compare(one, other, f"{name}[{i}]", said)
+    elif _file(found) != _file(expected):
+        said.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
+
+
+def _file(value):
+    """The name of a checkpoint without its folder, anything else as it is."""
+    return Path(value).name if isinstance(value, str) and value.endswith(".ckpt") else value
 
 
 if __name__ == "__main__":

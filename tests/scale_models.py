@@ -1,6 +1,6 @@
 """Every method, small, with dropout off, and pairs to train it on; shared by tests of training at scale.
 
-In float64: GARE's untrained increments hardly vary, so that in float32 the gradients of its regularisers are rounding.
+In float64, where rounding hides no difference between one device and several.
 """
 
 import warnings

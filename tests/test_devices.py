@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -59,12 +61,25 @@ def test_a_run_on_two_devices_ends_in_its_table(root, tmp_path, strategy):
         assert table["text_index"].nunique() == 4
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_device_without_a_readable_video_does_not_hold_up_the_others(root, tmp_path, strategy):
+    shutil.copytree(root, tmp_path / "data")
+    videos = MSRVTT(str(tmp_path / "data")).read_split("test").videos
+    for video in videos[1::2]:  # all that fall to the second device
+        video.path.write_bytes(b"no video")
+    skip = "--data.init_args.on_corrupt=skip"
+    run = tvr("test", "tcmgc", strategy, tmp_path / "data", tmp_path, skip)
+    results = json.loads((run / "results.json").read_text())
+    assert (results["texts"], results["videos"], results["partial"]) == (2, 2, True)
+    assert len(results["skipped"]) == 2
+
+
 @pytest.mark.slow
 def test_sharded_queues_are_taken_up_from_the_checkpoint(root, tmp_path):
     first = tvr("fit", "ncl", "fsdp2", root, tmp_path)
     queues = torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     assert queues["text_queue.filled"].item() == 2 * 16
-    more = ("--checkpoints.resume=true", "--trainer.max_epochs=3")
+    more = (f"--ckpt_path={first / 'checkpoints' / 'last.ckpt'}", "--trainer.max_epochs=3")
     second = tvr("fit", "ncl", "fsdp2", root, tmp_path, *more)
     resumed = torch.load(second / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     assert resumed["text_queue.filled"].item() == 3 * 16

@@ -182,11 +182,11 @@ def verb_parser(verb: Verb) -> ArgumentParser:
 
 
 def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
-    from tvr_lightning.recipe import RecipeCLI
+    from tvr_lightning.parity.audit_run import AuditedCLI
 
     def run() -> int:
         # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.
-        RecipeCLI(args=None if from_command_line else [verb, *rest])
+        AuditedCLI(args=None if from_command_line else [verb, *rest])
         return 0
 
     return _guard(run, fixture_hint=rest)

@@ -16,7 +16,9 @@ the devices. Which gradient comes back through the gather then decides what is t
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -105,6 +107,55 @@ def _gather_value(value: Any, mode: Gather) -> Any:
     if isinstance(value, list):
         return [item for part in gather_objects(value) for item in part]
     return value
+
+
+@dataclass
+class _Placed(Record, Generic[R]):
+    """Features of N items and their places (N,) in the split."""
+
+    index: Tensor
+    features: R
+
+
+def gather_batches(batches: Sequence[tuple[Tensor, R]], device: torch.device) -> tuple[Tensor, R] | None:
+    """Join the batches that an evaluation encoded, over all devices in rank order; these may hold unequal numbers.
+
+    Every device must call it, also one without any batch: videos that cannot be read may all have fallen to it.
+
+    Args:
+        batches: places (B,) in the split with a record of B items that holds tensors only; on `device`.
+        device: of this process.
+
+    Returns:
+        Places (N,) and the record of all N items, the same on every device and without gradient; None where no device
+        has any item.
+    """
+    own = None
+    if batches:
+        records = [record for _, record in batches]
+        own = _Placed(torch.cat([index for index, _ in batches]), type(records[0]).cat(records))
+    placed = _gather_uneven(own, device)
+    return None if placed is None else (placed.index, placed.features)
+
+
+@torch.no_grad()
+def _gather_uneven(record: R | None, device: torch.device) -> R | None:
+    """Gather a record of tensors that is not equally long on every device, or None on some; None where none has any."""
+    own = 0 if record is None else len(record)
+    counts = gather_tensor(torch.tensor([own], device=device)).tolist()
+    most = max(counts)
+    if not most:
+        return None
+    if min(counts) == 0:  # a device without items learns the sizes and types of their tensors from another
+        empty = None if record is None else record[:0].apply(lambda t: t.cpu().clone())
+        kinds = [kind for kind in gather_objects(empty) if kind is not None]
+        record = kinds[0].to(device) if record is None else record
+    assert record is not None
+    if min(counts) == most:
+        return gather_record(record)
+    padded = record.apply(lambda t: torch.cat([t, t.new_zeros(most - own, *t.shape[1:])]))
+    rows = [place * most + item for place, count in enumerate(counts) for item in range(count)]
+    return gather_record(padded)[torch.tensor(rows, device=device)]
 
 
 def gather_objects(value: Any) -> list[Any]:

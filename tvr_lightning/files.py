@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -84,3 +86,18 @@ def write_whole(file: Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def lock_open(descriptor: int) -> bool:
+    """Lock an open file or folder until it is closed or its process dies, so that others can tell that it is in use.
+
+    Returns:
+        Whether this process holds it now. False where another one does, and where the disk or the system has no such
+        locks, so that nobody can tell.
+    """
+    try:
+        fcntl: Any = importlib.import_module("fcntl")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (OSError, ImportError):
+        return False
+    return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +19,15 @@ from torch.optim import Optimizer
 
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
-from tvr_lightning.distributed import Gather, gather_objects, gather_record, gather_tensor, rank, world_size
+from tvr_lightning.distributed import (
+    Gather,
+    gather_batches,
+    gather_objects,
+    gather_record,
+    gather_tensor,
+    rank,
+    world_size,
+)
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.bank import bank_loaders
@@ -27,13 +36,14 @@ from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.normalization import Bank, Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
+from tvr_lightning.evaluation.sealed import SealedTrainer
 from tvr_lightning.evaluation.sources import Shard
 from tvr_lightning.extract.check import check_store
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.gradient_cache import encode_in_chunks
 from tvr_lightning.losses import LogitMap, info_nce, local_info_nce
 from tvr_lightning.optim import OptimizerConfig, build_optimizer
-from tvr_lightning.sharding import gathered, shard
+from tvr_lightning.sharding import gathered, is_sharded, shard
 
 R = TypeVar("R", bound=Record)
 PAIR_BYTES = 256
@@ -130,7 +140,7 @@ class RetrievalModule(LightningModule):
         self.evaluation: Evaluation | None = None
         self.predictions: tuple[Tensor, Tensor, Tensor] | None = None
         self.bias_logits: LogitMap | None = None
-        self._pairs: PairedFeatures | None = None
+        self._pairs: list[PairedFeatures] = []
         self._texts: list[tuple[Tensor, TextFeatures]] = []
         self._videos: list[tuple[Tensor, VideoFeatures]] = []
         self._skipped: set[str] = set()
@@ -258,7 +268,15 @@ class RetrievalModule(LightningModule):
         return 1.0 / float(self.temperature().detach())
 
     def update_state(self, pairs: PairedFeatures) -> None:
-        """Called once after every optimiser step with the step's gathered, detached pairs (NCL's queues)."""
+        """Called once after every optimiser step with the step's gathered, detached pairs (NCL's queues).
+
+        Those of all batches that the step accumulated, in their order; they are kept only where `reads_pairs`.
+        """
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether `update_state` does anything with a step's pairs, so that they must be kept for it."""
+        return type(self).update_state is not RetrievalModule.update_state
 
     def encode_extras(self, batch: PairBatch) -> dict[str, Any]:
         """Turn a batch's extras into those of `PairedFeatures`: tensors with first dimension B."""
@@ -274,6 +292,19 @@ class RetrievalModule(LightningModule):
         """Encode M videos with the encoder and the method's own layers."""
         return self.encode_video(self.encoder.encode_video(batch.video, patches=self.needs_patches))
 
+    def readable_videos(self, batch: VideoBatch) -> list[tuple[Tensor, VideoFeatures]]:
+        """Encode M videos; returns their indices (M,) and features, or nothing where none of a batch could be read.
+
+        Devices that share out the weights (FSDP2) gather them in every encoding, so that one with nothing to encode
+        encodes a blank video with the others.
+        """
+        with self.sealed():
+            if len(batch):
+                return [(batch.index, self.video_features(batch.anonymous()))]
+            if is_sharded(self):
+                self.video_features(_blank(batch))
+        return []
+
     def pair_features(self, batch: PairBatch) -> PairedFeatures:
         """Encode this device's B pairs; nothing is gathered yet."""
         return PairedFeatures(
@@ -285,6 +316,10 @@ class RetrievalModule(LightningModule):
         )
 
     # Training
+
+    def on_train_start(self) -> None:
+        """Forget the pairs of a step that an interrupted run in this process left unfinished."""
+        self._pairs.clear()
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
         """Encode, gather, and return the sum of the loss terms, a scalar; every term is logged."""
@@ -298,7 +333,8 @@ class RetrievalModule(LightningModule):
         loss = torch.stack([term.reshape(()) for term in terms.values()]).sum()
         if not torch.isfinite(loss):
             self._raise_non_finite(terms, batch)
-        self._pairs = pairs.detach()
+        if self.reads_pairs:
+            self._pairs.append(pairs.detach())
         of_parts = self.gather in ("local", "none") and world_size() > 1  # else every device has the whole loss
         if len(terms) > 1:
             self.log_dict({f"train/{name}": term.detach() for name, term in terms.items()}, sync_dist=of_parts)
@@ -328,8 +364,9 @@ class RetrievalModule(LightningModule):
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.temperature.clamp()
-        if self._pairs is not None:
-            self.update_state(self._pairs)
+        if self._pairs:
+            self.update_state(PairedFeatures.cat(self._pairs))
+            self._pairs.clear()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Build the recipe's optimiser with its per-step schedule over the whole run."""
@@ -343,14 +380,42 @@ class RetrievalModule(LightningModule):
 
     # Evaluation
 
+    @contextmanager
+    def sealed(self) -> Iterator[None]:
+        """Keep the trainer's data out of the method's reach while it encodes or scores in an evaluation.
+
+        `self.log` works as ever, and so does what says how the run goes, such as `self.trainer.global_step`.
+        """
+        trainer = self._trainer
+        if trainer is None or isinstance(trainer, SealedTrainer):  # an audit's is in place already
+            yield
+            return
+        self.trainer = SealedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # stands for one
+        try:
+            yield
+        finally:
+            self.trainer = trainer
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log as Lightning does; within an audit nothing is logged."""
+        trainer: Any = self._trainer
+        if not isinstance(trainer, SealedTrainer):
+            super().log(*args, **kwargs)
+        elif not trainer.records:
+            self.trainer = trainer._sealed
+            try:
+                super().log(*args, **kwargs)
+            finally:
+                self.trainer = trainer  # type: ignore[assignment]
+
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Encode one batch of unique texts or unique videos; scoring waits for the end of the epoch."""
         if isinstance(batch, TextBatch):
-            self._texts.append((batch.index, self.text_features(batch)))
+            with self.sealed():
+                self._texts.append((batch.index, self.text_features(batch.anonymous())))
         else:
             self._skipped.update(batch.skipped)
-            if len(batch):
-                self._videos.append((batch.index, self.video_features(batch)))
+            self._videos += self.readable_videos(batch)
 
     test_step = validation_step
 
@@ -378,22 +443,19 @@ class RetrievalModule(LightningModule):
     def collected_features(self) -> tuple[TextFeatures, Tensor, VideoFeatures, Tensor]:
         """Return what the evaluation loaders gave, over all devices: N texts, indices (N,), M videos, indices (M,).
 
-        Indices may repeat where loaders were padded over devices.
+        Indices may repeat where loaders were padded over devices; devices need not have read equally many videos.
 
         Raises:
             RuntimeError: a loader gave nothing.
         """
-        if not self._texts or not self._videos:
-            what = "texts" if not self._texts else "videos"
-            skipped = f"; skipped: {'; '.join(sorted(self._skipped)[:5])}" if self._skipped else ""
-            raise RuntimeError(f"the evaluation loaders gave no {what}{skipped}")
-        text_index = gather_tensor(torch.cat([index for index, _ in self._texts]))
-        video_index = gather_tensor(torch.cat([index for index, _ in self._videos]))
-        texts = gather_record(TextFeatures.cat([features for _, features in self._texts]))
-        videos = gather_record(VideoFeatures.cat([features for _, features in self._videos]))
+        texts, videos = gather_batches(self._texts, self.device), gather_batches(self._videos, self.device)
         self._texts.clear()
         self._videos.clear()
-        return texts, text_index, videos, video_index
+        if texts is None or videos is None:
+            what, reasons = "texts" if texts is None else "videos", self.skipped
+            skipped = f"; skipped: {'; '.join(reasons[:5])}" if reasons else ""
+            raise RuntimeError(f"the evaluation loaders gave no {what}{skipped}")
+        return texts[1], texts[0], videos[1], videos[0]
 
     @property
     def skipped(self) -> list[str]:
@@ -405,15 +467,19 @@ class RetrievalModule(LightningModule):
         texts, text_index, videos, video_index = self.collected_features()
         text_index, rows = first_of_each(text_index)
         video_index, columns = first_of_each(video_index)
-        texts, videos = texts[rows], videos[columns]
+        # In random orders, as for a table: a place must not say which video belongs to which text.
+        generator = torch.Generator().manual_seed(self.evaluation_config.seed)
+        order, places = (torch.randperm(len(index), generator=generator) for index in (text_index, video_index))
+        texts, videos = texts[rows.cpu()[order]], videos[columns.cpu()[places]]
         normalizer = self.evaluation_config.normalization
         needs_bank = normalizer is not None and normalizer.needs_bank
         bank = self._pair_scores(self.bank().texts, videos) if needs_bank else None
         context = Context("text-to-video", bank, temperature=self.score_temperature())
         source = self._pair_scores(texts, videos)
-        with gathered(self, self.encoder):
+        with self.sealed(), gathered(self, self.encoder):
             scores, columns = best_videos(source, self.evaluation_config.top_k, normalizer, context)
-        self.predictions = (text_index, scores, video_index[columns])
+        back = torch.argsort(order)
+        self.predictions = (text_index, scores[back], video_index.cpu()[places].to(columns.device)[columns[back]])
 
     def _pair_scores(self, texts: TextFeatures, videos: VideoFeatures) -> PairScores:
         budget = int(self.evaluation_config.memory_gib * 2**30)
@@ -433,11 +499,14 @@ class RetrievalModule(LightningModule):
         for loader in bank_loaders(datamodule.evaluation_dataloaders("train"), config.bank_size, config.seed):
             for batch in loader:
                 batch = batch.to(self.device)
-                with self.trainer.precision_plugin.forward_context():
+                with self.trainer.precision_plugin.forward_context(), self.sealed():
                     if isinstance(batch, TextBatch):
-                        texts.append(_in_memory(batch.index, self.compact_text(self.text_features(batch))))
-                    elif len(batch):
-                        videos.append(_in_memory(batch.index, self.compact_video(self.video_features(batch))))
+                        read = [(batch.index, self.compact_text(self.text_features(batch.anonymous())))]
+                        texts += _in_memory(read, self.device)
+                    else:
+                        self._skipped.update(batch.skipped)
+                        seen = [(i, self.compact_video(video)) for i, video in self.readable_videos(batch)]
+                        videos += _in_memory(seen, self.device)
         return Bank(_distinct(texts, TextFeatures), _distinct(videos, VideoFeatures))
 
     def _evaluate(self, stage: str) -> None:
@@ -463,7 +532,7 @@ class RetrievalModule(LightningModule):
         # Sanity checks run before training: queues are empty, and encoding a bank would not be worth it.
         normalizer = None if self.trainer.sanity_checking else self.evaluation_config.normalization
         bank = self.bank() if normalizer is not None and normalizer.needs_bank else None
-        with gathered(self, self.encoder):
+        with self.sealed(), gathered(self, self.encoder):
             self.evaluation = evaluator.evaluate(texts, text_index, videos, video_index, truth, normalizer, bank)
         if self.trainer.sanity_checking:
             return
@@ -478,14 +547,21 @@ class RetrievalModule(LightningModule):
         self.log_dict(logged, sync_dist=True, reduce_fx="max")
 
 
+def _blank(batch: VideoBatch) -> VideoBatch:
+    """Return a batch of one black video, of the sizes of a batch of none."""
+    video = batch.video.apply(lambda t: t.new_full((1, *t.shape[1:]), t.dtype == torch.bool))
+    return VideoBatch(video, batch.index.new_zeros(1), ["blank"])
+
+
 def _plain(value: Any) -> Any:
     """Name a normaliser, so that checkpoints hold no objects."""
     return value.name if isinstance(value, Normalizer) else value
 
 
-def _in_memory(index: Tensor, features: R) -> tuple[Tensor, R]:
-    """Gather a batch of the bank over devices and move it to main memory."""
-    return gather_tensor(index).cpu(), gather_record(features).float().to("cpu")
+def _in_memory(batches: list[tuple[Tensor, R]], device: torch.device) -> list[tuple[Tensor, R]]:
+    """Gather one batch of the bank, or none, over devices and move it to main memory."""
+    gathered = gather_batches(batches, device)
+    return [] if gathered is None else [(gathered[0].cpu(), gathered[1].float().to("cpu"))]
 
 
 def _distinct(batches: list[tuple[Tensor, R]], kind: type[R]) -> R:

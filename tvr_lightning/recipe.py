@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
+import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, Ri
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 import tvr_lightning.data
@@ -48,14 +51,29 @@ from tvr_lightning.module import RetrievalModule
 from tvr_lightning.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
+    ProcessLostError,
     RandomState,
+    RunCheckpoint,
+    RunInterruptedError,
     SaveRunning,
     newest_checkpoint,
+    sweep_partial,
 )
 from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")
+# What gloo and NCCL say of a process that is gone.
+LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+# Where and how a run is carried out and what becomes of it: a run that goes on may change it.
+ANYWHERE = {
+    "ckpt_path", "checkpoints", "results", "eval_memory", "weights_only", "data.init_args.root",
+    "data.init_args.num_workers", "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes",
+    "trainer.logger", "trainer.log_every_n_steps", "trainer.enable_progress_bar", "trainer.enable_model_summary",
+    "trainer.default_root_dir", "trainer.profiler", "trainer.limit_test_batches",
+    "model.init_args.evaluation.memory_gib",
+}  # fmt: skip
 
 
 @dataclass
@@ -162,7 +180,27 @@ class RecipeCLI(LightningCLI):
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
             # Raised by Lightning about its own code.
             warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
-            super()._run_subcommand(subcommand)
+            try:
+                super()._run_subcommand(subcommand)
+            except SIGTERMException as error:  # Lightning's own way out, which would end with status 0
+                raise RunInterruptedError(
+                    "stopped by SIGTERM between two steps; go on with --checkpoints.resume=true"
+                ) from error
+            except RuntimeError as error:
+                if self.trainer.world_size == 1 or not any(words in str(error) for words in LOST):
+                    raise
+                raise ProcessLostError(
+                    f"another of the {self.trainer.world_size} processes of this run ended "
+                    f"({str(error).splitlines()[0]}). It said why, unless it was killed or memory ran out. Go on with "
+                    "--checkpoints.resume=true"
+                ) from error
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                raise RecipeError(
+                    f"{error.filename or 'a file of the run'} could not be written ({error.strerror}); make room on "
+                    "the disk, raise the limit of ulimit -f, or choose another place with results.directory"
+                ) from error
 
     @property
     def options(self) -> Namespace:
@@ -185,7 +223,7 @@ class RecipeCLI(LightningCLI):
         encoder = self.options.model.init_args.encoder
         if encoder.class_path.rpartition(".")[2] == "ClipEncoder":
             checks = [*checks, lambda: find_weights(encoder.init_args.architecture, encoder.init_args.weights)]
-        for check in [*checks, *_sound_checks(self.options.model.init_args)]:
+        for check in [*checks, *_sound_checks(self.options.model.init_args, encoder.class_path)]:
             try:
                 check()
             except MissingAssetError as error:
@@ -212,6 +250,8 @@ class RecipeCLI(LightningCLI):
         """Build model, data and trainer; options that conflict end in one sentence."""
         try:
             super().instantiate_classes()
+            trainer = self.trainer
+            self.model.encoder.check_precision(str(trainer.precision), type(trainer.strategy).__name__)
         except (ValueError, TypeError) as error:
             raise RecipeError(str(error)) from error
 
@@ -234,20 +274,26 @@ class RecipeCLI(LightningCLI):
             if trainer.get("enable_checkpointing") is not False:
                 plugins = trainer.get("plugins") or []
                 kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-                callbacks += [RandomState(), SaveRunning(self.options.checkpoints.every_n_steps)]
+                callbacks.append(RandomState())
                 monitor = getattr(self.model, "monitor", MONITOR)
                 callbacks.append(WeightsRecord(monitor, self.options.get("seed_everything")))
                 # Not one callback with save_last, which writes only when the monitored value has improved. The last
                 # weights are written after every epoch, for the last epoch need not be validated.
                 callbacks += [
-                    ModelCheckpoint(monitor=monitor, mode="max", filename="best"),
-                    ModelCheckpoint(
+                    RunCheckpoint(
+                        monitor=monitor,
+                        mode="max",
+                        filename="best",
+                        enable_version_counter=False,  # what a killed run left is written again
+                    ),
+                    RunCheckpoint(
                         monitor="step",
                         mode="max",
                         filename="last",
                         enable_version_counter=False,
                         save_on_train_epoch_end=True,
                     ),
+                    SaveRunning(self.options.checkpoints.every_n_steps),
                 ]
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
@@ -257,8 +303,11 @@ class RecipeCLI(LightningCLI):
         return f"{type(self.model).__name__.lower()}-{type(self.datamodule).__name__.lower()}"
 
     def before_fit(self) -> None:
-        """Refuse a selection rule that the data cannot give; find the checkpoint to go on from."""
+        """Refuse what could not end in a table; find the checkpoint to go on from."""
         self._check_selection()
+        self._check_writable()
+        if self.trainer.is_global_zero:
+            sweep_partial(Path(self.options.results.directory) / self.run_name)
         if self.resume_from:
             self.config_init[self.subcommand]["ckpt_path"] = str(self.resume_from)
 
@@ -268,7 +317,7 @@ class RecipeCLI(LightningCLI):
 
     @cached_property
     def resume_from(self) -> Path | None:
-        """The checkpoint that `checkpoints.resume` goes on from; None where it is off or there is none.
+        """The checkpoint that `checkpoints.resume` goes on from; None where it is off or no run has these settings.
 
         Raises:
             RecipeError: a checkpoint is given, too.
@@ -277,9 +326,23 @@ class RecipeCLI(LightningCLI):
             return None
         if self.options.get("ckpt_path"):
             raise RecipeError("checkpoints.resume looks for the checkpoint itself; drop it or --ckpt_path")
-        found = newest_checkpoint(Path(self.options.results.directory) / self.run_name)
+        found = newest_checkpoint(Path(self.options.results.directory) / self.run_name, self._same_settings)
         rank_zero_info(f"Going on from {found}" if found else "No checkpoint to go on from; starting at the beginning")
         return found
+
+    def _same_settings(self, run: Path) -> bool:
+        """Whether a run was made with the settings that its numbers depend on; says where it was not."""
+        path = run / "config.yaml"
+        if not path.is_file():
+            rank_zero_info(f"Not going on in {run}: it has no config.yaml that tells its settings")
+            return False
+        then = yaml.safe_load(path.read_text(encoding="utf-8"))
+        now = plain(self._parser(self.subcommand), self.options)
+        changed = list(changed_settings(then, now))
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            rank_zero_info(f"Not going on in {run}, which has other settings: {'; '.join(changed[:3])}{more}")
+        return not changed
 
     def after_fit(self) -> None:
         """Test the selected weights and close with the table."""
@@ -289,6 +352,8 @@ class RecipeCLI(LightningCLI):
             c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.filename == name
         ]
         path = written[0].best_model_path if written else None
+        if path:
+            self._check_written(Path(path), select_on)
         if select_on != "last" and not path:
             raise RecipeError(
                 f"results.select_on: {select_on} found no best checkpoint: keep validation and checkpoints on"
@@ -320,6 +385,15 @@ class RecipeCLI(LightningCLI):
             rank_zero_warn(f"{weights.caption()}; name the checkpoint of a run with --ckpt_path")
 
     before_validate = before_predict = before_test
+
+    def _check_written(self, checkpoint: Path, select_on: SelectOn) -> None:
+        """Refuse to test weights that are gone, or as those of the last step others."""
+        saved, step = int(read_checkpoint(checkpoint)["global_step"]), self.trainer.global_step
+        if select_on == "last" and saved != step:
+            raise RecipeError(
+                f"{checkpoint} holds the weights of step {saved}, but the run ended at step {step}; nothing was "
+                f"tested. Go on from it with --ckpt_path={checkpoint}"
+            )
 
     def after_test(self) -> None:
         """Close with the table."""
@@ -360,6 +434,19 @@ class RecipeCLI(LightningCLI):
             raise RecipeError(
                 f"results.select_on: test chooses by the validation loop, which here runs on the "
                 f"{self.datamodule.validation} validation split; choose results.select_on: val or last"
+            )
+
+    def _check_writable(self) -> None:
+        """Refuse a folder that takes no files before the first epoch is lost."""
+        if not isinstance(self.trainer.logger, TensorBoardLogger):  # another writes elsewhere, or nothing is kept
+            return
+        directory = Path(self.options.results.directory)
+        folder = self.resume_from.parent if self.resume_from else directory / self.run_name
+        present = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        if not present.is_dir() or not os.access(present, os.W_OK | os.X_OK):
+            raise RecipeError(
+                f"results.directory: the run cannot write to {folder}, since {present} "
+                f"{'is read-only' if present.is_dir() else 'is a file'}; choose another with --results.directory=FOLDER"
             )
 
     def _run_folder(self) -> Path | None:
@@ -431,6 +518,24 @@ def plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """Return a parsed configuration as plain dictionaries, lists, strings and numbers."""
     # Nulls too: left out, a recipe's null would read as the default.
     return yaml.safe_load(parser.dump(config, skip_validation=True, skip_unset=False))
+
+
+def changed_settings(then: Any, now: Any, name: str = "") -> Iterator[str]:
+    """Yield the settings that differ and on which the numbers of a run depend, each with both values.
+
+    Args:
+        then, now: configurations as plain dictionaries.
+        name: where in the configuration they stand.
+    """
+    if name in ANYWHERE:
+        return
+    if name == "model.init_args.evaluation":  # --eval-memory makes the defaults explicit
+        then, now = (value or asdict(EvaluationConfig()) for value in (then, now))
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*then, *now]):
+            yield from changed_settings(then.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif then != now:
+        yield f"{name} was {then}, is {now}"
 
 
 def instantiate_data(config: Namespace) -> TextVideoDataModule:
@@ -542,12 +647,21 @@ def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _sound_checks(method: Namespace) -> list[Callable[[], object]]:
-    """Return what looks for the weights of the audio encoder that a method would build, none where it hears nothing."""
+def _sound_checks(method: Namespace, encoder: str) -> list[Callable[[], object]]:
+    """Return what looks for the weights of the audio encoder that a method would build, none where it hears nothing.
+
+    Args:
+        method: its options; a method around another (NCL, question answering) builds that one's.
+        encoder: class of the encoder of frames and texts.
+    """
+    for name in ("base", "method"):
+        within = method.get(name)
+        if isinstance(within, Namespace) and "init_args" in within:
+            return _sound_checks(within.init_args, encoder)
     if "audio_encoder" not in method or method.get("fusion") == "none":
         return []
     if method.audio_encoder is None:  # GAID then takes what goes with its encoder
-        pretrained = method.encoder.class_path.rpartition(".")[2] == "ClipEncoder"
+        pretrained = encoder.rpartition(".")[2] == "ClipEncoder"
         return [lambda: find_whisper_weights("base", "openai")] if pretrained else []
     kind, options = method.audio_encoder.class_path.rpartition(".")[2], method.audio_encoder.get("init_args", {})
     find = {"WhisperEncoder": find_whisper_weights, "Wav2Vec2Encoder": find_wav2vec2_weights}.get(kind)

@@ -36,6 +36,11 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
         _enter_by(unit, methods)
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether devices share out the parameters of `module`, so that all of them must compute with it together."""
+    return any(isinstance(unit, FSDPModule) for unit in module.modules())
+
+
 @contextmanager
 def gathered(module: nn.Module, apart: nn.Module) -> Iterator[None]:
     """Hold the whole parameters of `module` on every device, except those of `apart`; nothing happens without sharding.

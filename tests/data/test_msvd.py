@@ -107,4 +107,4 @@ def test_real_clips_load_with_their_captions(test_data):
     assert sum(len(b.skipped) for b in videos) == 668
     truth = data.ground_truth("test")
     index = torch.cat([b.index for b in videos])
-    assert torch.bincount(truth.video_of_text, minlength=truth.videos)[index].tolist() == [33, 28]
+    assert sorted(torch.bincount(truth.video_of_text, minlength=truth.videos)[index].tolist()) == [28, 33]

@@ -330,6 +330,30 @@ def test_bottleneck_is_the_divergence_of_each_anchors_gaussian(anchor, prior, no
     torch.testing.assert_close(relaxed_bottleneck(increment, mean) * D, torch.stack(divergences).mean())
 
 
+def bottleneck_gradient(form, dtype, order, config):
+    """Gradient of an untrained psi, whose increments of one anchor differ by about 1e-5 at a length of 1."""
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(64, generator=generator)
+    sentence = shared + 0.5 * torch.randn(8, 64, generator=generator)
+    frames = shared.roll(7) + 0.5 * torch.randn(8, FRAMES, 64, generator=generator)
+    text = TextFeatures(sentence, sentence[:, None], torch.ones(8, 1, dtype=torch.bool))[order].to(dtype)
+    video = VideoFeatures(frames, torch.ones(8, FRAMES, dtype=torch.bool))[order].to(dtype)
+    torch.manual_seed(0)
+    head = GAREHead(64, FRAMES, GAREConfig(increment=IncrementConfig(dropout=0.0), form=form)).to(dtype)
+    relaxed_bottleneck(head(text, video, increments=True).parts["increment"], config).backward()
+    return torch.cat([parameter.grad.double().flatten() for parameter in head.parameters()])
+
+
+@pytest.mark.parametrize("form", ["dense", "factorised"])
+@pytest.mark.parametrize("options", [{}, {"anchor": "text"}, {"normalize": True}])
+def test_increments_that_hardly_differ_give_the_gradient_of_float64(form, options):
+    config, order = BottleneckConfig(**options), torch.arange(8)
+    expected = bottleneck_gradient("dense", torch.double, order, config)
+    for turned in (order, order.roll(4)):  # as two processes would gather them
+        found = bottleneck_gradient(form, torch.float, turned, config)
+        assert (found - expected).norm() < 0.01 * expected.norm()
+
+
 def test_norm_variance_stops_at_its_floor():
     increment = random_increments().requires_grad_()
     variances = [torch.stack([increment[i, j].norm() for j in range(M)]).var() for i in range(N)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tvr_lightning.checkpoints import CheckpointError
@@ -23,6 +23,7 @@ from tvr_lightning.module import RetrievalModule
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
+from tvr_lightning.store import FeatureStore
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -342,6 +343,69 @@ def test_resuming_is_exact_queues_included(fixture_root, tmp_path):
     assert int(first["text_queue.filled"]) == 20
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
+
+
+HEARING = """
+model: {init_args: {NAME: {class_path: GAID, init_args: {audio_encoder: {class_path: TinyWhisperEncoder,
+  init_args: {width: 16, layers: 1, seed: SEED}}}}, encoder: {init_args: {width: 64, freeze: all}}}}
+data: {init_args: {root: ROOT, frames: 2, batch_size: 8, num_workers: 0, audio: whisper, audio_seconds: 30}}
+trainer: {max_epochs: 1, limit_train_batches: 1, limit_val_batches: 0, accelerator: cpu, log_every_n_steps: 1}
+"""
+
+
+@pytest.mark.parametrize(("recipe", "name"), [("ncl", "base"), ("dpdv-vqa", "method")])
+def test_a_method_that_hears_within_another_is_extracted_and_checked_with_its_sound(
+    fixture_root, tmp_path, capsys, recipe, name
+):
+    store = tmp_path / "store"
+    for seed in (0, 1):
+        text = HEARING.replace("NAME", name).replace("SEED", str(seed)).replace("ROOT", str(fixture_root))
+        (tmp_path / f"{seed}.yaml").write_text(text)
+    recipes = [RECIPES / f"{recipe}.yaml", RECIPES / "fixture.yaml"]
+
+    def options(seed: int) -> list[str]:
+        return [f"--config={path}" for path in (*recipes, tmp_path / f"{seed}.yaml")]
+
+    answering = ["--model.init_args.micro=false", "--model.init_args.hidden=16"] if recipe == "dpdv-vqa" else []
+    stored = [*answering, f"--results.directory={tmp_path / 'runs'}", f"--data.init_args.features={store}"]
+    extracting = tmp_path / "plain.yaml"  # `tvr extract` takes recipes alone
+    extracting.write_text("model: {init_args: {micro: false}}" if answering else "{}")
+    assert main(["extract", *options(0), f"--config={extracting}", f"--out={store}"]) == 0
+    assert "audio" in FeatureStore(store).parts
+    assert main(["fit", *options(0), *stored]) == 0
+    assert main(["fit", *options(1), *stored]) == 1
+    assert "part 'audio' was made otherwise" in capsys.readouterr().err
+
+
+class Waiting(Callback):
+    """Counts the pairs that wait for `update_state` after every batch."""
+
+    def __init__(self) -> None:
+        self.counts = []
+
+    def on_train_batch_end(self, trainer, pl_module, *arguments) -> None:
+        self.counts.append(sum(len(pairs.text) for pairs in pl_module._pairs))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
+@pytest.mark.parametrize(("recipe", "waiting"), [("ncl", [4, 8, 0, 0]), ("clip4clip", [0] * 4)])
+def test_queues_get_the_pairs_of_all_accumulated_batches_and_nobody_else_keeps_them(fixture_root, recipe, waiting):
+    model, data = build(fixture_root, recipe, "--data.init_args.batch_size=4")
+    seen = Waiting()
+    run = trainer(
+        max_epochs=1, limit_val_batches=0, enable_checkpointing=False, accumulate_grad_batches=3, callbacks=[seen]
+    )
+    run.fit(model, datamodule=data)
+    assert run.global_step == 2  # three batches, and the last one alone
+    assert seen.counts == waiting
+    if recipe == "ncl":
+        assert len(model.text_queue) == len(model.video_queue) == 16
+
+
+def test_without_queues_no_pairs_are_kept():
+    assert method().reads_pairs
+    assert not method(queue_size=0).reads_pairs
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")

@@ -7,14 +7,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 from tvr_lightning.cli import main
+from tvr_lightning.data.msrvtt_qa import MSRVTTQA
 from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.dpdv import DPDV
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.methods.video_qa_head import AnswerHead, words_patches
+from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -134,6 +138,20 @@ def test_any_method_can_give_the_features_and_micro_needs_patches():
         module(micro=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": OptimizerConfig(gradient_cache=4)}, "optimizer.gradient_cache is for losses that need a whole"),
+        ({"method": partial(CLIP4Clip, optimizer=OptimizerConfig(lr=1.0))}, "has optimizer, which answering questions"),
+        ({"method": partial(CLIP4Clip, evaluation=EvaluationConfig(top_k=3))}, "has evaluation, which"),
+        ({"method": partial(CLIP4Clip, gather="none")}, "has gather, which"),
+    ],
+)
+def test_options_that_answering_would_ignore_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        module(**options)
+
+
 def test_ten_steps_lower_the_loss():
     made = module()
     made.vocabulary = list("abcdefg")
@@ -244,6 +262,20 @@ def test_datasets_without_questions_are_refused(root, tmp_path, capsys):
     more = ("--data.class_path=MSRVTT", "--data.init_args.split=9k")
     assert main(["fit", *overlay(root, tmp_path, *more)]) == 1
     assert "MSRVTT has captions and no questions" in capsys.readouterr().err
+
+
+def test_a_precision_that_the_encoder_cannot_run_under_is_refused(root, tmp_path, capsys):
+    more = ("--model.init_args.encoder.init_args.encoder_precision=fp16-master", "--trainer.precision=bf16-mixed")
+    assert main(["fit", *overlay(root, tmp_path, *more)]) == 1
+    assert "fp16-master keeps half-precision weights itself" in capsys.readouterr().err
+    made = module()
+    made.method.encoder.encoder_precision = "fp16-master"
+    trainer = Trainer(
+        accelerator="cpu", precision="bf16-mixed", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"fp16-master.*not bf16-mixed"):
+        trainer.fit(made, datamodule=MSRVTTQA(str(root), num_workers=0))
 
 
 def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(root, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Runs in processes of their own on a real synthetic dataset: cards, failures, and what a kill costs."""
 
 import errno
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from tvr_lightning.cli import Verb, verb_parser
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.card import read_cards, read_ranks
 from tvr_lightning.reproduce.engines import ForkingEngine, SlurmEngine, SlurmOptions
-from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, execute, read_order, write_order
+from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, carry_out_logged, execute, read_order, write_order
 from tvr_lightning.reproduce.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
 from tvr_lightning.reproduce.runner import Folders, RunnerError, carry_out, duration, open_runs, time_left
@@ -122,6 +123,19 @@ def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_p
     assert not order.with_name("job.txt").exists()
 
 
+def test_the_processes_of_a_job_write_into_one_log(tmp_path):
+    """SLURM starts one per device; what any of them says before it dies is kept."""
+    order = tmp_path / "run.json"
+    write_order(StoreOrder(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), order)
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=carry_out_logged, args=(order, tmp_path / "log.txt")) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert (tmp_path / "log.txt").read_text().count("absent.yaml'") == 2
+
+
 def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
     plan, folders = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), Folders(tmp_path / "out")
     (card,) = carry_out(plan, folders, [].append).values()
@@ -193,15 +207,20 @@ def test_a_run_is_not_made_with_recipes_that_changed_since(root, tmp_path):
 def test_seconds_of_interrupted_processes_count_up_to_their_checkpoint(tmp_path):
     from tvr_lightning.reproduce.execute import _earlier_legs
 
-    checkpoint = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints" / "last.ckpt"
-    checkpoint.parent.mkdir(parents=True)
+    checkpoints = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+
+    def write(name: str, step: int, after: float) -> None:
+        torch.save({"global_step": step, "hyper_parameters": {}}, checkpoints / name)
+        os.utime(checkpoints / name, (began + after, began + after))
+
     assert _earlier_legs(tmp_path) == 0
-    checkpoint.touch()
     began = time.time()
-    os.utime(checkpoint, (began + 40, began + 40))  # the first process wrote it after 40 s, and was killed
-    assert _earlier_legs(tmp_path) == pytest.approx(40, abs=5)
-    (tmp_path / "legs.json").write_text(f"[40.0, {began + 100}]")  # a second, killed before its first checkpoint
-    assert _earlier_legs(tmp_path) == 40
+    write("last.ckpt", 6, 40)
+    write("running.ckpt", 8, 60)  # from which the next process goes on
+    assert _earlier_legs(tmp_path) == pytest.approx(60, abs=5)
+    (tmp_path / "legs.json").write_text(f"[60.0, {began + 100}]")  # a second, killed before its first checkpoint
+    assert _earlier_legs(tmp_path) == 60
 
 
 def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):

@@ -16,7 +16,7 @@ from typing import Literal
 import av
 import numpy as np
 
-from tvr_lightning.data.media import Allowance, VideoError, open_media, words_of
+from tvr_lightning.data.media import Allowance, VideoError, open_media, packets_of, words_of
 from tvr_lightning.data.packets import check_packets
 from tvr_lightning.errors import UserError
 
@@ -91,15 +91,15 @@ def read_audio(
         raise AudioError(str(error)) from error
     except av.FFmpegError as error:
         raise AudioError(f"{path}: its sound cannot be read ({words_of(error)})") from error
-    native, decoded = _place(pieces, length, rate)
-    bad = ~np.isfinite(native) | (np.abs(native) > _LOUDEST_SAMPLE)
-    if bad.any():
-        native[bad] = 0.0
-        problem = "; ".join(p for p in (problem, f"{int(bad.sum())} samples are NaN, infinite or out of range") if p)
+    native, stretches, bad = _place(pieces, length, rate)
+    if bad:
+        problem = "; ".join(p for p in (problem, f"{bad} samples are NaN, infinite or out of range") if p)
     if problem and on_corrupt == "error":
         raise AudioError(f"{path}: sound track: {problem}")
     samples = round(length * SAMPLE_RATE)
-    return AudioTrack(_resample(native, rate, samples), SAMPLE_RATE, _heard(decoded, rate, samples), problem)
+    return AudioTrack(
+        _resample(native, stretches, rate, samples), SAMPLE_RATE, _heard(stretches, rate, samples), problem
+    )
 
 
 Pieces = list[tuple[int, np.ndarray]]
@@ -115,6 +115,7 @@ def _decode(
     origin = _picture_start(container) + (span[0] if span else 0.0)
     known = duration if duration is not None else (span[1] - span[0] if span else _picture_length(container))
     stream = container.streams.best("audio")
+    known = None if known is None else max(known, 0.0)  # a damaged header may state less than nothing
     _check_samples((known or 0.0) * SAMPLE_RATE, allowance.path)
     if not isinstance(stream, av.AudioStream):
         return [], known or 0.0, SAMPLE_RATE, None
@@ -164,7 +165,7 @@ def _frames(
     allowance: Allowance,
 ) -> Iterator[av.AudioFrame]:
     """Decode packet by packet, so that a damaged packet costs its own samples and no others; note it in `failures`."""
-    packets = container.demux(stream)
+    packets = packets_of(container, stream)
     for number in itertools.count(1):
         allowance.check()
         check_packets(number, allowance.path)
@@ -218,34 +219,47 @@ def _mono(frame: av.AudioFrame) -> np.ndarray:
     return values.mean(axis=0).astype(np.float32)
 
 
-def _place(pieces: Pieces, length: float, rate: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lay the pieces onto (length * rate,) zeros; also (T,) bool, where a sample was decoded."""
-    native = np.zeros(round(length * rate), dtype=np.float32)
-    decoded = np.zeros(len(native), dtype=bool)
+def _place(pieces: Pieces, length: float, rate: int) -> tuple[np.ndarray, list[tuple[int, int]], int]:
+    """Lay the pieces onto (length * rate,) zeros.
+
+    Nothing is done to the stretches between them, which take no memory until somebody writes there: a file may claim
+    hours that it does not fill.
+
+    Returns:
+        The samples, with zeros for those that are no sound; start and end of what was decoded; how many were no sound.
+    """
+    native = np.zeros(max(round(length * rate), 0), dtype=np.float32)
+    stretches, bad = [], 0
     for place, samples in pieces:
         start, end = max(place, 0), min(place + len(samples), len(native))
         if start < end:
-            native[start:end] = samples[start - place : end - place]
-            decoded[start:end] = True
-    return native, decoded
+            inside = samples[start - place : end - place]
+            sound = np.isfinite(inside) & (np.abs(inside) <= _LOUDEST_SAMPLE)
+            bad += len(sound) - int(sound.sum())
+            native[start:end] = np.where(sound, inside, np.float32(0.0))
+            stretches.append((start, end))
+    return native, stretches, bad
 
 
-def _resample(native: np.ndarray, rate: int, samples: int) -> np.ndarray:
+def _resample(native: np.ndarray, stretches: list[tuple[int, int]], rate: int, samples: int) -> np.ndarray:
     """(samples,) float32 at 16 kHz."""
     import librosa  # lazily imported by librosa's own design, yet a second that readers without sound save
 
-    if rate != SAMPLE_RATE and native.any():
-        native = librosa.resample(native, orig_sr=rate, target_sr=SAMPLE_RATE, res_type="soxr_hq")
     waveform = np.zeros(samples, dtype=np.float32)
+    ends = [end for _, end in stretches]
+    native = native[: max(ends, default=0) + rate]  # a second later the last sound has rung out
+    if not native.any():
+        return waveform
+    if rate != SAMPLE_RATE:
+        native = librosa.resample(native, orig_sr=rate, target_sr=SAMPLE_RATE, res_type="soxr_hq")
     kept = min(samples, len(native))
     waveform[:kept] = native[:kept]
     return waveform
 
 
-def _heard(decoded: np.ndarray, rate: int, samples: int) -> np.ndarray:
+def _heard(stretches: list[tuple[int, int]], rate: int, samples: int) -> np.ndarray:
     """(S,) bool, True for the 20 ms steps in which at least one sample was decoded."""
     heard = np.zeros(math.ceil(samples / STEP_SAMPLES), dtype=bool)
-    edges = np.flatnonzero(np.diff(decoded.astype(np.int8), prepend=0, append=0))
-    for start, end in edges.reshape(-1, 2).tolist():
+    for start, end in stretches:
         heard[start * STEPS_PER_SECOND // rate : -(-end * STEPS_PER_SECOND // rate)] = True
     return heard

@@ -410,16 +410,30 @@ class TextVideoDataModule(LightningDataModule, ABC):
         ]
 
     def val_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
-        """Return the loaders [unique texts, unique videos] of the validation split."""
-        return self.evaluation_dataloaders("val")
+        """Return the loaders [unique texts, unique videos] of the validation split, each in a random order."""
+        return self._shuffled("val", "limit_val_batches")
 
     def test_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
-        """Return the loaders [unique texts, unique videos] of the test split."""
-        return self.evaluation_dataloaders("test")
+        """Return the loaders [unique texts, unique videos] of the test split, each in a random order."""
+        return self._shuffled("test", "limit_test_batches")
 
     def predict_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
-        """Return the loaders [unique texts, unique videos] of the test split."""
-        return self.evaluation_dataloaders("test")
+        """Return the loaders [unique texts, unique videos] of the test split, each in a random order."""
+        return self._shuffled("test", "limit_predict_batches")
+
+    def _shuffled(self, name: SplitName, limit: str) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:
+        """Return evaluation loaders in orders of their own: when a video comes says nothing of when its texts do.
+
+        Where the trainer limits batches, the same texts and videos are read as in the order of the split.
+        """
+        loaders = self.evaluation_dataloaders(name)
+        batches = getattr(self.trainer, limit, 1.0) if self.trainer else 1.0
+        for stream, loader in enumerate(loaders):
+            assert isinstance(loader.sampler, EvaluationSampler)
+            read = batches if isinstance(batches, int) else int(batches * len(loader))
+            first = read * self.eval_batch_size * loader.sampler.num_replicas
+            loader.sampler.shuffle_items([self.seed, stream], first)
+        return loaders
 
     def video_reader(self, training: bool) -> VideoReader:
         """Return what reads one video or text, in training with its own frame sampling and augmentation."""

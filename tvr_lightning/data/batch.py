@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tvr_lightning.features import WHOLE, Record, TextFeatures, VideoFeatures
@@ -64,6 +66,10 @@ class TextBatch(Record):
     text: list[str] | TextFeatures
     index: Tensor
 
+    def anonymous(self) -> TextBatch:
+        """Return the N texts without their places: every index is -1. It is what methods encode in evaluation."""
+        return TextBatch(self.text, torch.full_like(self.index, -1))
+
 
 @dataclass
 class VideoBatch(Record):
@@ -77,6 +83,11 @@ class VideoBatch(Record):
     index: Tensor
     video_id: list[str]
     skipped: list[str] = field(default_factory=list, metadata=WHOLE)
+
+    def anonymous(self) -> VideoBatch:
+        """Return the M videos without places, names and paths: every index is -1. Methods encode it in evaluation."""
+        video = dataclasses.replace(self.video, problems=[]) if isinstance(self.video, Media) else self.video
+        return VideoBatch(video, torch.full_like(self.index, -1), [""] * len(self.index))
 
 
 @dataclass

@@ -14,7 +14,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
-from tvr_lightning.data.media import MAX_PIXELS, Allowance, VideoError, declared_size, open_media, words_of
+from tvr_lightning.data.media import MAX_PIXELS, Allowance, VideoError, declared_size, open_media, packets_of, words_of
 from tvr_lightning.data.packets import PacketIndex
 
 _LARGEST = f"at most {MAX_PIXELS:,} pixels are read, 8192 x 4352"
@@ -89,13 +89,16 @@ def frames_of_runs(
 
     Raises:
         av.FFmpegError: a packet cannot be decoded.
-        VideoError: the time is used up.
+        VideoError: the time is used up, or the file changes meanwhile.
     """
     decoder = stream.codec_context
     with closing(_chosen_packets(index, runs, allowance)) as packets:
         for number, run in enumerate(runs):
             for _ in run:
-                yield from ((number, frame) for frame in decoder.decode(next(packets)))
+                packet = next(packets, None)
+                if packet is None:
+                    raise VideoError(allowance.path, "became shorter while it was read")
+                yield from ((number, frame) for frame in decoder.decode(packet))
             yield from ((number, frame) for frame in decoder.decode(None))
             decoder.flush_buffers()
 
@@ -111,7 +114,7 @@ def _chosen_packets(
         return
     chosen = {number for run in runs for number in run}
     with open_video(allowance.path, threads=1) as (container, stream):
-        listed = (packet for packet in container.demux(stream) if packet.size)
+        listed = (packet for packet in packets_of(container, stream) if packet.size)
         for number, packet in enumerate(listed):
             allowance.check()
             if number in chosen:
@@ -127,7 +130,7 @@ def decoded_frames(path: Path, threads: int, allowance: Allowance) -> Generator[
     with open_video(path, threads) as (container, stream):
         time = None
         try:
-            for packet in container.demux(stream):
+            for packet in packets_of(container, stream):
                 allowance.check()
                 for frame in packet.decode():
                     if frame.is_corrupt:

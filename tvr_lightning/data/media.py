@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import av
@@ -153,6 +155,18 @@ def declared_size(path: Path, stream: int) -> tuple[int, int]:
     with _open(path, {"codec_whitelist": "none"}, _allowed_seconds(path)) as container:
         context = container.streams[stream].codec_context
         return (context.width, context.height) if isinstance(context, av.VideoCodecContext) else (0, 0)
+
+
+def packets_of(container: InputContainer, *streams: av.VideoStream | av.AudioStream) -> Iterator[av.Packet]:
+    """Yield the packets of some streams, all by default, and an empty one at the end of each.
+
+    Raises:
+        av.FFmpegError: the container breaks off.
+    """
+    # Transport streams may bring further streams while they are read. PyAV looks for those, too, when it marks the ends
+    # of the streams that it knows, after all of these.
+    with suppress(IndexError):
+        yield from container.demux(*streams)
 
 
 def words_of(error: Exception) -> str:

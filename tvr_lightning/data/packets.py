@@ -21,7 +21,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from tvr_lightning.data.media import MAX_PACKETS, Allowance, VideoError
+from tvr_lightning.data.media import MAX_PACKETS, Allowance, VideoError, packets_of
 
 # Above these the packets are not kept between listing and decoding, but read again.
 KEPT_BYTES = 64 * 2**20
@@ -103,7 +103,7 @@ def index_packets(container: InputContainer, stream: VideoStream, allowance: All
     if "mp4" in container.format.name:  # whose header lists every packet
         check_packets(stream.frames, allowance.path)
     try:
-        for packet in container.demux(stream):
+        for packet in packets_of(container, stream):
             allowance.check()
             if packet.size == 0:  # the demuxer's mark for its end
                 continue

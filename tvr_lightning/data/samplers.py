@@ -91,7 +91,7 @@ class EvaluationSampler(DistributedSampler[int]):
     """Deals items 0 .. n-1 over the processes, repeating the first ones so that all processes get equally many.
 
     A process that runs out of batches early would leave the others waiting in their collectives; repeated items are
-    told by their index and dropped.
+    told by their index and dropped. Items come in the order of the split, unless `shuffle_items` was called.
 
     Args:
         items: n, number of items; at least one.
@@ -102,14 +102,29 @@ class EvaluationSampler(DistributedSampler[int]):
     def __init__(self, items: int, *, replicas: int = 1, rank: int = 0) -> None:
         super().__init__(_Numbered(items), num_replicas=replicas, rank=rank, shuffle=False)
         self.items = items
+        self._order: tuple[list[int], int] | None = None
+
+    def shuffle_items(self, seed: list[int], first: int | None = None) -> None:
+        """Deal the items in a random order from now on, another one in every epoch, so that arriving says nothing.
+
+        Args:
+            seed: with the epoch, decides the order; the same on every process.
+            first: where no more than so many items will be read, these are the first ones, as without shuffling.
+        """
+        self._order = seed, self.items if first is None else min(first, self.items)
 
     def __len__(self) -> int:
         """Items of this process, the same on every process."""
         return -(-self.items // self.num_replicas)
 
     def __iter__(self) -> Iterator[int]:
-        """Yield this process's items: rank, rank + R, ..., beginning again at 0 where they end."""
-        return iter([(self.rank + step * self.num_replicas) % self.items for step in range(len(self))])
+        """Yield this process's items: those at rank, rank + R, ..., beginning again at the first where they end."""
+        order = np.arange(self.items)
+        if self._order is not None:
+            seed, first = self._order
+            random = np.random.default_rng([*seed, self.epoch])
+            order = np.concatenate([random.permutation(order[:first]), random.permutation(order[first:])])
+        return iter([int(order[(self.rank + step * self.num_replicas) % self.items]) for step in range(len(self))])
 
 
 def check_divisible(batch_size: int, replicas: int) -> None:

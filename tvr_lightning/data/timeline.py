@@ -10,7 +10,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from tvr_lightning.data.media import Allowance, open_media
+from tvr_lightning.data.media import Allowance, open_media, packets_of
 from tvr_lightning.data.packets import PacketIndex
 
 # A container may promise a little more than its last frame: sound that ends later, a rounded frame length.
@@ -86,7 +86,7 @@ def _last_seen(allowance: Allowance) -> float:
     last = 0.0
     with open_media(allowance.path) as container:
         began = (container.start_time or 0) / av.time_base
-        for packet in container.demux():
+        for packet in packets_of(container):
             allowance.check()
             if packet.pts is not None and packet.time_base is not None:
                 last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base) - began)

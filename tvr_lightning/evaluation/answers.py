@@ -25,7 +25,8 @@ from tvr_lightning.evaluation.weights import Weights
 class AnswerAccuracy(Metric):
     """Percentage of questions answered with the right word, a scalar.
 
-    A question that comes twice, because a sampler padded the last batch, counts once.
+    A question that comes twice, because a sampler padded the last batch, counts once. Of several devices each must be
+    updated before they compute together, if only with B = 0 questions, since that says of which type its states are.
     """
 
     full_state_update = False
@@ -55,9 +56,10 @@ class AnswerAccuracy(Metric):
         Raises:
             ValueError: no question was answered.
         """
-        if not len(self.index):
+        index = dim_zero_cat(self.index) if len(self.index) else torch.zeros(0)
+        if not len(index):
             raise ValueError("AnswerAccuracy has seen no question; update it before compute")
-        index, correct = dim_zero_cat(self.index), dim_zero_cat(self.correct)
+        correct = dim_zero_cat(self.correct)
         distinct, where = index.unique(return_inverse=True)
         hit = torch.zeros_like(distinct, dtype=torch.float32).scatter_(0, where, correct.float())
         return 100.0 * hit.mean()

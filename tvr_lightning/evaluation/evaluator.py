@@ -16,6 +16,7 @@ from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, Shard, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 LEAKS = "leaks ground truth"
@@ -36,10 +37,11 @@ class Evaluation:
         texts_without_video: texts left out because their video was not seen.
         partial: some texts or videos of the split were not seen.
         post_processing: name of the score normalisation, or None.
-        transductive: the post-processing uses the test set as a whole.
+        transductive: the post-processing says that it uses the test set as a whole.
         marks: what a reader must know before comparing.
         measured: what the post-processing has to say of itself, in percent by name: the recall of candidates.
         balance: per direction, how evenly its gallery is retrieved; empty where it was not asked for.
+        audit: what an audit for leakage says of the method and its options; None without one.
     """
 
     text_to_video: dict[str, float]
@@ -59,6 +61,7 @@ class Evaluation:
     marks: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
     balance: dict[Direction, Balance] = field(default_factory=dict)
+    audit: Verdict | None = None
 
 
 @dataclass
@@ -85,13 +88,13 @@ class _Seen:
 class Evaluator:
     """Scores all texts against all videos and ranks the matches.
 
-    Texts are scored in a seeded random order, so that a text's position says nothing about its video. Scores come in
+    Texts and videos are scored in seeded random orders, so that positions say nothing about pairs. Scores come in
     blocks under a memory budget, and no (N, M) matrix is held where it does not fit; the ranks are the same either way.
 
     Args:
         score: the method's `score`.
         recall: the K of the recalls.
-        seed: of the order in which texts are scored.
+        seed: of the orders in which texts and videos are scored.
         memory_budget_bytes: what a pass over all pairs may hold besides the features.
         pair_bytes: what the method's score holds for each pair of a block.
         block_texts, block_videos: size of the blocks; chosen from the budget where not given.
@@ -201,7 +204,10 @@ class Evaluator:
         known = video_of_text >= 0
         dropped = int((~known).sum())
         text_rows, video_of_text = text_rows[known], video_of_text[known]
-        order = torch.randperm(len(text_rows), generator=torch.Generator().manual_seed(self.seed))
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(text_rows), generator=generator)
+        columns = torch.randperm(len(video_rows), generator=generator)
+        video_rows, video_of_text = video_rows[columns], torch.argsort(columns)[video_of_text]
         slot_sizes: list[int] = []
         if self.score_as_released is not None:
             slot = _caption_slots(video_of_text, len(video_rows))

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
 from tvr_lightning.evaluation.weights import Weights
 
 SelectOn = Literal["last", "val", "test"]
@@ -38,7 +39,7 @@ class Results:
         texts, videos: how many were ranked.
         partial: some texts or videos of the split were not ranked (limited batches, skipped files).
         post_processing: name of the score normalisation, or None.
-        transductive: whether the post-processing saw the test set as a whole.
+        transductive: whether the post-processing saw the test set as a whole, as measured where there was an audit.
         marks: what a reader must know before comparing, such as "leaks ground truth".
         trained_on: the dataset whose training split made the weights, where the checkpoint says so.
         weights: which weights these are, as their checkpoint says.
@@ -50,6 +51,7 @@ class Results:
         balance: per direction, where it was measured: the normalisation error, and the rates of false negatives and
             false positives in bins of retrieval mass (NCL, Eq. 5 and Fig. 3).
         measured: what the post-processing has to say of itself, by name, in percent.
+        audit: verdict of the audit for leakage, as `Verdict` has it; None where there was none.
         environment: package versions, git revision, machine, command, date.
     """
 
@@ -76,6 +78,7 @@ class Results:
     trained_on: str | None = None
     balance: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
+    audit: dict[str, Any] | None = None
     environment: dict[str, Any] = field(default_factory=lambda: environment())
     schema: int = 1
 
@@ -147,6 +150,7 @@ def results_of(
     trained_on: str | None = None,
 ) -> Results:
     """Join an evaluation with what it depends on."""
+    seen = evaluation.audit.transductive if evaluation.audit else {}
     return Results(
         method=method,
         dataset=evaluation.dataset,
@@ -159,7 +163,7 @@ def results_of(
         videos=evaluation.videos,
         partial=evaluation.partial,
         post_processing=evaluation.post_processing,
-        transductive=evaluation.transductive,
+        transductive=any(seen.values()) if seen else evaluation.transductive,
         marks=list(evaluation.marks),
         select_on=select_on,
         checkpoint=checkpoint,
@@ -171,6 +175,7 @@ def results_of(
         trained_on=trained_on,
         balance={direction: found.plain() for direction, found in evaluation.balance.items()},
         measured=evaluation.measured,
+        audit=asdict(evaluation.audit) if evaluation.audit else None,
     )
 
 
@@ -217,11 +222,13 @@ def captions(results: Results) -> list[str]:
         lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
     if results.post_processing:
         seen = "sees the test set as a whole" if results.transductive else "sees no other test query"
-        lines.append(f"Post-processing: {results.post_processing} ({seen})")
+        how = "measured" if results.audit and results.audit["transductive"] else "as it says of itself"
+        lines.append(f"Post-processing: {results.post_processing} ({seen}, {how})")
     lines.extend(f"{name.capitalize()}: {value:.1f} %" for name, value in results.measured.items())
     if results.balance:
         errors = ", ".join(f"{name} {found['normalization_error']:.3f}" for name, found in results.balance.items())
         lines.append(f"Normalisation error (0: all retrieved evenly): {errors}")
+    lines.append(NOT_AUDITED if results.audit is None else str(Verdict(**results.audit)))
     if results.partial:
         lines.append("PARTIAL: not every text and video of the split was ranked; do not compare")
     lines.extend(f"Careful: {mark}" for mark in [*results.marks, *results.weights.warnings()])

@@ -244,7 +244,10 @@ def relaxed_bottleneck(increment: Tensor, config: BottleneckConfig) -> Tensor:
     """
     increment = unit(increment) if config.normalize else increment
     over = 0 if config.anchor == "video" else 1
-    mean, deviation = increment.mean(over), increment.std(over) + 1e-6
+    # An anchor's increments may be as good as equal. Their deviation, and its gradient most of all, would then be the
+    # rounding of their mean; differences from one of them are exact in float32, and have the same deviation.
+    differences = increment - increment.narrow(over, 0, 1).detach()
+    mean, deviation = increment.mean(over), differences.std(over) + 1e-6
     ratio = deviation / config.prior
     divergence = 0.5 * (ratio.square() + (mean / config.prior).square() - 1) - ratio.log()
     return (divergence.sum(-1) if config.reduction == "sum" else divergence.mean(-1)).mean()

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.distributed import Gather, gather_record
+from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -187,6 +188,11 @@ class NCL(RetrievalModule):
         self.text_queue.push(text)
         self.video_queue.push(video)
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether there are queues to fill, or the base method keeps pairs itself."""
+        return self.text_queue is not None or self.base.reads_pairs
+
     def bank(self) -> Bank:
         """Return the queues' texts and videos, or those of the training split encoded anew.
 
@@ -214,6 +220,11 @@ class NCL(RetrievalModule):
         super().on_load_checkpoint(checkpoint)
 
     # The base method's own
+
+    @property
+    def audio_encoder(self) -> AudioEncoder | None:
+        """The base method's encoder of sound, where it hears."""
+        return getattr(self.base, "audio_encoder", None)
 
     def text_features(self, batch: TextBatch) -> TextFeatures:
         """Encode N texts as the base method does."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,15 @@ from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.distributed import gather_objects, gather_record, gather_tensor, world_size
+from tvr_lightning.distributed import gather_batches, gather_objects, gather_tensor, world_size
+from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerAccuracy, AnswerEvaluation, evaluate_answers, frequent_answers
+from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.extract.check import check_store
-from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.features import Record, TextFeatures, VideoFeatures
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
 from tvr_lightning.module import NonFiniteLossError, RetrievalModule, first_of_each
 from tvr_lightning.optim import OptimizerConfig, build_optimizer
@@ -46,6 +48,14 @@ from tvr_lightning.sharding import shard
 
 class NoQuestionsError(UserError, ValueError):
     """The data have captions where questions are to be answered."""
+
+
+@dataclass
+class _Given(Record):
+    """Answers to N questions: their numbers (N,) int64 and their probabilities (N,)."""
+
+    answer: Tensor
+    probability: Tensor
 
 
 class VideoQuestionAnswering(LightningModule):
@@ -67,7 +77,8 @@ class VideoQuestionAnswering(LightningModule):
         hidden, dropout, pooling, spot_ratio, micro, inputs: see `AnswerHead`.
 
     Raises:
-        ValueError: `micro` with a method that has no patches, or what `AnswerHead` refuses.
+        ValueError: `micro` with a method that has no patches, options of the method or the optimiser that answering
+            does not use, or what `AnswerHead` refuses.
     """
 
     monitor = "val/accuracy"
@@ -101,6 +112,7 @@ class VideoQuestionAnswering(LightningModule):
                 f"micro: {type(self.method).__name__} has no patches; choose another method or micro: false"
             )
         self.optimizer_config = optimizer or OptimizerConfig()
+        self._check_options()
         self.answers = answers
         self.pretrained = pretrained
         self.head = AnswerHead(encoder.dimension, answers, hidden, dropout, pooling, spot_ratio, micro, inputs)
@@ -114,13 +126,34 @@ class VideoQuestionAnswering(LightningModule):
         self._asked_right = torch.zeros(0, dtype=torch.int64)
         self._videos: list[tuple[Tensor, VideoFeatures]] = []
         self._bank: tuple[VideoFeatures, Tensor] | None = None
-        self._given: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._given: list[tuple[Tensor, _Given]] = []
         self._skipped: set[str] = set()
+
+    def _check_options(self) -> None:
+        """Refuse what would be ignored: the method makes features here, and is neither trained nor evaluated itself."""
+        if self.optimizer_config.gradient_cache is not None:
+            raise ValueError(
+                "optimizer.gradient_cache is for losses that need a whole batch together; questions are answered one "
+                "by one, so set it to null, and trainer.accumulate_grad_batches where a batch does not fit"
+            )
+        unused = {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
+        wrong = [name for name, default in unused.items() if getattr(self.method, f"{name}_config") != default]
+        wrong += ["gather"] if self.method.gather != "global" else []
+        if wrong:
+            raise ValueError(
+                f"model.init_args.method.init_args has {' and '.join(wrong)}, which answering questions does not use; "
+                "leave them out there (the optimiser is set in model.init_args.optimizer)"
+            )
 
     @property
     def encoder(self) -> Encoder:
         """The method's encoder."""
         return self.method.encoder
+
+    @property
+    def audio_encoder(self) -> AudioEncoder | None:
+        """The method's encoder of sound, where it hears."""
+        return getattr(self.method, "audio_encoder", None)
 
     @property
     def image_size(self) -> int:
@@ -144,14 +177,16 @@ class VideoQuestionAnswering(LightningModule):
             NoQuestionsError: the data have captions.
             CheckpointError: `pretrained` holds another method, or one of other sizes.
             StoreError: stored features were made with another encoder.
+            ValueError: the encoder's precision does not go with the trainer's precision or strategy.
         """
+        self.encoder.check_precision(str(self.trainer.precision), type(self.trainer.strategy).__name__)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not hasattr(data, "questions"):
             raise NoQuestionsError(
                 f"{type(data).__name__} has captions and no questions; set data.class_path to MSRVTTQA"
             )
         if data.store is not None:
-            rank_zero_info(check_store(data.store, self.encoder, getattr(self.method, "audio_encoder", None)))
+            rank_zero_info(check_store(data.store, self.encoder, self.audio_encoder))
         if stage != "fit":
             return
         given = [question.answer for question in data.questions("train")]
@@ -281,20 +316,19 @@ class VideoQuestionAnswering(LightningModule):
         """Encode one batch of unique videos, or answer one batch of questions."""
         if isinstance(batch, VideoBatch):
             self._skipped.update(batch.skipped)
-            if len(batch):
-                self._videos.append((batch.index, self.method.video_features(batch)))
+            self._videos += self.method.readable_videos(batch)
             return
         if self._bank is None:
             self._bank = self._video_bank()
         videos, place = self._bank
         rows = place[[self._asked[i].video for i in batch.index.tolist()]]
         there = rows >= 0
-        text = self.method.text_features(batch)
-        if not there.any():
-            return
-        probability, given = self.logits(text[there], videos[rows[there]]).softmax(-1).max(-1)
-        self.accuracy.update(batch.index[there], given, self._asked_right.to(given.device)[batch.index[there]])
-        self._given.append((batch.index[there], given, probability))
+        # All are answered and those without a video forgotten: devices that share out weights must compute together.
+        logits = self.logits(self.method.text_features(batch), videos[rows.clamp(min=0)])
+        probability, given = (found[there] for found in logits.softmax(-1).max(-1))
+        index = batch.index[there]
+        self.accuracy.update(index, given, self._asked_right.to(index.device)[index])
+        self._given.append((index, _Given(given, probability)))
 
     test_step = validation_step
 
@@ -305,10 +339,10 @@ class VideoQuestionAnswering(LightningModule):
 
     def _video_bank(self) -> tuple[VideoFeatures, Tensor]:
         """Return the videos read by all devices, and the row of every video of the split, -1 where it was not read."""
-        if not self._videos:
-            raise RuntimeError(f"no video could be read; skipped: {'; '.join(sorted(self._skipped)[:5])}")
-        index = gather_tensor(torch.cat([index for index, _ in self._videos]))
-        videos = gather_record(VideoFeatures.cat([features for _, features in self._videos]))
+        gathered = gather_batches(self._videos, self.device)
+        if gathered is None:
+            raise RuntimeError(f"no video could be read; skipped: {'; '.join(self.skipped[:5])}")
+        index, videos = gathered
         self._videos.clear()
         index, rows = first_of_each(index)
         count = 1 + max(question.video for question in self._asked)
@@ -318,12 +352,13 @@ class VideoQuestionAnswering(LightningModule):
 
     def _answered(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return index, number of the given answer and its probability (N,) of the distinct questions answered."""
-        if not self._given:
+        gathered = gather_batches(self._given, self.device)
+        if gathered is None:
             empty = torch.zeros(0, dtype=torch.int64)
             return empty, empty, torch.zeros(0)
-        index, given, probability = (gather_tensor(torch.cat(parts)) for parts in zip(*self._given, strict=True))
-        index, rows = first_of_each(index)
-        return index.cpu(), given[rows].cpu(), probability[rows].cpu()
+        index, rows = first_of_each(gathered[0])
+        given = gathered[1][rows]
+        return index.cpu(), given.answer.cpu(), given.probability.cpu()
 
     def _evaluate(self, stage: str) -> None:
         index, given, _ = self._answered()

@@ -2,14 +2,14 @@
 
 Found out by experiment on the method as it would be evaluated, treated as a black box: the same pairs are scored again
 with other partners, in another order, in blocks of other sizes, and beside other captions of the same videos. A change
-beyond floating-point noise means that something else enters the score. The size of the effect is R@1 as the protocol
-evaluates against R@1 of the same features scored without that help.
+beyond floating-point noise means that something else enters the score. The size of the effect is R@1 with all of that
+help against R@1 without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tvr_lightning.evaluation.metrics import recall_at_k
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
+from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 NOISE = 1e-4
@@ -33,13 +34,13 @@ class Finding:
     """What one experiment found.
 
     Attributes:
-        experiment: what was changed between two scorings of the same pairs.
-        change: largest change of a score, in standard deviations of all scores.
+        experiment: what was changed between two scorings of the same pairs, or what else the method did.
+        change: largest change of a score, in standard deviations of all scores; None where nothing was compared.
         leaks: whether that is more than noise.
     """
 
     experiment: str
-    change: float
+    change: float | None
     leaks: bool
 
 
@@ -49,21 +50,38 @@ class Audit:
 
     Attributes:
         findings: one per experiment.
-        recall_as_evaluated: text-to-video R@1 in percent as the protocol evaluates.
-        recall_without_help: the same features where a text's match cannot be told from its surroundings.
+        recall_with_help: text-to-video R@1 in percent where a text's match can be told from its surroundings.
+        recall_without_help: the same where it cannot.
         texts, videos: how many took part.
+        transductive: per direction, whether the score normalisation was found to use other test queries; empty where
+            there is none.
     """
 
     findings: list[Finding]
-    recall_as_evaluated: float
+    recall_with_help: float
     recall_without_help: float
     texts: int
     videos: int
+    transductive: dict[str, bool] = field(default_factory=dict)
 
     @property
     def leaks(self) -> bool:
         """Whether any experiment changed a score."""
         return any(finding.leaks for finding in self.findings)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is to stand under a table."""
+        return Verdict(
+            passed=not self.leaks,
+            leaks=[finding.experiment for finding in self.findings if finding.leaks],
+            texts=self.texts,
+            videos=self.videos,
+            experiments=len(self.findings),
+            recall_with_help=self.recall_with_help,
+            recall_without_help=self.recall_without_help,
+            transductive=self.transductive,
+        )
 
 
 @dataclass
@@ -140,15 +158,16 @@ def audit_scores(
     place = torch.argsort(paired)
     # As evaluated by codes that keep texts in the order of their videos: position says which video is whose.
     evaluated = bench.score(paired, torch.arange(m), own)[place]
-    scale = float(evaluated.double().std().clamp(min=torch.finfo(torch.float32).tiny))
+    scale = deviation(evaluated)
     findings = [
-        _compare(name, evaluated, other, scale) for name, other in _experiments(bench, evaluated, paired, place).items()
+        compare_scores(name, evaluated, other, scale)
+        for name, other in _experiments(bench, evaluated, paired, place).items()
     ]
     helpless = bench.assembled(max(2, n // 3), max(2, m // 3))
     if own is not None:
         helpless = _under_strangers_captions(bench, own)
-        findings.append(_compare("other captions handed to the videos", evaluated, helpless, scale))
-    return Audit(findings, _recall(evaluated, video_of_text), _recall(helpless, video_of_text), n, m)
+        findings.append(compare_scores("other captions handed to the videos", evaluated, helpless, scale))
+    return Audit(findings, recall_at_1(evaluated, video_of_text), recall_at_1(helpless, video_of_text), n, m)
 
 
 def _experiments(bench: _Bench, evaluated: Tensor, paired: Tensor, place: Tensor) -> dict[str, Tensor]:
@@ -177,38 +196,47 @@ def _under_strangers_captions(bench: _Bench, own: Tensor) -> Tensor:
     return bench.score(torch.arange(bench.texts), torch.arange(bench.videos), own.roll(shift))
 
 
-def _compare(experiment: str, expected: Tensor, found: Tensor, scale: float) -> Finding:
+def compare_scores(
+    experiment: str, expected: Tensor, found: Tensor, scale: float | None = None, noise: float = NOISE
+) -> Finding:
+    """Compare the scores (N, M) of the same pairs, computed twice.
+
+    Args:
+        experiment: what was changed in between.
+        expected, found: of the same pairs.
+        scale: what changes are measured in; the standard deviation of `expected` where not given.
+        noise: largest change that counts as noise.
+    """
+    scale = deviation(expected) if scale is None else scale
     change = float((expected.double() - found.double()).abs().max()) / scale
-    return Finding(experiment, change, not change <= NOISE)
+    return Finding(experiment, change, not change <= noise)
 
 
-def _recall(similarity: Tensor, video_of_text: Tensor) -> float:
+def deviation(scores: Tensor) -> float:
+    """Return the standard deviation of scores (N, M), above zero where all are equal."""
+    return float(scores.double().std().clamp(min=torch.finfo(torch.float32).tiny))
+
+
+def recall_at_1(similarity: Tensor, video_of_text: Tensor) -> float:
+    """Return text-to-video R@1 in percent of scores (N, M), given the (N,) video of each text."""
     return float(recall_at_k(text_to_video_ranks(similarity, video_of_text), 1))
 
 
-def audit_encoding(encode: Callable[[Tensor], F], items: int, noise: float = 1e-3, seed: int = 0) -> list[Finding]:
-    """Audit an encoding of items: whether an item's features depend on the batch it came in.
+def compare_features(experiment: str, expected: F, found: F, noise: float) -> Finding:
+    """Compare the features of the same items, encoded twice.
 
     Args:
-        encode: rows (n,) int64 of the items to their features, whose first dimension is n.
-        items: how many there are.
-        noise: largest change that counts as noise, in standard deviations of each feature tensor; matrix products of
-            other batch sizes round differently through many layers.
-        seed: of the random order.
+        experiment: what was changed in between.
+        expected, found: of the same N items, tensors (N, ...).
+        noise: largest change that counts as noise, in standard deviations of each feature tensor.
     """
-    rows = torch.arange(items)
-    order = torch.randperm(items, generator=torch.Generator().manual_seed(seed))
-    expected = encode(rows)
-    trials = {"other order in the batch": [order], "smaller batches": list(order.split(max(1, items // 3)))}
-    findings = []
-    for name, batches in trials.items():
-        found = type(expected).cat([encode(batch) for batch in batches])[torch.argsort(torch.cat(batches))]
-        change = max(
-            float((a.double() - b.double()).abs().max() / a.double().std().clamp(min=1e-12))
-            for a, b in zip(_tensors(expected), _tensors(found), strict=True)
-        )
-        findings.append(Finding(f"{name}, {type(expected).__name__}", change, not change <= noise))
-    return findings
+    change = max(
+        float((a.double() - b.double()).abs().max() / a.double().std().clamp(min=1e-6 * float(a.abs().max()) + 1e-12))
+        if a.shape == b.shape
+        else float("inf")
+        for a, b in zip(_tensors(expected), _tensors(found), strict=True)
+    )
+    return Finding(f"{experiment}, {type(expected).__name__}", change, not change <= noise)
 
 
 def _tensors(features: TextFeatures | VideoFeatures) -> list[Tensor]:

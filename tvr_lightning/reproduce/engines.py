@@ -64,6 +64,7 @@ class ForkingEngine:
 
     def start(self, order: Path) -> Job:
         """Start what an order file says."""
+        order.with_name(LOG).write_text("", encoding="utf-8")
         # Not daemonic: daemons may not start the processes that decode videos.
         process = self._context.Process(target=_forked, args=(order, order.with_name(LOG)))
         process.start()
@@ -179,6 +180,7 @@ class SlurmEngine:
             job = self._kind(self._folder, known.read_text(encoding="utf-8").strip())
             if not job.done():
                 return _Submitted(job, order)
+        order.with_name(LOG).write_text("", encoding="utf-8")  # here, for the job's processes all write to it
         job = self._executor.submit(carry_out_logged, order, order.with_name(LOG))
         known.write_text(job.job_id, encoding="utf-8")
         return _Submitted(job, order)

@@ -27,7 +27,9 @@ from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
+from tvr_lightning.parity.audit_run import AuditedCLI
 from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
+from tvr_lightning.reliability import newest_checkpoint
 from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.fingerprint import code_fingerprint, config_fingerprint
 from tvr_lightning.reproduce.memory import peak_memory_mib
@@ -115,7 +117,7 @@ def execute(order: RunOrder) -> Path | None:
     earlier, began = _earlier_legs(Path(order.folder)), time.time()
     warned: list[str] = []
     _collect_warnings(warned)
-    cli = RecipeCLI(args=order.arguments)
+    cli = AuditedCLI(args=order.arguments)
     logs = cli.trainer.log_dir  # asks every process, so that none may have left
     if not cli.trainer.is_global_zero:
         return None
@@ -173,17 +175,16 @@ def _earlier_legs(folder: Path) -> float:
 
     Notes the start of this leg. Processes of further devices only read.
     """
-    path, checkpoint = folder / _LEGS, max(folder.glob("*/*/checkpoints/last.ckpt"), default=None, key=_written)
+    path = folder / _LEGS
     done, began = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else (0.0, None)
+    # A run's folder holds one method's runs on one dataset.
+    left = (newest_checkpoint(runs) for runs in folder.iterdir() if runs.is_dir())
+    checkpoint = next((found for found in left if found), None)
     if began is not None and checkpoint is not None:
-        done += max(_written(checkpoint) - began, 0.0)
+        done += max(checkpoint.stat().st_mtime - began, 0.0)
     if "LOCAL_RANK" not in os.environ and os.environ.get("SLURM_PROCID", "0") == "0":
         path.write_text(json.dumps([done, time.time()]), encoding="utf-8")
     return float(done)
-
-
-def _written(path: Path) -> float:
-    return path.stat().st_mtime
 
 
 def _collect_warnings(into: list[str]) -> None:
@@ -231,9 +232,10 @@ def carry_out_logged(path: Path, log: Path) -> int:
 
     Args:
         path: of the order.
-        log: file for output and errors of this process and of those it starts.
+        log: file for output and errors of this process and of those it starts, behind what it holds already: SLURM
+            starts a process per device, and all of them write here.
     """
-    with log.open("w", encoding="utf-8") as file:
+    with log.open("a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hmac
 import ipaddress
 import os
@@ -17,6 +16,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tvr_lightning.files import lock_open
 from tvr_lightning.search.errors import GivenUpError, SearchError
 from tvr_lightning.search.texts import GivenUp
 
@@ -106,9 +106,12 @@ class Turnstile:
 def upload_folder() -> Iterator[Path]:
     """Make a folder for an upload and remove it at the end; `sweep_uploads` knows by its lock that it is in use."""
     with tempfile.TemporaryDirectory(prefix=UPLOADS) as name:
+        if os.name != "posix":  # where folders cannot be opened
+            yield Path(name)
+            return
         handle = os.open(name, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_open(handle)
             yield Path(name)
         finally:
             os.close(handle)
@@ -120,18 +123,15 @@ def sweep_uploads(seconds: float = 60.0) -> None:
     Args:
         seconds: since the last change of a folder; a younger one may not have its lock yet.
     """
-    for folder in Path(tempfile.gettempdir()).glob(f"{UPLOADS}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{UPLOADS}*") if os.name == "posix" else ():
         try:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:  # somebody else's, or just removed
             continue
         try:
             state = os.fstat(handle)
-            if state.st_uid == os.geteuid() and time.time() - state.st_mtime > seconds:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if state.st_uid == os.geteuid() and time.time() - state.st_mtime > seconds and lock_open(handle):
                 shutil.rmtree(folder, ignore_errors=True)  # another server may do the same
-        except BlockingIOError:  # in use
-            continue
         finally:
             os.close(handle)
 

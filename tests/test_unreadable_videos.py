@@ -1,0 +1,220 @@
+"""Several processes that leave out unreadable videos find what one does, however unevenly the videos fall."""
+
+import os
+import shutil
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from gloo import run_processes
+
+import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
+
+# isort: split
+import lightning.pytorch as pl
+
+from tvr_lightning.data.batch import PairBatch
+from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.msrvtt_qa import MSRVTTQA
+from tvr_lightning.distributed import gather_batches
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.evaluation.answers import frequent_answers
+from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.normalization import QueryBankNorm
+from tvr_lightning.features import TextFeatures
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.methods.video_qa import VideoQuestionAnswering
+from tvr_lightning.optim import OptimizerConfig
+from tvr_lightning.synthetic import synthesize
+
+BANK = 16
+VIDEOS = 7  # of the test split; process r of two reads r, r + 2, ...
+SIZES = {"frames": 2, "words": 12, "image_size": 32, "batch_size": 6, "eval_batch_size": 2, "num_workers": 0}
+
+
+def trainer(rank: int, world: int, **options: object) -> pl.Trainer:
+    if world > 1:
+        # Lightning joins the process group that exists and starts no processes of its own.
+        os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="localhost")
+        os.environ["MASTER_PORT"] = "0"
+    warnings.filterwarnings("ignore", message="The '.*_dataloader' does not have many workers")
+    return pl.Trainer(
+        accelerator="cpu", devices=world, strategy="ddp_find_unused_parameters_true" if world > 1 else "auto",
+        use_distributed_sampler=False, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, **options,
+    )  # fmt: skip
+
+
+def tiny() -> TinyClipEncoder:
+    torch.manual_seed(0)
+    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1, context_length=16)
+
+
+def retrieve(rank: int, root: str, world: int) -> dict[str, list]:
+    """What testing and predicting find, normalised with a bank of training texts and videos."""
+    evaluation = EvaluationConfig(normalization=QueryBankNorm(), top_k=3, bank_size=BANK)
+    method = CLIP4Clip(tiny(), evaluation=evaluation, words=12, frames=2)
+    data, run = MSRVTT(root, on_corrupt="skip", **SIZES), trainer(rank, world)
+    run.test(method, datamodule=data, verbose=False)
+    found = {"test": table(method)}
+    run.predict(method, datamodule=data, return_predictions=False)
+    texts, scores, videos = method.predictions
+    found["predict"] = [texts.tolist(), videos.tolist()]
+    bank = method.bank()
+    found["bank"] = [len(bank.texts), len(bank.videos)]
+    found["values"] = torch.cat([scores.flatten(), bank.texts.sentence[:, 0], bank.videos.frames[:, 0, 0]]).tolist()
+    found["skipped"] = [reason.split(":")[0] for reason in method.skipped]
+    return found
+
+
+def table(method: CLIP4Clip) -> list:
+    """Everything that an evaluation found."""
+    found = method.evaluation
+    assert found is not None
+    ranks = [
+        [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
+        for ranks in (found.text_to_video_ranks, found.video_to_text_ranks)
+    ]
+    return [found.text_to_video, found.video_to_text, found.texts, found.videos, found.partial, ranks]
+
+
+def answer(rank: int, root: str, world: int) -> dict[str, list]:
+    """What question answering finds in testing and in predicting."""
+    method = VideoQuestionAnswering(tiny(), partial(CLIP4Clip, words=12, frames=2), answers=7, hidden=16)
+    data = MSRVTTQA(root, on_corrupt="skip", **SIZES)
+    method.vocabulary = frequent_answers([question.answer for question in data.questions("train")], 7)
+    run = trainer(rank, world)
+    run.test(method, datamodule=data, verbose=False)
+    found = method.evaluation
+    result = [run.callback_metrics["test/accuracy"].item(), found.accuracy, found.questions, found.without_video]
+    run.predict(method, datamodule=data, return_predictions=False)
+    answers = [[row["question"], row["video_id"], row["answer"]] for row in method.predictions]
+    return {"test": result, "predict": answers, "skipped": [reason.split(":")[0] for reason in method.skipped]}
+
+
+class Counting(CLIP4Clip):
+    """Notes how many pairs every step has."""
+
+    sizes: list[int]
+
+    def training_step(self, batch: PairBatch, batch_idx: int) -> torch.Tensor:
+        self.sizes.append(len(batch))
+        return super().training_step(batch, batch_idx)
+
+
+def fit(rank: int, root: str, world: int) -> dict[str, list]:
+    """Weights after one epoch, with how many pairs every step had and what was skipped."""
+    method = Counting(tiny(), OptimizerConfig(lr=1e-2, encoder_lr=1e-2, warmup=0.0), words=12, frames=2)
+    method.sizes = []
+    trainer(rank, world, max_epochs=1, log_every_n_steps=1).fit(
+        method, datamodule=MSRVTT(root, on_corrupt="skip", **SIZES)
+    )
+    weights = torch.cat([parameter.detach().flatten() for parameter in method.parameters()])
+    found = method.evaluation
+    return {
+        "seen": [found.texts, found.videos, found.partial],
+        "sizes": method.sizes,
+        "weights": weights,
+        "skipped": [reason.split(":")[0] for reason in method.skipped],
+    }
+
+
+def nothing_left(rank: int, root: str, world: int) -> str:
+    method = CLIP4Clip(tiny(), words=12, frames=2)
+    with pytest.raises(RuntimeError) as raised:
+        trainer(rank, world).test(method, datamodule=MSRVTT(root, on_corrupt="skip", **SIZES), verbose=False)
+    return str(raised.value)
+
+
+def uneven(rank: int) -> list:
+    """Three items of the first process and none of the second, and what comes where none has any."""
+    batches = []
+    for item in [[0, 2, 5], []][rank]:
+        words = torch.full((1, 2, 3), float(item))
+        text = TextFeatures(words[:, 0].double(), words, torch.tensor([[True, item > 1]]))
+        batches.append((torch.tensor([item]), text))
+    index, text = gather_batches(batches, torch.device("cpu"))
+    kinds = [str(tensor.dtype) for tensor in (index, text.sentence, text.words, text.word_mask)]
+    nothing = gather_batches([], torch.device("cpu"))
+    return [index.tolist(), text.sentence[:, 0].tolist(), text.word_mask[:, 1].tolist(), kinds, nothing]
+
+
+def everything(rank: int, roots: dict[str, str], world: int) -> dict:
+    """All that the tests below look at, from one pair of processes: starting them is what takes time."""
+    found: dict = {"fit": fit(rank, roots["fit"], world), "nothing": nothing_left(rank, roots["nothing"], world)}
+    for case in CASES:
+        found[case] = [retrieve(rank, roots[case], world), answer(rank, roots[case], world)]
+    return found | ({"uneven": uneven(rank)} if world > 1 else {})
+
+
+def broken(whole: Path, folder: Path, test: list[int], train: list[int]) -> str:
+    """Copy the dataset with some videos of its splits replaced by what no decoder reads."""
+    shutil.copytree(whole, folder)
+    data = MSRVTT(str(folder), **SIZES)
+    for name, places in (("test", test), ("train", train)):
+        for place in places:
+            data.read_split(name).videos[place].path.write_bytes(b"no video")
+    return str(folder)
+
+
+CASES = {
+    "one of seven": ([2], []),
+    "all of the second process": ([0, 1, 3, 5], list(range(14))),
+}
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory) -> dict[str, str]:
+    folder: Path = tmp_path_factory.mktemp("unreadable")
+    synthesize("msrvtt", folder / "whole", 5 * VIDEOS, 0, workers=1, progress=False)
+    places = CASES | {"fit": ([2], [0, 4, 8]), "nothing": (list(range(VIDEOS)), [])}
+    return {name: broken(folder / "whole", folder / name, *lists) for name, lists in places.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(roots) -> dict:
+    return everything(0, roots, 1)
+
+
+@pytest.fixture(scope="module")
+def two(roots) -> list[dict]:
+    return run_processes(everything, 2, roots, 2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_find_what_one_does(case, alone, two):
+    test, train = CASES[case]
+    expected, answers = alone[case]
+    assert expected["test"][3] == VIDEOS - len(test)
+    assert sum(expected["bank"]) + len(expected["skipped"]) == 2 * BANK + len(test)
+    assert (expected["bank"][1] < BANK) == bool(train)
+    assert answers["test"][3] > 0  # questions without a video
+    assert len(answers["skipped"]) == len(test)
+    for found in two:
+        values = found[case][0].pop("values")
+        assert values == pytest.approx(expected["values"], rel=1e-4, abs=1e-6)
+        assert found[case][0] == {name: value for name, value in expected.items() if name != "values"}
+        assert found[case][1] == answers
+
+
+def test_training_steps_stay_of_equal_size_since_readable_videos_stand_in(alone, two):
+    (first, second), expected = (found["fit"] for found in two), alone["fit"]
+    assert set(expected["sizes"]) == {6}
+    assert set(first["sizes"]) == set(second["sizes"]) == {3}
+    assert first["skipped"] == second["skipped"] == expected["skipped"]
+    assert torch.equal(first["weights"], second["weights"])
+    assert (first["weights"] - expected["weights"]).norm() < 1e-3 * expected["weights"].norm()
+    assert first["seen"] == second["seen"] == expected["seen"] == [VIDEOS - 1, VIDEOS - 1, True]
+
+
+def test_a_split_without_any_readable_video_says_so_on_every_process(alone, two):
+    assert "the evaluation loaders gave no videos; skipped: " in alone["nothing"]
+    assert [found["nothing"] for found in two] == [alone["nothing"]] * 2
+
+
+def test_unequal_batches_are_joined_with_their_types(two):
+    kinds = ["torch.int64", "torch.float64", "torch.float32", "torch.bool"]
+    for found in two:
+        assert found["uneven"] == [[0, 2, 5], [0.0, 2.0, 5.0], [False, True, True], kinds, None]

@@ -1,0 +1,55 @@
+"""What stands for the trainer while a method encodes or scores, so that the ground truth is out of its reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvr_lightning.errors import UserError
+
+OPEN = {
+    "precision", "precision_plugin", "current_epoch", "global_step", "max_epochs", "max_steps", "global_rank",
+    "local_rank", "node_rank", "world_size", "num_nodes", "num_devices", "is_global_zero", "training", "validating",
+    "testing", "predicting", "evaluating", "sanity_checking", "barebones", "logger", "loggers",
+}  # fmt: skip
+"""Attributes of the trainer from which no data can be reached."""
+
+
+class LeakageError(UserError, RuntimeError):
+    """A method reached for the trainer's data while it encoded or scored; says for which attribute."""
+
+
+class SealedTrainer:
+    """A trainer of which a method may read how it runs, but not what it is tested on.
+
+    Against shortcuts and slips, not against malice: nothing in Python hides an object from code that hunts for it.
+
+    Args:
+        trainer: the one that it stands for.
+        method: name of the method, for messages.
+        record: an audit's: what was asked for, in place of an error. Everything is handed out.
+        datamodule: what is handed out as the data module, where asking is recorded.
+    """
+
+    def __init__(self, trainer: Any, method: str, record: list[str] | None = None, datamodule: Any = None) -> None:
+        self._sealed = trainer
+        self._method = method
+        self._record = record
+        self._datamodule = datamodule
+
+    @property
+    def records(self) -> bool:
+        """Whether it is an audit's."""
+        return self._record is not None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what is open, or refuse, or note down that it was asked for."""
+        if name not in OPEN:
+            if self._record is None:
+                raise LeakageError(
+                    f"{self._method} asks for trainer.{name} while it encodes or scores, from where the ground truth "
+                    "can be reached; a score may depend on its text and its video alone. Take settings from the recipe"
+                )
+            self._record.append(f"trainer.{name}")
+            if name == "datamodule":
+                return self._datamodule
+        return getattr(self._sealed, name)

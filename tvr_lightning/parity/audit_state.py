@@ -1,0 +1,164 @@
+"""All that a method holds, before and after: parameters, buffers, and plain attributes of it and of its submodules."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.data.records import Split
+from tvr_lightning.evaluation.sealed import SealedTrainer
+
+LIBRARIES = {"torch", "torchvision", "lightning", "tvr_lightning", "open_clip", "transformers", "whisper"}
+"""Packages whose objects are not looked into, other than modules, dataclasses and containers: caches, counters."""
+
+DATA = (LightningDataModule, GroundTruth, Split, Dataset, DataLoader)
+"""What an attribute of a method must not hold: the pairing of the test split can be had from it."""
+
+Place = tuple[str, Any, str]
+"""Name of a module or class, the object itself, and the attribute."""
+
+
+class State:
+    """What a method held when this was made, to be compared with what it holds later, and to be put back.
+
+    Lightning's link to the trainer is left out. Parameters and buffers are copied to main memory.
+
+    Args:
+        method: what to look at.
+
+    Attributes:
+        data: attributes that hold the data module, or something else that knows the pairs of the split.
+    """
+
+    def __init__(self, method: nn.Module) -> None:
+        self.method = method
+        self.data: list[str] = []
+        self._frozen: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
+        for place, value in self._places():
+            name = _name(place)
+            self._frozen[name] = self._freeze(value, name, {})
+            self._kept[name] = self._frozen[name] if isinstance(value, Tensor) else _copied(value)
+
+    def changes(self) -> list[str]:
+        """Name every parameter, buffer and attribute that is no longer what it was, is new, or is gone."""
+        found = {_name(place): value for place, value in self._places()}
+        changed = [name for name in self._frozen if name not in found]
+        for name, value in found.items():
+            if name not in self._frozen or not _same(self._frozen[name], self._freeze(value, name, {})):
+                changed.append(name)
+        return changed
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put back what changed, as far as it could be copied."""
+        changed = set(self.changes())
+        for place, value in [(place, value) for place, value in self._places() if _name(place) in changed]:
+            _, owner, attribute = place
+            kept = self._kept.get(_name(place))
+            if _name(place) not in self._frozen:
+                delattr(owner, attribute)
+            elif isinstance(value, Tensor) and isinstance(kept, Tensor):
+                if (_local(value).shape, value.dtype) == (kept.shape, kept.dtype):
+                    _local(value).copy_(kept)
+                else:
+                    setattr(owner, attribute, kept.to(value.device))
+            elif kept is not None:
+                setattr(owner, attribute, copy.deepcopy(kept))
+
+    def _places(self) -> Iterator[tuple[Place, Any]]:
+        classes: dict[type, None] = {}
+        for name, module in self.method.named_modules():
+            classes.update(dict.fromkeys(cls for cls in type(module).__mro__ if not _of_library(cls)))
+            for attribute, value in list(vars(module).items()):
+                if attribute in ("_parameters", "_buffers"):
+                    for key, tensor in list(value.items()):
+                        yield (name, module, key), tensor
+                elif attribute not in ("_modules", "_trainer"):
+                    yield (name, module, attribute), value
+        for cls in classes:
+            for attribute, value in list(vars(cls).items()):
+                if not attribute.startswith("__") and isinstance(value, (Tensor, int, float, list, dict, set, deque)):
+                    yield (cls.__name__, cls, attribute), value
+
+    def _freeze(self, value: Any, name: str, seen: dict[int, int]) -> Any:
+        """Turn a value into something that a later change of it does not reach."""
+        if isinstance(value, Tensor):
+            return _local(value).detach().to("cpu", copy=True)
+        if isinstance(value, np.ndarray):
+            return (str(value.dtype), value.shape, value.tobytes())
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes, Enum, PurePath)):
+            return (type(value).__name__, repr(value))
+        if isinstance(value, torch.Generator):
+            return value.get_state()
+        if isinstance(value, DATA):
+            if name not in self.data:
+                self.data.append(name)
+            return "data"
+        if isinstance(value, (Trainer, SealedTrainer, LightningModule)):
+            return "run"  # a trainer changes on its own; other methods within this one are looked at by themselves
+        if id(value) in seen:
+            return ("again", seen[id(value)])
+        seen[id(value)] = len(seen)
+        if isinstance(value, (list, tuple, deque)):
+            return [type(value).__name__, *(self._freeze(item, name, seen) for item in value)]
+        if isinstance(value, (set, frozenset)):
+            return ["set", *sorted(repr(item) for item in value)]
+        if isinstance(value, dict):
+            pairs = [(self._freeze(key, name, seen), self._freeze(item, name, seen)) for key, item in value.items()]
+            return ["dict", *(part for pair in pairs for part in pair)]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)]
+            return [type(value).__name__, *(self._freeze(item, name, seen) for item in fields)]
+        if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__") or _of_library(type(value)):
+            return ("object", id(value))
+        return [type(value).__name__, self._freeze(vars(value), name, seen)]
+
+
+def _of_library(cls: type) -> bool:
+    root = cls.__module__.partition(".")[0]
+    return root in ("builtins", "torch") or (root in LIBRARIES and not issubclass(cls, nn.Module))
+
+
+def _name(place: Place) -> str:
+    return ".".join(part for part in (place[0], place[2]) if part)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return this device's part of a sharded tensor, any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of plain values; None of what cannot or need not be copied."""
+    if isinstance(value, (bool, int, float, str, list, dict, set, tuple, deque)):
+        try:
+            return copy.deepcopy(value)
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it holds something that has no copy
+            return None
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return (
+            isinstance(one, Tensor)
+            and isinstance(other, Tensor)
+            and (one.shape, one.dtype) == (other.shape, other.dtype)
+            and bool(((one == other) | ((one != one) & (other != other))).all())
+        )
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) is type(other) and bool(one == other)
