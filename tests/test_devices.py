@@ -64,7 +64,7 @@ def test_a_run_on_two_devices_ends_in_its_table(root, tmp_path, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_device_without_a_readable_video_does_not_hold_up_the_others(root, tmp_path, strategy):
     shutil.copytree(root, tmp_path / "data")
-    videos = MSRVTT(str(tmp_path / "data")).read_split("test").videos
+    videos = MSRVTT(root=str(tmp_path / "data")).read_split("test").videos
     for video in videos[1::2]:  # all that fall to the second device
         video.path.write_bytes(b"no video")
     skip = "--data.init_args.on_corrupt=skip"

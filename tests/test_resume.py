@@ -369,7 +369,9 @@ def test_a_best_checkpoint_from_behind_the_one_a_run_goes_on_from_keeps_its_scor
 
 def test_batches_read_ahead_by_workers_do_not_count_as_trained(fixture_root):
     def data() -> MSRVTT:
-        return MSRVTT(str(fixture_root), frames=2, image_size=16, batch_size=4, num_workers=1, captions_per_epoch="one")
+        return MSRVTT(
+            root=str(fixture_root), frames=2, image_size=16, batch_size=4, num_workers=1, captions_per_epoch="one"
+        )
 
     first = data()
     batches = iter(first.train_dataloader())

@@ -35,7 +35,7 @@ def evaluate(rank: int, root: str, world: int) -> dict[str, list]:
     result: dict[str, list] = {}
     for name, normalizer in {"plain": None, "dual softmax": DualSoftmax(5.0)}.items():
         method = CLIP4Clip(encoder, evaluation=EvaluationConfig(normalization=normalizer), words=12, frames=2)
-        data = MSRVTT(root, frames=2, words=12, image_size=32, batch_size=6, eval_batch_size=2, num_workers=0)
+        data = MSRVTT(root=root, frames=2, words=12, image_size=32, batch_size=6, eval_batch_size=2, num_workers=0)
         trainer = pl.Trainer(
             accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", use_distributed_sampler=False,
             logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

@@ -56,7 +56,7 @@ def retrieve(rank: int, root: str, world: int) -> dict[str, list]:
     """What testing and predicting find, normalised with a bank of training texts and videos."""
     evaluation = EvaluationConfig(normalization=QueryBankNorm(), top_k=3, bank_size=BANK)
     method = CLIP4Clip(tiny(), evaluation=evaluation, words=12, frames=2)
-    data, run = MSRVTT(root, on_corrupt="skip", **SIZES), trainer(rank, world)
+    data, run = MSRVTT(root=root, on_corrupt="skip", **SIZES), trainer(rank, world)
     run.test(method, datamodule=data, verbose=False)
     found = {"test": table(method)}
     run.predict(method, datamodule=data, return_predictions=False)
@@ -83,7 +83,7 @@ def table(method: CLIP4Clip) -> list:
 def answer(rank: int, root: str, world: int) -> dict[str, list]:
     """What question answering finds in testing and in predicting."""
     method = VideoQuestionAnswering(tiny(), partial(CLIP4Clip, words=12, frames=2), answers=7, hidden=16)
-    data = MSRVTTQA(root, on_corrupt="skip", **SIZES)
+    data = MSRVTTQA(root=root, on_corrupt="skip", **SIZES)
     method.vocabulary = frequent_answers([question.answer for question in data.questions("train")], 7)
     run = trainer(rank, world)
     run.test(method, datamodule=data, verbose=False)
@@ -109,7 +109,7 @@ def fit(rank: int, root: str, world: int) -> dict[str, list]:
     method = Counting(tiny(), OptimizerConfig(lr=1e-2, encoder_lr=1e-2, warmup=0.0), words=12, frames=2)
     method.sizes = []
     trainer(rank, world, max_epochs=1, log_every_n_steps=1).fit(
-        method, datamodule=MSRVTT(root, on_corrupt="skip", **SIZES)
+        method, datamodule=MSRVTT(root=root, on_corrupt="skip", **SIZES)
     )
     weights = torch.cat([parameter.detach().flatten() for parameter in method.parameters()])
     found = method.evaluation
@@ -124,7 +124,7 @@ def fit(rank: int, root: str, world: int) -> dict[str, list]:
 def nothing_left(rank: int, root: str, world: int) -> str:
     method = CLIP4Clip(tiny(), words=12, frames=2)
     with pytest.raises(RuntimeError) as raised:
-        trainer(rank, world).test(method, datamodule=MSRVTT(root, on_corrupt="skip", **SIZES), verbose=False)
+        trainer(rank, world).test(method, datamodule=MSRVTT(root=root, on_corrupt="skip", **SIZES), verbose=False)
     return str(raised.value)
 
 
@@ -152,7 +152,7 @@ def everything(rank: int, roots: dict[str, str], world: int) -> dict:
 def broken(whole: Path, folder: Path, test: list[int], train: list[int]) -> str:
     """Copy the dataset with some videos of its splits replaced by what no decoder reads."""
     shutil.copytree(whole, folder)
-    data = MSRVTT(str(folder), **SIZES)
+    data = MSRVTT(root=str(folder), **SIZES)
     for name, places in (("test", test), ("train", train)):
         for place in places:
             data.read_split(name).videos[place].path.write_bytes(b"no video")

@@ -50,7 +50,7 @@ def dataset(tmp_path_factory):
 
 
 def data_of(root, **changes):
-    return MSRVTT(str(root), **{**DATA, "audio": "whisper", "audio_seconds": 30.0, **changes})
+    return MSRVTT(root=str(root), **{**DATA, "audio": "whisper", "audio_seconds": 30.0, **changes})
 
 
 def options(out, **changes):

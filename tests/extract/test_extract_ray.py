@@ -19,7 +19,7 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 
 
 def source(root):
-    return source_of_data(MSRVTT(str(root), frames=2, words=12, image_size=32, batch_size=4, num_workers=0))
+    return source_of_data(MSRVTT(root=str(root), frames=2, words=12, image_size=32, batch_size=4, num_workers=0))
 
 
 def encoder():

@@ -275,7 +275,7 @@ def test_a_precision_that_the_encoder_cannot_run_under_is_refused(root, tmp_path
         enable_progress_bar=False,
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"fp16-master.*not bf16-mixed"):
-        trainer.fit(made, datamodule=MSRVTTQA(str(root), num_workers=0))
+        trainer.fit(made, datamodule=MSRVTTQA(root=str(root), num_workers=0))
 
 
 def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(root, tmp_path, capsys):

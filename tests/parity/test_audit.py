@@ -122,7 +122,9 @@ CHANCE = 100 / 12
 def data(tmp_path_factory) -> MSRVTT:
     root: Path = tmp_path_factory.mktemp("audit")
     synthesize("msrvtt", root, 60, 0, workers=1, progress=False)
-    return MSRVTT(str(root), frames=2, words=12, image_size=32, batch_size=8, eval_batch_size=5, num_workers=0, seed=3)
+    return MSRVTT(
+        root=str(root), frames=2, words=12, image_size=32, batch_size=8, eval_batch_size=5, num_workers=0, seed=3
+    )
 
 
 @pytest.fixture(scope="module")
