@@ -49,4 +49,4 @@ def test_batches_of_the_recipes_divide_over_four_devices(path):
 def test_an_uneven_batch_names_the_nearest_sizes(tmp_path):
     with pytest.raises(ValueError, match="nearest valid sizes: 296 or 304"):
         check_divisible(300, 8)
-    assert MSRVTT(str(tmp_path)).batch_size % 8 == 0
+    assert MSRVTT(root=str(tmp_path)).batch_size % 8 == 0

@@ -37,7 +37,7 @@ def test_an_annotation_file_cannot_name_a_video_elsewhere(tmp_path):
         content = file.read_text(encoding="utf-8")
         file.write_text(re.sub(r"\bvideo0\b", "../../elsewhere", content), encoding="utf-8")
     with pytest.raises(AnnotationError, match="elsewhere"):
-        MSRVTT(str(tmp_path), frames=2, batch_size=2, num_workers=0).read_split("train")
+        MSRVTT(root=str(tmp_path), frames=2, batch_size=2, num_workers=0).read_split("train")
 
 
 class Trap:
