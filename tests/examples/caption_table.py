@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from tvr_lightning.data.audio_alignment import AudioAlignment
-from tvr_lightning.data.augment import Augmentation
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import Findings, Split, SplitBuilder, SplitName, VideoRecord, read_table
-from tvr_lightning.data.sampling import FrameSampling
 
 
 class CaptionTable(TextVideoDataModule):
@@ -20,7 +17,7 @@ class CaptionTable(TextVideoDataModule):
 
     Args:
         split: "table", the column of that name.
-        **The other arguments**: see `TextVideoDataModule`.
+        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 
     title = "CaptionTable"
@@ -30,35 +27,8 @@ $TVR_DATA/caption-table/
   captions.csv      split,video,caption      split is train or test, video the name of a file
   videos/<video> ..."""
 
-    def __init__(
-        self,
-        root: str | None = None,
-        split: Literal["table"] = "table",
-        frames: int = 12,
-        words: int = 32,
-        image_size: int = 224,
-        batch_size: int = 128,
-        eval_batch_size: int = 32,
-        num_workers: int = 2,
-        sampling: FrameSampling = "one-fps-uniform",
-        train_sampling: FrameSampling | None = None,
-        augmentation: Augmentation = "none",
-        captions_per_epoch: Literal["all", "one"] = "all",
-        on_corrupt: Literal["error", "skip"] = "error",
-        holdout: int = 0,
-        max_train_videos: int | None = None,
-        seed: int = 0,
-        features: str | None = None,
-        audio: Literal["none", "whisper", "wav2vec2"] = "none",
-        audio_align: AudioAlignment = "duration",
-        audio_seconds: float = 60.0,
-        captions: str | None = None,
-    ) -> None:
-        super().__init__(
-            root, split, frames, words, image_size, batch_size, eval_batch_size, num_workers, sampling, train_sampling,
-            augmentation, captions_per_epoch, on_corrupt, holdout, max_train_videos, seed, features, audio, audio_align,
-            audio_seconds, captions,
-        )  # fmt: skip
+    def __init__(self, *, split: Literal["table"] = "table", frames: int = 12, words: int = 32, **options: Any) -> None:
+        super().__init__(split=split, frames=frames, words=words, **options)
 
     @property
     def has_official_validation(self) -> bool:

@@ -17,7 +17,6 @@ from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.datasets import ClipReader, PairDataset, TextDataset, VideoDataset, VideoReader
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import ReportingDataset, ReportingLoader, TrainingLoader, collate_or_fail
-from tvr_lightning.data.options import check_options
 from tvr_lightning.data.records import (
     SHOWN,
     AnnotationError,
@@ -47,14 +46,15 @@ class TextVideoDataModule(LightningDataModule, ABC):
     """Texts and videos of one dataset: matching pairs to train on, unique texts and unique videos to evaluate on.
 
     A subclass is one dataset: it names itself and its files (`title`, `directory`, `layout`, `required_files`), says
-    whether it has an official validation split, and reads its splits (`parse_split`). All arguments are plain values,
-    so that checkpoints hold them as they are.
+    whether it has an official validation split, and reads its splits (`parse_split`). Its constructor names the
+    arguments that are its own and hands the others on as `**options`, so that each stands here alone. All are plain
+    values, so that checkpoints hold them as they are.
 
     Args:
-        root: parent folder of all datasets; each appends its own `directory`. Default: the environment's TVR_DATA.
         split: which of the dataset's split files are used.
-        frames: F, frames per clip; shorter clips are padded and masked.
-        words: W, tokens per caption, start and end included; the encoder truncates to it.
+        root: parent folder of all datasets; each appends its own `directory`. Default: the environment's TVR_DATA.
+        frames: F, frames per clip, at least 1; shorter clips are padded and masked.
+        words: W, tokens per caption, at least 3, start and end included; the encoder truncates to it.
         image_size: S, pixels of the square frames.
         batch_size: pairs per optimisation step, over all devices.
         eval_batch_size: texts or videos per evaluation batch, on each device.
@@ -84,22 +84,23 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def __init__(
         self,
-        root: str | None,
+        *,
         split: str,
-        frames: int,
-        words: int,
-        image_size: int,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int,
-        sampling: FrameSampling,
-        train_sampling: FrameSampling | None,
-        augmentation: Augmentation,
-        captions_per_epoch: Literal["all", "one"],
-        on_corrupt: Literal["error", "skip"],
-        holdout: int,
-        max_train_videos: int | None,
-        seed: int,
+        root: str | None = None,
+        frames: int = 12,
+        words: int = 32,
+        image_size: int = 224,
+        batch_size: int = 128,
+        eval_batch_size: int = 32,
+        num_workers: int = 2,
+        sampling: FrameSampling = "one-fps-uniform",
+        train_sampling: FrameSampling | None = None,
+        augmentation: Augmentation = "none",
+        captions_per_epoch: Literal["all", "one"] = "all",
+        on_corrupt: Literal["error", "skip"] = "error",
+        holdout: int = 0,
+        max_train_videos: int | None = None,
+        seed: int = 0,
         features: str | None = None,
         audio: Literal["none", "whisper", "wav2vec2"] = "none",
         audio_align: AudioAlignment = "duration",
@@ -134,7 +135,33 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._read: dict[SplitName, Split] = {}
         self._loaded: dict[SplitName, Split] = {}
         self._store: FeatureStore | None = None
-        check_options(self)
+        self._check_options()
+
+    def _check_options(self) -> None:
+        positive = ("frames", "image_size", "batch_size", "eval_batch_size")
+        for name, least in [(name, 1) for name in positive] + [("words", 3), ("num_workers", 0), ("seed", 0)]:
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.holdout < 0:
+            raise ValueError(f"holdout is {self.holdout}; give a number of training videos, or 0 for none")
+        if self.holdout and self.has_official_validation:
+            raise ValueError(
+                f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "
+                "split; set holdout to 0 to use it"
+            )
+        if self.max_train_videos is not None and self.max_train_videos < 1:
+            raise ValueError(f"max_train_videos is {self.max_train_videos}; give at least 1, or null for all of them")
+        if self.features is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
+            raise ValueError(
+                f"features {self.features!r} fixes the frames of every clip, so augmentation {self.augmentation!r} and "
+                f"train_sampling {self.train_sampling!r} cannot apply; set augmentation to none and train_sampling to "
+                "null (recipes/features.yaml does), or unset features"
+            )
+        if self.sampling == "segment-random":
+            raise ValueError(
+                "sampling 'segment-random' would make evaluation random; set it as train_sampling and keep a "
+                "deterministic sampling such as 'segment-centres' for evaluation"
+            )
 
     # What a dataset says of itself
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from tvr_lightning.data.audio_alignment import AudioAlignment
-from tvr_lightning.data.augment import Augmentation
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
@@ -20,7 +18,6 @@ from tvr_lightning.data.records import (
     read_lines,
     read_table,
 )
-from tvr_lightning.data.sampling import FrameSampling
 
 MOMENT = re.compile(r"(?P<video>\S+) (?P<start>\d+(?:\.\d+)?) (?P<end>\d+(?:\.\d+)?)\s*##(?P<text>.*)")
 Span = tuple[float, float]
@@ -40,7 +37,7 @@ class Charades(TextVideoDataModule):
 
     Args:
         split: "scripts" or "sta", as above.
-        **The other arguments**: see `TextVideoDataModule`.
+        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 
     title = "Charades"
@@ -53,51 +50,13 @@ $TVR_DATA/charades/
 
     def __init__(
         self,
-        root: str | None = None,
+        *,
         split: Literal["scripts", "sta"] = "scripts",
         frames: int = 12,
         words: int = 32,
-        image_size: int = 224,
-        batch_size: int = 128,
-        eval_batch_size: int = 32,
-        num_workers: int = 2,
-        sampling: FrameSampling = "one-fps-uniform",
-        train_sampling: FrameSampling | None = None,
-        augmentation: Augmentation = "none",
-        captions_per_epoch: Literal["all", "one"] = "all",
-        on_corrupt: Literal["error", "skip"] = "error",
-        holdout: int = 0,
-        max_train_videos: int | None = None,
-        seed: int = 0,
-        features: str | None = None,
-        audio: Literal["none", "whisper", "wav2vec2"] = "none",
-        audio_align: AudioAlignment = "duration",
-        audio_seconds: float = 60.0,
-        captions: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root=root,
-            split=split,
-            frames=frames,
-            words=words,
-            image_size=image_size,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            sampling=sampling,
-            train_sampling=train_sampling,
-            augmentation=augmentation,
-            captions_per_epoch=captions_per_epoch,
-            on_corrupt=on_corrupt,
-            holdout=holdout,
-            max_train_videos=max_train_videos,
-            seed=seed,
-            features=features,
-            audio=audio,
-            audio_align=audio_align,
-            audio_seconds=audio_seconds,
-            captions=captions,
-        )
+        super().__init__(split=split, frames=frames, words=words, **options)
 
     @property
     def has_official_validation(self) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
-from tvr_lightning.data.audio_alignment import AudioAlignment
-from tvr_lightning.data.augment import Augmentation
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
@@ -21,7 +19,6 @@ from tvr_lightning.data.records import (
     read_lines,
     read_table,
 )
-from tvr_lightning.data.sampling import FrameSampling
 
 PROTOCOL = "paragraph to video, all descriptions of a video as one query"
 ANNOTATED = (0.0, 31.0)  # CLIP4Clip reads seconds 0 to 31: longer videos were cut to 30 s before they were described
@@ -38,7 +35,7 @@ class DiDeMo(TextVideoDataModule):
     Args:
         split: "lists": the lists and json files; "tmass": the csv files of T-MASS (8,362 / 1,062 / 1,004 videos whose
             paragraphs are joined already; of their absolute paths only the file's name counts).
-        **The other arguments**: see `TextVideoDataModule`.
+        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 
     title = "DiDeMo"
@@ -52,51 +49,13 @@ $TVR_DATA/didemo/
 
     def __init__(
         self,
-        root: str | None = None,
+        *,
         split: Literal["lists", "tmass"] = "lists",
         frames: int = 64,
         words: int = 64,
-        image_size: int = 224,
-        batch_size: int = 128,
-        eval_batch_size: int = 32,
-        num_workers: int = 2,
-        sampling: FrameSampling = "one-fps-uniform",
-        train_sampling: FrameSampling | None = None,
-        augmentation: Augmentation = "none",
-        captions_per_epoch: Literal["all", "one"] = "all",
-        on_corrupt: Literal["error", "skip"] = "error",
-        holdout: int = 0,
-        max_train_videos: int | None = None,
-        seed: int = 0,
-        features: str | None = None,
-        audio: Literal["none", "whisper", "wav2vec2"] = "none",
-        audio_align: AudioAlignment = "duration",
-        audio_seconds: float = 60.0,
-        captions: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root=root,
-            split=split,
-            frames=frames,
-            words=words,
-            image_size=image_size,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            sampling=sampling,
-            train_sampling=train_sampling,
-            augmentation=augmentation,
-            captions_per_epoch=captions_per_epoch,
-            on_corrupt=on_corrupt,
-            holdout=holdout,
-            max_train_videos=max_train_videos,
-            seed=seed,
-            features=features,
-            audio=audio,
-            audio_align=audio_align,
-            audio_seconds=audio_seconds,
-            captions=captions,
-        )
+        super().__init__(split=split, frames=frames, words=words, **options)
 
     @property
     def has_official_validation(self) -> bool:

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
-from tvr_lightning.data.audio_alignment import AudioAlignment
-from tvr_lightning.data.augment import Augmentation
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.folder import VideoFolder
@@ -25,7 +23,6 @@ from tvr_lightning.data.records import (
     read_json,
     tidy,
 )
-from tvr_lightning.data.sampling import FrameSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,11 @@ class MSRVTTQA(TextVideoDataModule):
 
     Args:
         split: "official", the only one.
-        **The other arguments**: see `TextVideoDataModule`; `captions_per_epoch: all` makes every question a sample.
+        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
+            `captions_per_epoch: all` makes every question a sample; `captions` is for retrieval alone.
+
+    Raises:
+        ValueError: as `TextVideoDataModule`, or `captions` names a file.
     """
 
     title = "MSRVTT-QA"
@@ -67,49 +68,17 @@ $TVR_DATA/msrvtt/
 
     def __init__(
         self,
-        root: str | None = None,
+        *,
         split: Literal["official"] = "official",
         frames: int = 12,
         words: int = 32,
-        image_size: int = 224,
-        batch_size: int = 128,
-        eval_batch_size: int = 32,
-        num_workers: int = 2,
-        sampling: FrameSampling = "one-fps-uniform",
-        train_sampling: FrameSampling | None = None,
-        augmentation: Augmentation = "none",
-        captions_per_epoch: Literal["all", "one"] = "all",
-        on_corrupt: Literal["error", "skip"] = "error",
-        holdout: int = 0,
-        max_train_videos: int | None = None,
-        seed: int = 0,
-        features: str | None = None,
-        audio: Literal["none", "whisper", "wav2vec2"] = "none",
-        audio_align: AudioAlignment = "duration",
-        audio_seconds: float = 60.0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            root=root,
-            split=split,
-            frames=frames,
-            words=words,
-            image_size=image_size,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            sampling=sampling,
-            train_sampling=train_sampling,
-            augmentation=augmentation,
-            captions_per_epoch=captions_per_epoch,
-            on_corrupt=on_corrupt,
-            holdout=holdout,
-            max_train_videos=max_train_videos,
-            seed=seed,
-            features=features,
-            audio=audio,
-            audio_align=audio_align,
-            audio_seconds=audio_seconds,
-        )
+        super().__init__(split=split, frames=frames, words=words, **options)
+        if self.captions is not None:
+            raise ValueError(
+                f"captions {self.captions!r}: descriptions are for retrieval, questions have none; unset captions"
+            )
 
     @property
     def has_official_validation(self) -> bool:
