@@ -53,6 +53,7 @@ def test_a_run_on_two_devices_ends_in_its_table(root, tmp_path, strategy):
     run = tvr("fit", "tcmgc", strategy, root, tmp_path)
     results = json.loads((run / "results.json").read_text())
     assert (results["texts"], results["videos"], results["partial"]) == (4, 4, False)
+    assert results["audit"]["passed"], results["audit"]
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["global_step"] == 4
     if strategy == "ddp":

@@ -530,9 +530,8 @@ def test_a_table_says_what_leaks_and_what_was_measured_of_the_normalisation(data
 
 
 def test_a_verdict_says_what_stopped_the_audit():
-    assert str(Verdict(passed=False, problem="ValueError: too few")).endswith(
-        "not audited, the audit stopped: ValueError: too few"
-    )
+    verdict = Verdict(passed=False, problem="ValueError: too few")
+    assert str(verdict) == "Leakage: not audited, the audit stopped: ValueError: too few"
 
 
 def test_an_audit_of_too_few_videos_is_refused():

@@ -178,12 +178,14 @@ def _experiments(bench: _Bench, evaluated: Tensor, paired: Tensor, place: Tensor
     permuted = bench.score(order, columns, None if own is None else own[columns])
     doubled = bench.score(torch.cat([paired, paired.flip(0)]), torch.arange(m), own)
     few = torch.randperm(m, generator=bench.generator)[: max(2, m // 2)]
+    # Of many items a block takes more, or thousands of blocks would take their time.
+    small, odd = (max(3, n // 8), max(2, m // 8)), (max(7, n // 5), max(5, m // 3))
     narrow = evaluated.clone()
     narrow[:, few] = bench.score(paired, few, None if own is None else own[few])[place]
     return {
         "other order of texts and videos": permuted[torch.argsort(order)][:, back],
-        "other partners, blocks of 3 texts and 2 videos": bench.assembled(3, 2),
-        "other partners, blocks of 7 texts and 5 videos": bench.assembled(7, 5),
+        f"other partners, blocks of {small[0]} texts and {small[1]} videos": bench.assembled(*small),
+        f"other partners, blocks of {odd[0]} texts and {odd[1]} videos": bench.assembled(*odd),
         "one video at a time": bench.assembled(n, 1),
         "other captions beside a text": doubled[:n][place],
         "half of the videos": narrow,

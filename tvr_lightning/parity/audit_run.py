@@ -29,6 +29,7 @@ from tvr_lightning.parity.audit_normalizer import MOVED, NormalizerTrial
 from tvr_lightning.parity.audit_state import State
 from tvr_lightning.parity.audit_subject import Features, Subject
 from tvr_lightning.recipe import RecipeCLI, from_recipe
+from tvr_lightning.sharding import gathered
 
 QUERIES = "half of the queries"
 
@@ -181,10 +182,12 @@ def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding],
     normalizer = method.evaluation_config.normalization
     if normalizer is None:
         return [], {}
-    ((name, score),) = subject.scoring.items()
-    own, denied = subject.own_text if name == "score_as_released" else None, not normalizer.transductive
+    denied, own, score = not normalizer.transductive, None, method.score
+    if method.protocol == "as-released":
+        own, score = subject.own_text, method.score_as_released  # type: ignore[assignment]
     trial = NormalizerTrial(normalizer, score, *features, subject.video_of_text, own, method.score_temperature())
-    movement = trial.movement(subject.generator)
+    with gathered(method, method.encoder):
+        movement = trial.movement(subject.generator)
     moved = {direction: not change <= MOVED for direction, change in movement.items()}
     findings = [
         Finding(f"{QUERIES}, {direction} with {normalizer.name}", change, moved[direction] and denied)

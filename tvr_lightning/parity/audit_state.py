@@ -26,6 +26,9 @@ LIBRARIES = {"torch", "torchvision", "lightning", "tvr_lightning", "open_clip", 
 DATA = (LightningDataModule, GroundTruth, Split, Dataset, DataLoader)
 """What an attribute of a method must not hold: the pairing of the test split can be had from it."""
 
+OPAQUE = ("object", "data", "run", "again")
+"""First words of what stands for values that are not looked into."""
+
 Place = tuple[str, Any, str]
 """Name of a module or class, the object itself, and the attribute."""
 
@@ -50,7 +53,10 @@ class State:
         for place, value in self._places():
             name = _name(place)
             self._frozen[name] = self._freeze(value, name, {})
-            self._kept[name] = self._frozen[name] if isinstance(value, Tensor) else _copied(value)
+            if isinstance(value, Tensor):
+                self._kept[name] = self._frozen[name]
+            elif _plain(self._frozen[name]):
+                self._kept[name] = copy.deepcopy(value)
 
     def changes(self) -> list[str]:
         """Name every parameter, buffer and attribute that is no longer what it was, is new, or is gone."""
@@ -75,7 +81,7 @@ class State:
                     _local(value).copy_(kept)
                 else:
                     setattr(owner, attribute, kept.to(value.device))
-            elif kept is not None:
+            elif _name(place) in self._kept:
                 setattr(owner, attribute, copy.deepcopy(kept))
 
     def _places(self) -> Iterator[tuple[Place, Any]]:
@@ -106,9 +112,9 @@ class State:
         if isinstance(value, DATA):
             if name not in self.data:
                 self.data.append(name)
-            return "data"
+            return ("data",)
         if isinstance(value, (Trainer, SealedTrainer, LightningModule)):
-            return "run"  # a trainer changes on its own; other methods within this one are looked at by themselves
+            return ("run",)  # a trainer changes on its own; other methods within this one are looked at by themselves
         if id(value) in seen:
             return ("again", seen[id(value)])
         seen[id(value)] = len(seen)
@@ -141,14 +147,11 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of plain values; None of what cannot or need not be copied."""
-    if isinstance(value, (bool, int, float, str, list, dict, set, tuple, deque)):
-        try:
-            return copy.deepcopy(value)
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it holds something that has no copy
-            return None
-    return None
+def _plain(frozen: Any) -> bool:
+    """Whether a frozen value holds nothing but plain values: a copy of others might share what changes, or fail."""
+    if isinstance(frozen, list):
+        return all(map(_plain, frozen))
+    return not (isinstance(frozen, tuple) and frozen[0] in OPAQUE)
 
 
 def _same(one: Any, other: Any) -> bool:
