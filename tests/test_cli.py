@@ -73,7 +73,7 @@ def test_an_unreadable_eval_memory_says_what_is_expected(size, fixture_root, tmp
     assert f"--eval-memory {size}: expected a size such as 4GiB" in capsys.readouterr().err
 
 
-def test_what_a_checkpoint_names_is_not_imported_to_evaluate_it(run, fixture_root, tmp_path, monkeypatch):
+def test_what_a_checkpoint_names_is_not_imported_to_evaluate_it(run, fixture_root, tmp_path, monkeypatch, capsys):
     (tmp_path / "strangers.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
@@ -82,7 +82,8 @@ def test_what_a_checkpoint_names_is_not_imported_to_evaluate_it(run, fixture_roo
     saved["hyper_parameters"]["encoder"] = {"class_path": "strangers.Encoder", "init_args": {}}
     torch.save(saved, tmp_path / "last.ckpt")
     options = overlay(fixture_root, tmp_path)
-    assert main(["test", *options, f"--ckpt_path={tmp_path / 'last.ckpt'}"]) == 0
+    assert main(["test", *options, f"--ckpt_path={tmp_path / 'last.ckpt'}"]) == 1
+    assert "names strangers." in capsys.readouterr().err
     (tmp_path / "data.yaml").write_text(
         f"data: {{init_args: {{root: {fixture_root}, batch_size: 8, num_workers: 0, frames: 4}}}}\n"
         "model: {init_args: {encoder: {init_args: {width: 64}}}}\n"

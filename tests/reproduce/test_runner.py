@@ -133,7 +133,7 @@ def test_the_processes_of_a_job_write_into_one_log(tmp_path):
         process.start()
     for process in processes:
         process.join()
-    assert (tmp_path / "log.txt").read_text().count("absent.yaml'") == 2
+    assert (tmp_path / "log.txt").read_text().count("absent.yaml: no such file") == 2
 
 
 def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
