@@ -211,17 +211,17 @@ def test_a_converted_checkpoint_takes_the_data_of_a_recipe_and_its_own_words_and
 
 
 def test_classes_of_others_are_built_where_the_user_names_them(run, root, tmp_path, monkeypatch, capsys):
-    (tmp_path / "strangers.py").write_text("from tvr_lightning.methods import TCMGC\nclass Mine(TCMGC):\n    pass\n")
+    (tmp_path / "colleagues.py").write_text("from tvr_lightning.methods import TCMGC\nclass Mine(TCMGC):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     saved = torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)
-    saved["hyper_parameters"]["_class_path"] = "strangers.Mine"
+    saved["hyper_parameters"]["_class_path"] = "colleagues.Mine"
     torch.save(saved, tmp_path / "mine.ckpt")
     alone = ["test", f"--ckpt_path={tmp_path / 'mine.ckpt'}", f"--results.directory={tmp_path}", *QUICK]
     assert main(alone) == 1
-    assert "--trust strangers" in capsys.readouterr().err
-    assert main([*alone, "--trust", "strangers"]) == 0
+    assert "--trust colleagues" in capsys.readouterr().err
+    assert main([*alone, "--trust", "colleagues"]) == 0
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text("model: {class_path: strangers.Mine}\n")
+    recipe.write_text("model: {class_path: colleagues.Mine}\n")
     assert main([*alone, f"--config={recipe}"]) == 0
 
 
