@@ -31,19 +31,19 @@ from torch.utils.data import DataLoader
 
 import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.augment import ResizeCentreCrop
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.collate import collate
 from tvr_lightning.data.datasets import VideoDataset, VideoReader
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.data.stored import FeatureReader
-from tvr_lightning.data.video import read_clip
-from tvr_lightning.data.workers import worker_context
 from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import FILES, source_of_files
+from tvr_lightning.media.augment import ResizeCentreCrop
+from tvr_lightning.media.video import read_clip
+from tvr_lightning.media.workers import worker_context
 from tvr_lightning.store import FeatureStore
 
 FRAMES, SIZE, BATCH = 12, 224, 8

@@ -24,8 +24,8 @@ import numpy as np
 from PIL import Image
 
 import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
-from tvr_lightning.data.augment import ResizeCentreCrop
-from tvr_lightning.data.video import probe, read_clip
+from tvr_lightning.media.augment import ResizeCentreCrop
+from tvr_lightning.media.video import probe, read_clip
 
 FRAMES, SIZE = 12, 224
 CROP = ResizeCentreCrop(SIZE)

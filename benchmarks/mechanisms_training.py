@@ -15,8 +15,8 @@ from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.dpdv_captions import Captions
-from tvr_lightning.module import Protocol, RetrievalModule
 
 EPOCHS, LEARNING_RATE = 8, 1e-3
 Build = Callable[[TinyClipEncoder], RetrievalModule]

@@ -7,7 +7,7 @@ import av
 import numpy as np
 import torch
 
-from tvr_lightning.module import RetrievalModule
+from tvr_lightning.methods.base import RetrievalModule
 
 
 def write_clip(path: Path, number: int, frames: int = 12) -> Path:

@@ -12,7 +12,7 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
-from tvr_lightning.module import NonFiniteLossError, Temperature, first_of_each
+from tvr_lightning.methods.base import NonFiniteLossError, Temperature, first_of_each
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ from lightning.pytorch import Callback, Trainer
 import tvr_lightning.recipe
 from tvr_lightning.cli import main
 from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.reliability import (
+from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
     CheckpointWriteError,
@@ -34,7 +35,6 @@ from tvr_lightning.reliability import (
     restore_random_state,
     sweep_partial,
 )
-from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 PROGRAM = Path(__file__).parent / "resume_run.py"

@@ -18,7 +18,6 @@ import lightning.pytorch as pl
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.msrvtt_qa import MSRVTTQA
-from tvr_lightning.distributed import gather_batches
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.answers import frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -26,8 +25,9 @@ from tvr_lightning.evaluation.normalization import QueryBankNorm
 from tvr_lightning.features import TextFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.distributed import gather_batches
+from tvr_lightning.training.optim import OptimizerConfig
 
 BANK = 16
 VIDEOS = 7  # of the test split; process r of two reads r, r + 2, ...

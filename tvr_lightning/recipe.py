@@ -46,9 +46,10 @@ from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
 from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
 from tvr_lightning.evaluation.weights import Weights, weights_of
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.reliability import (
+from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
+from tvr_lightning.training.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
     ProcessLostError,
@@ -59,7 +60,6 @@ from tvr_lightning.reliability import (
     newest_checkpoint,
     sweep_partial,
 )
-from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")

@@ -14,7 +14,6 @@ import torch
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.check import check, print_report, write_report
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.data.show import show
 from tvr_lightning.data.stats import print_stats, stats
 from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
@@ -24,6 +23,7 @@ from tvr_lightning.extract.plan import Engine, ExtractOptions, ExtractSource, Wh
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data, source_of_files
 from tvr_lightning.extract.verify import verify as compare_store
+from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.recipe import RecipeError, data_from_recipe, from_recipe
 from tvr_lightning.store import StoreDtype
 from tvr_lightning.synthetic import synthesize

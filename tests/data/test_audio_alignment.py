@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sound_files import burst, tone, write_clip
 
-from tvr_lightning.data.audio import AudioError, AudioTrack, read_audio
 from tvr_lightning.data.audio_alignment import AudioOptions, audio_input, frame_cells, log_mel, no_audio, wav2vec2_steps
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.data.datasets import ClipReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import pool_steps
+from tvr_lightning.media.audio import AudioError, AudioTrack, read_audio
 
 FRAMES = 12
 

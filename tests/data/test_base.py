@@ -8,7 +8,7 @@ import torch
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import AnnotationError, MissingData, Problem
-from tvr_lightning.data.video import VideoError
+from tvr_lightning.media.video import VideoError
 
 SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 

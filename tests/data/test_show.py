@@ -6,7 +6,7 @@ from PIL import Image
 from sound_files import burst, tone, write_clip
 
 from tvr_lightning.data.show import show
-from tvr_lightning.data.video import VideoError
+from tvr_lightning.media.video import VideoError
 
 
 def pixels(path):

@@ -22,7 +22,6 @@ from tiny_captioner import WORDS, save_tiny_captioner
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
-from tvr_lightning.data.video import probe
 from tvr_lightning.encoders.caption_file import (
     CaptionFileError,
     CaptionJournal,
@@ -38,6 +37,7 @@ from tvr_lightning.encoders.captioner import (
     load_captioner,
     segment_spans,
 )
+from tvr_lightning.media.video import probe
 from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.synthetic import synthesize
 

@@ -8,13 +8,13 @@ from sound_files import burst, tone
 from torch.nn import functional as F
 from whisper.model import ModelDimensions, Whisper
 
-from tvr_lightning.data.audio import AudioTrack, read_audio
 from tvr_lightning.data.audio_alignment import AudioOptions, audio_input
 from tvr_lightning.data.batch import AudioInput, Media
 from tvr_lightning.encoders.audio import pool_steps
 from tvr_lightning.encoders.sources import MissingWeightsError
 from tvr_lightning.encoders.whisper import SIZES, TinyWhisperEncoder, WhisperEncoder
 from tvr_lightning.features import VideoFeatures
+from tvr_lightning.media.audio import AudioTrack, read_audio
 
 FRAMES = 12
 

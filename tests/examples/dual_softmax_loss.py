@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tvr_lightning.distributed import Gather
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.losses import info_nce
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import mean_pooling_similarity
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
+from tvr_lightning.training.distributed import Gather
+from tvr_lightning.training.losses import info_nce
+from tvr_lightning.training.optim import OptimizerConfig
 
 
 def revised(logits: Tensor, queries: int, temperature: float) -> Tensor:

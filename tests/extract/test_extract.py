@@ -27,9 +27,9 @@ from tvr_lightning.extract.source import source_of_data, source_of_files
 from tvr_lightning.extract.verify import verify
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CLIP4Clip
-from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.store import FeatureStore, StoreError
 from tvr_lightning.synthetic.generate import synthesize
+from tvr_lightning.training.optim import OptimizerConfig
 
 DATA = {"frames": 3, "words": 12, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 FORK = multiprocessing.get_context("fork")

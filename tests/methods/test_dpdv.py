@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tvr_lightning.audit.audit import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
@@ -15,14 +16,13 @@ from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_merging import PatchMergingConfig
 from tvr_lightning.layers.patch_selector import PatchSelectionConfig
-from tvr_lightning.losses import info_nce
 from tvr_lightning.methods.dpdv import DPDV, DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.methods.dpdv_captions import CaptionError, Captions, padded_captions
 from tvr_lightning.methods.dpdv_options import DivergenceConfig, DPDVConfig
-from tvr_lightning.parity.audit import audit_scores
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.losses import info_nce
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 B, F, P, W, S, D = 5, 6, 9, 7, 4, 64

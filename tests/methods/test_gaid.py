@@ -9,19 +9,19 @@ import pytest
 import torch
 import yaml
 
+from tvr_lightning.audit.audit import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import Prior, trial_draws
-from tvr_lightning.losses import info_nce
 from tvr_lightning.methods.gaid import GAID, GAIDConfig, GAIDHead, pair_weights
 from tvr_lightning.methods.xpool import CrossAttentionConfig
-from tvr_lightning.parity.audit import audit_scores
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.losses import info_nce
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 N, M, F, D = 4, 4, 5, 32

@@ -12,10 +12,10 @@ import yaml
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
+from tvr_lightning.audit.audit import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.losses import info_nce
 from tvr_lightning.methods.gare import (
     GARE,
     GAREHead,
@@ -33,12 +33,12 @@ from tvr_lightning.methods.gare_options import (
     PoolingConfig,
 )
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
-from tvr_lightning.parity.audit import audit_scores
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.gare import import_gare
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.losses import info_nce
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 N, M, W, FRAMES, D = 5, 4, 6, 3, 16

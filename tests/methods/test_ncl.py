@@ -16,15 +16,15 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias, normalization_error
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.losses import info_nce
 from tvr_lightning.methods import DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, XPool
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.ncl import EmptyQueueError, normalized_logits
-from tvr_lightning.module import RetrievalModule
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.store import FeatureStore
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.losses import info_nce
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 W, F, D = 8, 4, 64

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.losses import info_nce
 from tvr_lightning.methods.tcmgc import (
     TCMGC,
     AttentionConfig,
@@ -23,6 +22,7 @@ from tvr_lightning.methods.tcmgc import (
     similarity_decorrelation,
 )
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
+from tvr_lightning.training.losses import info_nce
 
 RELEASED = ["tcmgc", "tcmgc_lambda10"]
 CONTRASTS = ("video_sentence", "video_word", "sentence_frame", "frame_word")

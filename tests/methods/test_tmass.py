@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
+from tvr_lightning.audit.audit import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -17,7 +18,6 @@ from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import Prior
 from tvr_lightning.methods.tmass import TMASS, StochasticConfig, TMASSHead
 from tvr_lightning.methods.xpool import CrossAttentionConfig
-from tvr_lightning.parity.audit import audit_scores
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.synthetic import synthesize

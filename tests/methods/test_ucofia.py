@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tvr_lightning.audit.audit import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import PatchSelectionConfig
 from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead
-from tvr_lightning.parity.audit import audit_scores
 from tvr_lightning.parity.case import ParityError, load_case
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.parity.ucofia import import_ucofia

@@ -18,8 +18,8 @@ from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.dpdv import DPDV
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.methods.video_qa_head import AnswerHead, words_patches
-from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.training.optim import OptimizerConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 B, W, F, P, D = 6, 5, 4, 3, 64

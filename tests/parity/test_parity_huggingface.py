@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import CLIPConfig, CLIPModel
 
+from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.encoders import TinyWhisperEncoder
 from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.parity.case import ParityError
 from tvr_lightning.parity.gaid import import_gaid
-from tvr_lightning.parity.huggingface import with_openai_names
 from tvr_lightning.parity.tmass import import_tmass
 from tvr_lightning.parity.xpool import import_xpool
 

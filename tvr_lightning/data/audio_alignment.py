@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tvr_lightning.data.audio import SAMPLE_RATE, STEP_SAMPLES, STEPS_PER_SECOND, AudioTrack, read_audio
 from tvr_lightning.data.batch import AudioInput, Media
-from tvr_lightning.data.video import DecodedClip
+from tvr_lightning.media.audio import SAMPLE_RATE, STEP_SAMPLES, STEPS_PER_SECOND, AudioTrack, read_audio
+from tvr_lightning.media.video import DecodedClip
 
 AudioKind = Literal["whisper", "wav2vec2"]
 AudioAlignment = Literal["duration", "clip30"]

@@ -12,7 +12,6 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions
-from tvr_lightning.data.augment import Augmentation
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.datasets import ClipReader, PairDataset, TextDataset, VideoDataset, VideoReader
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -27,10 +26,11 @@ from tvr_lightning.data.records import (
 )
 from tvr_lightning.data.recover_captions import MissingCaptions, RecoverCaptions, find_captions, read_captions
 from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, check_divisible
-from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.data.stored import FeatureReader, open_store
 from tvr_lightning.data.subsets import draw_videos, hold_out
-from tvr_lightning.data.workers import worker_context
+from tvr_lightning.media.augment import Augmentation
+from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.media.workers import worker_context
 from tvr_lightning.store import FeatureStore, StoreError
 
 STAGES: dict[str | None, tuple[SplitName, ...]] = {

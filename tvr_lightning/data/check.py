@@ -15,9 +15,9 @@ from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Problem, ProblemKind, Split, SplitName, VideoRecord
-from tvr_lightning.data.sampling import FrameSampling
-from tvr_lightning.data.survey import survey
-from tvr_lightning.data.video import VideoError, probe, read_clip
+from tvr_lightning.media.read_many import survey
+from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.media.video import VideoError, probe, read_clip
 
 TOO_SHORT_SECONDS = 1.0  # one frame per second is what most methods look at
 HARMLESS: tuple[ProblemKind, ...] = ("silent",)

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tvr_lightning.data.audio import AudioError
 from tvr_lightning.data.audio_alignment import AudioOptions, add_sound, no_audio
-from tvr_lightning.data.augment import Augmentation, draw_augmentation
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.data.recover_captions import RecoverCaptions
-from tvr_lightning.data.sampling import FrameSampling
-from tvr_lightning.data.video import VideoError, read_clip
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.media.audio import AudioError
+from tvr_lightning.media.augment import Augmentation, draw_augmentation
+from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.media.video import VideoError, read_clip
 
 
 class VideoReader(Protocol):

@@ -6,8 +6,8 @@ import os.path
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvr_lightning.data.media import VIDEO_SUFFIXES
 from tvr_lightning.data.records import malformed
+from tvr_lightning.media.opening import VIDEO_SUFFIXES
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split, SplitName
-from tvr_lightning.data.survey import survey
-from tvr_lightning.data.video import VideoError, probe
+from tvr_lightning.media.read_many import survey
+from tvr_lightning.media.video import VideoError, probe
 
 START_AND_END = 2  # tokens that CLIP puts around every caption
 

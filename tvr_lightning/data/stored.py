@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.media import VideoError
 from tvr_lightning.data.records import Split, VideoRecord
-from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id
 
 

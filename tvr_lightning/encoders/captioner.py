@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
-from tvr_lightning.data.video import VideoError, read_parts
-from tvr_lightning.data.workers import worker_context
 from tvr_lightning.encoders.caption_file import CaptionJournal, MadeWith
 from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.media.video import VideoError, read_parts
+from tvr_lightning.media.workers import worker_context
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 PROMPT = "These frames are one part of a video. Describe in one sentence what happens in them."

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tvr_lightning.data.audio import AudioError
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.datasets import VideoReader
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.video import VideoError
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.media.audio import AudioError
+from tvr_lightning.media.video import VideoError
 from tvr_lightning.store import Part, StoreError
 
 

@@ -10,10 +10,10 @@ from typing import Literal
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.datasets import VideoReader
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.data.stored import frame_fingerprint, text_fingerprint
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.store import PARTS, Fingerprint, Part, StoreDtype, StoreItem
 
 Engine = Literal["local", "ray"]

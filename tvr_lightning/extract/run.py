@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.workers import worker_context
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.batch import EncodedBatch, Videos, encode, join
 from tvr_lightning.extract.cluster import encoded_by_ray
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, fingerprints, parts_of
+from tvr_lightning.media.workers import worker_context
 from tvr_lightning.store import Part, StoreItem, StoreWriter
 
 

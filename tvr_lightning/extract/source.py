@@ -9,11 +9,11 @@ from pathlib import Path
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.datasets import ClipReader
-from tvr_lightning.data.media import VIDEO_SUFFIXES
 from tvr_lightning.data.records import SplitName, VideoRecord
-from tvr_lightning.data.sampling import FrameSampling
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.extract.plan import ExtractSource
+from tvr_lightning.media.opening import VIDEO_SUFFIXES
+from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.store import StoreItem
 
 FILES = "files"

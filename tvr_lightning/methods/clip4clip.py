@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from tvr_lightning.distributed import Gather
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cross import CrossEncoder, cross_encoder
 from tvr_lightning.layers.temporal import TemporalLSTM, temporal_transformer
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.training.distributed import Gather
+from tvr_lightning.training.optim import OptimizerConfig
 
 SimilarityHeader = Literal["meanP", "seqLSTM", "seqTransf", "tightTransf"]
 

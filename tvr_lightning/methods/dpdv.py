@@ -33,7 +33,6 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.data.batch import PairBatch
-from tvr_lightning.distributed import Gather
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
@@ -44,7 +43,7 @@ from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingConfig
 from tvr_lightning.layers.patch_selector import PatchSelectionConfig, PatchSelector
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.layers.weighted_max import Tokens, by_length
-from tvr_lightning.losses import info_nce
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.dpdv_captions import CaptionError, Captions, encode_captions, padded_captions
 from tvr_lightning.methods.dpdv_options import (
     DivergenceConfig,
@@ -56,9 +55,10 @@ from tvr_lightning.methods.dpdv_options import (
     SpotPartition,
     View,
 )
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.pairwise import score_in_blocks
+from tvr_lightning.training.distributed import Gather
+from tvr_lightning.training.losses import info_nce
+from tvr_lightning.training.optim import OptimizerConfig
 
 
 @dataclass

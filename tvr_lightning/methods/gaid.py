@@ -36,7 +36,6 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.data.batch import VideoBatch
-from tvr_lightning.distributed import Gather
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
@@ -54,12 +53,13 @@ from tvr_lightning.layers.stochastic import (
     trial_cosines,
     trial_draws,
 )
-from tvr_lightning.losses import LogitMap, info_nce, positive_weights
+from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.xpool import CrossAttentionConfig, PairwiseForm, block_budget, check_form, chosen_form
-from tvr_lightning.module import Protocol, RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.pairwise import DensePairVectors, GatedAttention, Pairwise, score_in_blocks
 from tvr_lightning.pairwise.gated import blended_square
+from tvr_lightning.training.distributed import Gather
+from tvr_lightning.training.losses import LogitMap, info_nce, positive_weights
+from tvr_lightning.training.optim import OptimizerConfig
 
 Fusion = Literal["none", "sample", "frame", "token"]
 GateText = Literal["query", "paired", "none"]

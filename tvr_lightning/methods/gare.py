@@ -27,13 +27,12 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.distributed import Gather
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.temporal import temporal_transformer
-from tvr_lightning.losses import info_nce
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import masked_mean
 from tvr_lightning.methods.gare_options import (
     BottleneckConfig,
@@ -45,9 +44,10 @@ from tvr_lightning.methods.gare_options import (
     PoolingConfig,
     Side,
 )
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.pairwise import DensePairVectors, IncrementNetwork, PairVectors, Pairwise, score_in_blocks
+from tvr_lightning.training.distributed import Gather
+from tvr_lightning.training.losses import info_nce
+from tvr_lightning.training.optim import OptimizerConfig
 
 
 class GAREHead(nn.Module):

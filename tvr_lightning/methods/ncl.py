@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
-from tvr_lightning.distributed import Gather, gather_record
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
@@ -37,9 +36,10 @@ from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.queue import FeatureQueue
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import CLIP4Clip
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
+from tvr_lightning.training.distributed import Gather, gather_record
+from tvr_lightning.training.optim import OptimizerConfig
 
 BaseMethod = Callable[
     [Encoder, OptimizerConfig | None, EvaluationConfig | None, int, int, Gather],

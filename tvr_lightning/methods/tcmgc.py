@@ -27,7 +27,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.distributed import Gather
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
@@ -40,7 +39,7 @@ from tvr_lightning.layers.aggregation import (
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.reorganization import Reorganization, kept_slots, reorganize
 from tvr_lightning.layers.temporal import temporal_transformer
-from tvr_lightning.losses import Reduction, info_nce
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import masked_mean
 from tvr_lightning.methods.tcmgc_options import (
     AttentionConfig,
@@ -52,8 +51,6 @@ from tvr_lightning.methods.tcmgc_options import (
     ScoreScale,
     TCMGCConfig,
 )
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.pairwise import (
     DensePairVectors,
     PairVectors,
@@ -61,6 +58,9 @@ from tvr_lightning.pairwise import (
     TextConditionedAttention,
     score_in_blocks,
 )
+from tvr_lightning.training.distributed import Gather
+from tvr_lightning.training.losses import Reduction, info_nce
+from tvr_lightning.training.optim import OptimizerConfig
 
 __all__ = [
     "TCMGC",

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from tvr_lightning.layers.aggregation import SimilarityAggregation
 from tvr_lightning.layers.reorganization import Reorganization
-from tvr_lightning.losses import Reduction
+from tvr_lightning.training.losses import Reduction
 
 Contrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
 ScoreAggregation = Literal["mean", "softmax", "lsa"]

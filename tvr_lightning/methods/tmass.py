@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.distributed import Gather
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
@@ -37,7 +36,7 @@ from tvr_lightning.layers.stochastic import (
     trial_cosines,
     trial_draws,
 )
-from tvr_lightning.losses import LogitMap, info_nce
+from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.xpool import (
     CrossAttentionConfig,
     PairwiseForm,
@@ -46,9 +45,10 @@ from tvr_lightning.methods.xpool import (
     XPoolHead,
     block_budget,
 )
-from tvr_lightning.module import Protocol, RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.pairwise import score_in_blocks
+from tvr_lightning.training.distributed import Gather
+from tvr_lightning.training.losses import LogitMap, info_nce
+from tvr_lightning.training.optim import OptimizerConfig
 
 
 @dataclass

@@ -31,7 +31,6 @@ from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.distributed import gather_batches, gather_objects, gather_tensor, world_size
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
@@ -40,10 +39,11 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.extract.check import check_store
 from tvr_lightning.features import Record, TextFeatures, VideoFeatures
+from tvr_lightning.methods.base import NonFiniteLossError, RetrievalModule, first_of_each
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
-from tvr_lightning.module import NonFiniteLossError, RetrievalModule, first_of_each
-from tvr_lightning.optim import OptimizerConfig, build_optimizer
-from tvr_lightning.sharding import shard
+from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, world_size
+from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
+from tvr_lightning.training.sharding import shard
 
 
 class NoQuestionsError(UserError, ValueError):

@@ -21,16 +21,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.distributed import Gather
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.temporal import TemporalLSTM, temporal_transformer
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import masked_mean
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
 from tvr_lightning.pairwise import score_in_blocks
+from tvr_lightning.training.distributed import Gather
+from tvr_lightning.training.optim import OptimizerConfig
 
 XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
 XCLIPAggregation = Literal["attention", "softmax", "mean"]

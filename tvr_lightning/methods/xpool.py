@@ -19,13 +19,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.distributed import Gather
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.optim import OptimizerConfig
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import (
     DensePairVectors,
     PairVectors,
@@ -33,6 +31,8 @@ from tvr_lightning.pairwise import (
     TextConditionedAttention,
     score_in_blocks,
 )
+from tvr_lightning.training.distributed import Gather
+from tvr_lightning.training.optim import OptimizerConfig
 
 Pooling = Literal["mean", "top-k", "attention", "transformer"]
 PairwiseForm = Literal["auto", "factorised", "dense"]

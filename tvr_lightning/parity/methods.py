@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from tvr_lightning.module import RetrievalModule
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.parity.case import ParityCase
 from tvr_lightning.parity.clip4clip import compute_clip4clip, import_clip4clip
 from tvr_lightning.parity.dpc_knn import compute_dpc_knn

@@ -14,9 +14,9 @@ from tvr_lightning.evaluation.normalization import Direction, SinkhornBias, norm
 from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases
-from tvr_lightning.losses import info_nce, row_cross_entropy
 from tvr_lightning.methods.ncl import normalized_logits
 from tvr_lightning.parity.case import ParityCase, ParityError
+from tvr_lightning.training.losses import info_nce, row_cross_entropy
 
 Named = Iterator[tuple[str, Tensor]]
 

@@ -17,7 +17,6 @@ from tvr_lightning.layers.aggregation import (
     SoftmaxSimilarityAggregation,
 )
 from tvr_lightning.layers.reorganization import Reorganization, reorganize
-from tvr_lightning.losses import info_nce
 from tvr_lightning.methods.tcmgc import (
     Contrast,
     DecorrelationConfig,
@@ -28,6 +27,7 @@ from tvr_lightning.methods.tcmgc import (
     TCMGCHead,
 )
 from tvr_lightning.parity.case import ParityCase, ParityError
+from tvr_lightning.training.losses import info_nce
 
 MODES: tuple[Reorganization, ...] = get_args(Reorganization)
 CONTRASTS: tuple[Contrast, ...] = get_args(Contrast)

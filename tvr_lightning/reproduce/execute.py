@@ -21,18 +21,18 @@ from typing import Any
 
 import torch
 
+from tvr_lightning.audit.audit_run import AuditedCLI
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
-from tvr_lightning.parity.audit_run import AuditedCLI
 from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
-from tvr_lightning.reliability import newest_checkpoint
 from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.fingerprint import code_fingerprint, config_fingerprint
 from tvr_lightning.reproduce.memory import peak_memory_mib
+from tvr_lightning.training.reliability import newest_checkpoint
 
 _WATCH_SECONDS = 1.0
 _LEGS = "legs.json"

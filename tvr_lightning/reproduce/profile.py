@@ -16,10 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.gradient_cache import encode_in_chunks
-from tvr_lightning.module import RetrievalModule
-from tvr_lightning.optim import build_optimizer
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.memory import peak_memory_mib
+from tvr_lightning.training.gradient_cache import encode_in_chunks
+from tvr_lightning.training.optim import build_optimizer
 
 WORDS = "a person walks along the street while a small dog runs beside a red car"
 AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000

@@ -15,7 +15,7 @@ from rich.table import Table
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods import NCL
-from tvr_lightning.module import RetrievalModule
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import RecipeCLI, RecipeError, plain, read_recipe
 from tvr_lightning.reproduce.profile import Load, Precision, measure_costs
 from tvr_lightning.reproduce.profile_card import ProfileCard, write_profile

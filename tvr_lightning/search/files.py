@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvr_lightning.data.media import VIDEO_SUFFIXES
+from tvr_lightning.media.opening import VIDEO_SUFFIXES
 from tvr_lightning.search.errors import SearchError
 
 

@@ -18,15 +18,15 @@ from PIL import Image
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
-from tvr_lightning.data.audio import AudioError
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import read_captions
-from tvr_lightning.data.video import VideoError, read_clip
 from tvr_lightning.encoders.captioner import load_captioner
 from tvr_lightning.encoders.sources import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
+from tvr_lightning.media.audio import AudioError
+from tvr_lightning.media.video import VideoError, read_clip
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import FILE, Catalog, Entry
 from tvr_lightning.search.errors import BusyError, SearchError

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from tvr_lightning.data.decoder import open_video
-from tvr_lightning.data.media import VideoError
+from tvr_lightning.media.decoder import open_video
+from tvr_lightning.media.opening import VideoError
 from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import inside

@@ -15,16 +15,16 @@ from torch import Tensor
 from tvr_lightning.checkpoints import CheckpointError, check_arguments, check_classes, find_class, read_checkpoint
 from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
-from tvr_lightning.data.sampling import FrameSampling
-from tvr_lightning.data.video import read_clip
 from tvr_lightning.encoders import ClipEncoder
 from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.encoders.sources import weights_follow
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.module import RetrievalModule
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.search.errors import SearchError
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from tvr_lightning._version import __version__
-from tvr_lightning.data.video import VideoError
+from tvr_lightning.media.video import VideoError
 from tvr_lightning.search.engine import Filter, Normalize, Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
 from tvr_lightning.search.files import inside, resolve_roots

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tvr_lightning.data.sampling import FrameSampling
+from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.search.engine import Filter, Normalize, Searcher
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.indexing import index

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tvr_lightning.data.recover_captions import Description, write_captions
-from tvr_lightning.data.workers import worker_context
+from tvr_lightning.media.workers import worker_context
 from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
 from tvr_lightning.synthetic.captions import describe, describe_event, describe_segment
 from tvr_lightning.synthetic.layouts import DatasetName, Item, Layout, Part, span_of, write_json

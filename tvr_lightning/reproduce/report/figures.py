@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.module import RetrievalModule
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.card import Card
 from tvr_lightning.reproduce.fingerprint import digest
 from tvr_lightning.reproduce.report.balance import draw_balance, draw_modalities, measure_balance, measure_modalities

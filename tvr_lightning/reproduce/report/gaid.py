@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tvr_lightning.data.audio import read_audio
-from tvr_lightning.data.video import read_clip
+from tvr_lightning.media.audio import read_audio
+from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import GAID, NCL
-from tvr_lightning.module import RetrievalModule
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import (
     COLOURS,
     NEGATIVE,

@@ -18,11 +18,11 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split
-from tvr_lightning.data.video import read_clip
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import Record, TextFeatures, VideoFeatures
-from tvr_lightning.module import PAIR_BYTES, RetrievalModule
+from tvr_lightning.media.video import read_clip
+from tvr_lightning.methods.base import PAIR_BYTES, RetrievalModule
 from tvr_lightning.recipe import RecipeError, from_recipe
 from tvr_lightning.reproduce.card import Card, read_ranks
 

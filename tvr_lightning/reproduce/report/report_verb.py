@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from tvr_lightning.data.workers import worker_context
+from tvr_lightning.media.workers import worker_context
 from tvr_lightning.reproduce.card import Card
 from tvr_lightning.reproduce.profile_card import read_profiles
 from tvr_lightning.reproduce.report.between import Pair, draw_between, pairs_of

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.methods import NCL, TCMGC
-from tvr_lightning.module import RetrievalModule
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.drawing import (
     COLOURS,

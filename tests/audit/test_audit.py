@@ -1,0 +1,546 @@
+"""The audit passes honest scores and catches planted leaks, stating the effect on R@1."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
+
+# isort: split
+from lightning.pytorch import Trainer, seed_everything
+
+from tvr_lightning.audit.audit import audit_scores
+from tvr_lightning.audit.audit_normalizer import MOVED, NormalizerTrial
+from tvr_lightning.audit.audit_run import audit_method
+from tvr_lightning.cli import main
+from tvr_lightning.data.batch import TextBatch, VideoBatch
+from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.normalization import DualSoftmax, NormalizerChain, QueryBankNorm, SinkhornBias
+from tvr_lightning.evaluation.sealed import LeakageError
+from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.evaluation.verdict import Verdict
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.queue import FeatureQueue
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.recipe import from_recipe
+from tvr_lightning.synthetic import synthesize
+
+TEXTS, VIDEOS, DIMENSION = 24, 12, 16
+VIDEO_OF_TEXT = torch.arange(TEXTS) % VIDEOS
+
+
+def features(seed: int = 0) -> tuple[TextFeatures, VideoFeatures]:
+    """Two captions per video, only loosely related to it."""
+    generator = torch.Generator().manual_seed(seed)
+    frames = torch.randn(VIDEOS, 3, DIMENSION, generator=generator)
+    words = torch.randn(TEXTS, 4, DIMENSION, generator=generator)
+    words[:, 0] += 0.3 * frames.mean(1)[VIDEO_OF_TEXT]
+    text = TextFeatures(words[:, 0], words, torch.ones(TEXTS, 4, dtype=torch.bool))
+    return text, VideoFeatures(frames, torch.ones(VIDEOS, 3, dtype=torch.bool))
+
+
+def cosines(text: TextFeatures, video: VideoFeatures) -> Tensor:
+    return normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T
+
+
+def honest(text: TextFeatures, video: VideoFeatures) -> Scores:
+    return Scores(cosines(text, video))
+
+
+def batch_statistics(text: TextFeatures, video: VideoFeatures) -> Scores:
+    similarity = cosines(text, video)
+    return Scores(similarity - similarity.mean(0, keepdim=True))
+
+
+def caption_order(text: TextFeatures, video: VideoFeatures) -> Scores:
+    return Scores(cosines(text, video) + 0.1 * torch.arange(len(text)).unsqueeze(1).remainder(2))
+
+
+def lookup_by_pair(text: TextFeatures, video: VideoFeatures) -> Scores:
+    """What a code with one caption per video in the videos' order could look up: that places agree."""
+    similarity = cosines(text, video)
+    places = torch.arange(len(text)).unsqueeze(1) // (len(text) // len(video) or 1)
+    return Scores(similarity + 2.0 * (places == torch.arange(len(video))))
+
+
+def own_caption(text: TextFeatures, video: VideoFeatures, own: TextFeatures) -> Scores:
+    return Scores(normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1) + own.sentence, dim=-1).T)
+
+
+def test_an_honest_score_passes():
+    audit = audit_scores(*features(), VIDEO_OF_TEXT, score=honest)
+    assert not audit.leaks
+    assert audit.recall_with_help == pytest.approx(audit.recall_without_help)
+    assert (audit.texts, audit.videos) == (TEXTS, VIDEOS)
+
+
+@pytest.mark.parametrize("leak", [batch_statistics, caption_order, lookup_by_pair])
+def test_planted_leaks_are_caught(leak):
+    audit = audit_scores(*features(), VIDEO_OF_TEXT, score=leak)
+    assert audit.leaks
+    assert max(finding.change for finding in audit.findings) > 0.01
+
+
+def test_the_effect_of_a_lookup_on_recall_is_stated():
+    audit = audit_scores(*features(), VIDEO_OF_TEXT, score=lookup_by_pair)
+    assert audit.recall_with_help == 100.0
+    assert audit.recall_without_help < 60.0
+
+
+def test_a_protocol_that_hands_videos_their_own_captions_is_caught_with_its_effect():
+    audit = audit_scores(*features(), VIDEO_OF_TEXT, score_as_released=own_caption)
+    assert [finding.experiment for finding in audit.findings if finding.leaks] == [
+        "other captions handed to the videos"
+    ]
+    assert audit.recall_with_help > audit.recall_without_help + 20
+
+
+def test_what_cannot_be_audited_is_refused():
+    text, video = features()
+    with pytest.raises(ValueError, match="either"):
+        audit_scores(text, video, VIDEO_OF_TEXT)
+    with pytest.raises(ValueError, match="at least 4"):
+        audit_scores(text[:2], video[:2], VIDEO_OF_TEXT[:2], score=honest)
+    with pytest.raises(ValueError, match="a text for every video"):
+        audit_scores(text, video, torch.zeros(TEXTS, dtype=torch.int64), score=honest)
+
+
+# Whole methods, on twelve real videos of a test split with one caption each: chance is 8.3
+
+
+CHANCE = 100 / 12
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> MSRVTT:
+    root: Path = tmp_path_factory.mktemp("audit")
+    synthesize("msrvtt", root, 60, 0, workers=1, progress=False)
+    return MSRVTT(
+        root=str(root), frames=2, words=12, image_size=32, batch_size=8, eval_batch_size=5, num_workers=0, seed=3
+    )
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TinyClipEncoder:
+    torch.manual_seed(0)
+    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1)
+
+
+def leaking(audit) -> str:
+    return "; ".join(finding.experiment for finding in audit.findings if finding.leaks)
+
+
+def test_an_honest_method_passes(data, encoder):
+    audit = audit_method(CLIP4Clip(encoder, words=12, frames=2), data)
+    assert not audit.leaks, leaking(audit)
+    assert (audit.texts, audit.videos) == (12, 12)
+    assert audit.recall_with_help == pytest.approx(audit.recall_without_help)
+
+
+class ByPlace(CLIP4Clip):
+    """Scores a pair by whether both have the same place in the split."""
+
+    def text_features(self, batch: TextBatch) -> TextFeatures:
+        found = super().text_features(batch)
+        return dataclasses.replace(found, sentence=one_hot(batch.index % 64, 64).float())
+
+    def video_features(self, batch: VideoBatch) -> VideoFeatures:
+        found = super().video_features(batch)
+        return dataclasses.replace(found, frames=one_hot(batch.index % 64, 64).float()[:, None].expand_as(found.frames))
+
+
+class ByArrival(CLIP4Clip):
+    """Scores a pair by whether both came as the same item: texts and videos are each encoded from the first on."""
+
+    count = 0
+
+    def on_test_epoch_start(self) -> None:
+        super().on_test_epoch_start()
+        self.count = 0
+
+    def test_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        if batch_idx == 0:
+            self.count = 0
+        super().test_step(batch, batch_idx, dataloader_idx)
+
+    def _places(self, items: int) -> Tensor:
+        self.count += items
+        return one_hot(torch.arange(self.count - items, self.count) % 64, 64).float()
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        return dataclasses.replace(text, sentence=self._places(len(text)))
+
+    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
+        return dataclasses.replace(video, frames=self._places(len(video))[:, None].expand_as(video.frames))
+
+
+class OverTheBatch(CLIP4Clip):
+    """Takes the mean of the batch from every text."""
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        return dataclasses.replace(text, sentence=text.sentence - text.sentence.mean(0))
+
+
+def quiet_trainer() -> Trainer:
+    return Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False,
+    )  # fmt: skip
+
+
+def recall_of_a_test(method, data) -> float:
+    """Text-to-video R@1 of a whole evaluation."""
+    quiet_trainer().test(method, datamodule=data, verbose=False)
+    return method.evaluation.text_to_video["R@1"]
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+def test_places_in_the_split_are_kept_from_methods_and_a_method_that_reads_them_is_caught(data, encoder):
+    method = ByPlace(encoder, words=12, frames=2)
+    audit = audit_method(method, data)
+    assert "told places in the split" in leaking(audit)
+    assert audit.recall_with_help == 100.0
+    assert audit.recall_without_help == pytest.approx(CHANCE)
+    assert recall_of_a_test(method, data) == pytest.approx(CHANCE)
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+def test_the_order_of_arrival_says_nothing_and_a_method_that_reads_it_is_caught(data, encoder):
+    method = ByArrival(encoder, words=12, frames=2)
+    audit = audit_method(method, data)
+    assert "encoded in another order" in leaking(audit)
+    assert recall_of_a_test(method, data) < 40
+
+
+def code_of(pixels: Tensor) -> Tensor:
+    """A random vector of 64 numbers for the pixels of a video."""
+    return torch.randn(64, generator=torch.Generator().manual_seed(int(pixels.long().sum())))
+
+
+class AsksTheTrainer(CLIP4Clip):
+    """Looks its captions up in the test split, and gives each the code of the video that it describes there."""
+
+    def text_features(self, batch: TextBatch) -> TextFeatures:
+        data = self.trainer.datamodule
+        split, read = data.load_split("test"), data.video_reader(training=False)
+        captions = [text.text for text in split.texts]
+        clips = [read(split.videos[split.texts[captions.index(text)].video], None) for text in batch.text]
+        codes = torch.stack([code_of(clip.pixels) for clip in clips])
+        return dataclasses.replace(super().text_features(batch), sentence=codes)
+
+    def video_features(self, batch: VideoBatch) -> VideoFeatures:
+        found = super().video_features(batch)
+        codes = torch.stack([code_of(pixels) for pixels in batch.video.pixels])
+        return dataclasses.replace(found, frames=codes[:, None].expand_as(found.frames))
+
+
+class AsksWhileScoring(CLIP4Clip):
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        self.trainer.test_dataloaders  # noqa: B018  what it does with them is its own affair
+        return super().score(text, video)
+
+
+class Logs(CLIP4Clip):
+    """Does what is no leak: reads how the run goes, and logs."""
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        assert self.trainer.precision_plugin.precision == "32-true"
+        self.log("step", float(self.global_step + self.trainer.world_size))
+        return text.to(self.device)
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+def test_a_method_that_asks_the_trainer_for_the_ground_truth_is_caught_and_refused(data, encoder):
+    method = AsksTheTrainer(encoder, words=12, frames=2)
+    audit = audit_method(method, data)
+    assert "asks for trainer.datamodule" in leaking(audit)
+    assert audit.recall_with_help == pytest.approx(100 * 11 / 12)  # two of the videos have the same caption
+    assert audit.recall_without_help < 40.0
+    with pytest.raises(LeakageError, match=r"AsksTheTrainer asks for trainer\.datamodule while it encodes or scores"):
+        recall_of_a_test(method, data)
+    scoring = AsksWhileScoring(encoder, words=12, frames=2)
+    assert leaking(audit_method(scoring, data)) == "asks for trainer.test_dataloaders"
+    with pytest.raises(LeakageError, match=r"trainer\.test_dataloaders"):
+        recall_of_a_test(scoring, data)
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+def test_a_method_may_log_and_read_how_the_run_goes(data, encoder):
+    method, trainer = Logs(encoder, words=12, frames=2), quiet_trainer()
+    assert not audit_method(method, data).leaks
+    trainer.test(method, datamodule=data, verbose=False)
+    assert trainer.callback_metrics["step/dataloader_idx_0"] == 1.0
+
+
+class QueueWhileEncoding(CLIP4Clip):
+    """Subtracts from every score what the video has with the texts that were encoded so far."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.queue = FeatureQueue(64)
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        self.queue.push(text.without_words())
+        return super().encode_text(text)
+
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        similarity = super().score(text, video).similarity
+        if len(self.queue):
+            similarity = similarity - super().score(self.queue.records(TextFeatures), video).similarity.mean(0)
+        return Scores(similarity)
+
+
+class RemembersTheLastTexts(CLIP4Clip):
+    """Weighs the frames of a video by the texts that were encoded last."""
+
+    last: Tensor | None = None
+
+    def remember(self, text: TextFeatures) -> None:
+        self.last = text.sentence.mean(0)
+
+    def remembered(self) -> Tensor | None:
+        return self.last
+
+    def encode_text(self, text: TextFeatures) -> TextFeatures:
+        self.remember(text)
+        return super().encode_text(text)
+
+    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
+        last = self.remembered()
+        if last is None:
+            return super().encode_video(video)
+        weight = (20 * normalize(video.frames, dim=-1) @ last).softmax(-1).unsqueeze(-1)
+        pooled = (weight * video.frames).sum(1, keepdim=True)
+        return dataclasses.replace(video, frames=pooled.expand_as(video.frames))
+
+
+MEMORY: list[Tensor] = []
+
+
+class RemembersElsewhere(RemembersTheLastTexts):
+    """The same, kept where no attribute of the method leads to."""
+
+    def remember(self, text: TextFeatures) -> None:
+        MEMORY[:] = [text.sentence.mean(0)]
+
+    def remembered(self) -> Tensor | None:
+        return MEMORY[0] if MEMORY else None
+
+
+class Counts(CLIP4Clip):
+    """Changes plain attributes of itself, of a submodule and of its class while it scores, which changes no score."""
+
+    calls = 0
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen = {"texts": [0]}
+
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        type(self).calls += 1
+        self.seen["texts"].append(len(text))
+        self.temperature.asked = True
+        return super().score(text, video)
+
+
+class HoldsTheData(CLIP4Clip):
+    """Keeps the data module for later."""
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.for_later = [self.trainer.datamodule]
+
+
+def test_a_queue_that_is_filled_while_encoding_is_caught(data, encoder):
+    method = QueueWhileEncoding(encoder, words=12, frames=2)
+    audit = audit_method(method, data)
+    for name in ("queue.filled", "queue.position", "queue.stored_sentence"):
+        assert f"encoding changed {name}" in leaking(audit)
+    assert "scoring changed" not in leaking(audit)
+    assert not len(method.queue)  # as it was found
+
+
+def test_what_is_remembered_of_an_earlier_batch_is_caught(data, encoder):
+    found = leaking(audit_method(RemembersTheLastTexts(encoder, words=12, frames=2), data))
+    assert "encoding changed last" in found
+    assert "encoded again in smaller batches, VideoFeatures" in found
+    elsewhere = leaking(audit_method(RemembersElsewhere(encoder, words=12, frames=2), data))
+    assert "changed" not in elsewhere
+    assert "encoded again in smaller batches, VideoFeatures" in elsewhere
+    assert "half of the videos encoded" in elsewhere
+
+
+def test_every_attribute_that_scoring_changes_is_named_and_put_back(data, encoder):
+    method = Counts(encoder, words=12, frames=2)
+    found = leaking(audit_method(method, data))
+    assert found == "scoring changed seen; scoring changed temperature.asked; scoring changed Counts.calls"
+    assert (Counts.calls, method.seen, hasattr(method.temperature, "asked")) == (0, {"texts": [0]}, False)
+
+
+def test_a_method_that_keeps_the_data_module_is_caught(data, encoder):
+    audit = audit_method(HoldsTheData(encoder, words=12, frames=2), data)
+    assert leaking(audit) == "holds the split's data: for_later"
+
+
+@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
+def test_ranks_and_predictions_do_not_depend_on_the_order_of_encoding(data, encoder):
+    found = []
+    for seed in (0, 1):
+        method = CLIP4Clip(encoder, words=12, frames=2, evaluation=EvaluationConfig(seed=seed, top_k=12))
+        trainer = quiet_trainer()
+        again = MSRVTT(**{**data.hparams, "seed": seed})
+        trainer.test(method, datamodule=again, verbose=False)
+        ranks = method.evaluation.text_to_video_ranks, method.evaluation.video_to_text_ranks
+        trainer.predict(method, datamodule=again, return_predictions=False)
+        index, scores, videos = method.predictions
+        ordered = scores.gather(1, videos.argsort(1))  # videos that look alike may change places among the predictions
+        found.append([r for rank in ranks for r in (rank.better, rank.tied, rank.index)] + [index, ordered])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_batch_statistics_in_an_encoder_are_caught(data, encoder):
+    audit = audit_method(OverTheBatch(encoder, words=12, frames=2), data)
+    assert "encoded again in smaller batches, TextFeatures" in leaking(audit)
+
+
+class SaysItDoesNot(DualSoftmax):
+    """Sees all test queries and says that it does not."""
+
+    transductive = False
+
+
+class OneWay(SaysItDoesNot):
+    """Does so from videos to texts alone."""
+
+    def fit(self, scores, context):
+        if context.direction == "video-to-text":
+            return super().fit(scores, context)
+        return lambda values, rows, columns: values
+
+
+NORMALIZERS = {
+    "dual softmax": (DualSoftmax(2.0), {True}),
+    "QB-Norm": (QueryBankNorm(2.0, k=2), {False}),
+    "Sinkhorn, training queries": (SinkhornBias(0.1), {False}),
+    "Sinkhorn, oracle": (SinkhornBias(0.1, queries="oracle"), {True}),
+    "two stages": (TwoStage(4), {False}),
+    "two stages, then dual softmax": (NormalizerChain([TwoStage(4), DualSoftmax(2.0)]), {True}),
+}
+
+
+def with_normalizer(encoder, normalizer) -> CLIP4Clip:
+    return CLIP4Clip(encoder, words=12, frames=2, evaluation=EvaluationConfig(normalization=normalizer))
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_what_a_normaliser_uses_is_measured(name, data, encoder):
+    normalizer, expected = NORMALIZERS[name]
+    audit = audit_method(with_normalizer(encoder, normalizer), data)
+    assert not audit.leaks, leaking(audit)
+    assert set(audit.transductive.values()) == expected == {normalizer.transductive}
+
+
+def test_a_normaliser_that_counts_the_captions_of_the_test_set_is_seen():
+    trial = NormalizerTrial(SinkhornBias(0.1, marginals="count"), honest, *features(), VIDEO_OF_TEXT, None, 0.1)
+    movement = trial.movement(torch.Generator().manual_seed(0))
+    assert movement["text-to-video"] > 10 * MOVED
+    assert movement["video-to-text"] < MOVED
+
+
+def test_a_normaliser_that_sees_the_test_queries_and_denies_it_is_caught_in_either_direction(data, encoder):
+    audit = audit_method(with_normalizer(encoder, SaysItDoesNot(2.0)), data)
+    assert leaking(audit).count("half of the queries") == 2
+    audit = audit_method(with_normalizer(encoder, OneWay(2.0)), data)
+    assert leaking(audit) == f"half of the queries, video-to-text with {OneWay(2.0).name}"
+    assert audit.transductive == {"text-to-video": False, "video-to-text": True}
+
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+METHODS = ["clip4clip", "dpdv", "drl", "gaid", "gare", "ncl", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
+
+
+def of_recipe(data: MSRVTT, folder: Path, *recipes: str):
+    """The method of recipes with random weights on a tiny encoder, and its data."""
+    overlay = folder / "overlay.yaml"
+    overlay.write_text(
+        f"data: {{init_args: {{root: '{data.root}', num_workers: 0, frames: 2, words: 12, eval_batch_size: 5}}}}\n"
+        "model: {init_args: {encoder: {init_args: {width: 64, image_size: 32, vision_layers: 1}}}}\n"
+    )
+    seed_everything(0, verbose=False)
+    return from_recipe([*(RECIPES / f"{recipe}.yaml" for recipe in (*recipes, "fixture")), overlay])
+
+
+@pytest.mark.parametrize("recipe", METHODS)
+def test_every_method_of_the_package_passes(recipe, data, tmp_path):
+    audit = audit_method(*of_recipe(data, tmp_path, recipe))
+    assert not audit.leaks, leaking(audit)
+
+
+@pytest.mark.parametrize("name", ["gaid", "tmass"])
+def test_the_released_protocols_that_leak_are_caught(name, data, tmp_path):
+    audit = audit_method(*of_recipe(data, tmp_path, name, f"variants/{name}-as-released"))
+    assert leaking(audit) == "other captions handed to the videos"
+
+
+def table_of(data: MSRVTT, folder: Path, capsys, *options: str, recipes: tuple[str, ...] = ("clip4clip",)):
+    """What `tvr test` prints, in one line, and what it writes."""
+    of_recipe(data, folder, *recipes)
+    files = [*(RECIPES / f"{recipe}.yaml" for recipe in (*recipes, "fixture")), folder / "overlay.yaml"]
+    quiet = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+    out = f"--results.directory={folder / 'runs'}"
+    capsys.readouterr()
+    assert main(["test", *(f"--config={path}" for path in files), *quiet, out, *options]) == 0
+    (written,) = (folder / "runs").glob("**/results.json")
+    return " ".join(capsys.readouterr().out.split()), json.loads(written.read_text())
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+def test_a_test_is_audited_and_its_table_and_its_file_say_so(data, tmp_path, capsys):
+    printed, results = table_of(data, tmp_path, capsys)
+    assert "Leakage: none found by the audit on 12 videos" in printed
+    assert results["audit"]["passed"] is True
+    assert (results["audit"]["videos"], results["audit"]["leaks"]) == (12, [])
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+def test_a_test_without_an_audit_says_that_it_is_not_audited(data, tmp_path, capsys):
+    printed, results = table_of(data, tmp_path, capsys, "--model.init_args.evaluation.audit=0")
+    assert "Leakage: not audited" in printed
+    assert results["audit"] is None
+
+
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+@pytest.mark.filterwarnings("ignore:protocol. as-released scores every video under its own caption")
+def test_a_table_says_what_leaks_and_what_was_measured_of_the_normalisation(data, tmp_path, capsys):
+    normalizer = "--model.init_args.evaluation.normalization=DualSoftmax"
+    recipes = ("tmass", "variants/tmass-as-released")
+    printed, results = table_of(data, tmp_path, capsys, normalizer, recipes=recipes)
+    assert "LEAKAGE found by the audit on 12 videos: other captions handed to the videos; R@1 on them" in printed
+    assert "(sees the test set as a whole, measured)" in printed
+    assert results["audit"]["passed"] is False
+    assert results["audit"]["transductive"] == {"text-to-video": True, "video-to-text": True}
+
+
+def test_a_verdict_says_what_stopped_the_audit():
+    verdict = Verdict(passed=False, problem="ValueError: too few")
+    assert str(verdict) == "Leakage: not audited, the audit stopped: ValueError: too few"
+
+
+def test_an_audit_of_too_few_videos_is_refused():
+    with pytest.raises(ValueError, match=r"evaluation\.audit must be at least 4, or 0 for no audit, not 3"):
+        EvaluationConfig(audit=3)

@@ -1,0 +1,136 @@
+"""What is done to frames: CLIP's preprocessing exactly, random transforms alike for all frames of a clip."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
+from torchvision.transforms.functional import resized_crop
+
+from tvr_lightning.media.augment import CropFlip, ResizeCentreCrop, draw_augmentation
+from tvr_lightning.media.rand_augment import RandAugment, Step, apply_step, draw_rand_augment
+
+
+def picture(width: int = 96, height: int = 64, seed: int = 0) -> Image.Image:
+    """Blocks of random colour, so that geometry and colour both show."""
+    blocks = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    return Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST)
+
+
+@given(st.integers(1, 700), st.integers(1, 700), st.sampled_from([32, 64, 224]))
+@settings(max_examples=60, deadline=None)
+def test_preprocessing_equals_torchvisions(width: int, height: int, size: int) -> None:
+    if max(width, height) > 20 * min(width, height):
+        width = height  # a sliver blown up to thousands of pixels
+    frame = picture(width, height)
+    reference = Compose([Resize(size, interpolation=InterpolationMode.BICUBIC), CenterCrop(size)])
+    np.testing.assert_array_equal(np.asarray(ResizeCentreCrop(size)(frame)), np.asarray(reference(frame)))
+
+
+def test_none_is_clips_preprocessing() -> None:
+    assert draw_augmentation("none", 32) == ResizeCentreCrop(32)
+
+
+@pytest.mark.parametrize("augmentation", ["crop-flip", "rand-augment"])
+def test_same_draw_for_all_frames_and_seeds(augmentation: str) -> None:
+    frame = picture()
+    transforms = [draw_augmentation(augmentation, 32, np.random.default_rng(seed)) for seed in (3, 3, 4, 5, 6)]
+    results = [np.asarray(transform(frame)) for transform in transforms]
+    assert all(result.shape == (32, 32, 3) for result in results)
+    np.testing.assert_array_equal(results[0], np.asarray(transforms[0](frame)), "a transform draws nothing when called")
+    np.testing.assert_array_equal(results[0], results[1], "the same seed gives the same transform")
+    assert any((results[0] != result).any() for result in results[2:])
+
+
+@given(st.integers(8, 400), st.integers(8, 400), st.integers(0, 10_000))
+@settings(max_examples=150, deadline=None)
+def test_crops_lie_in_the_frame_with_half_its_area_at_least(width: int, height: int, seed: int) -> None:
+    transform = draw_augmentation("crop-flip", 32, np.random.default_rng(seed))
+    assert isinstance(transform, CropFlip)
+    left, top, right, bottom = transform.box(width, height)
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    w, h = right - left, bottom - top
+    if max(width, height) <= 2 * min(width, height):
+        assert w * h >= 0.5 * width * height - (w + h)
+    assert 3 / 4 - 2 / h <= w / h <= 4 / 3 + 2 / h
+
+
+def test_crop_is_torchvisions_of_the_same_box() -> None:
+    frame = picture(120, 90)
+    transform = draw_augmentation("crop-flip", 32, np.random.default_rng(1))
+    assert isinstance(transform, CropFlip)
+    plain = CropFlip(32, transform.draws, flip=False)
+    left, top, right, bottom = plain.box(120, 90)
+    reference = resized_crop(frame, top, left, bottom - top, right - left, [32, 32])
+    np.testing.assert_array_equal(np.asarray(plain(frame)), np.asarray(reference))
+    mirrored = CropFlip(32, transform.draws, flip=True)
+    np.testing.assert_array_equal(np.asarray(mirrored(frame)), np.asarray(reference)[:, ::-1])
+
+
+def test_half_the_clips_are_flipped() -> None:
+    generator = np.random.default_rng(0)
+    flips = [draw_augmentation("crop-flip", 8, generator).flip for _ in range(400)]  # type: ignore[union-attr]
+    assert 150 < sum(flips) < 250
+
+
+def test_operations_are_drawn_as_configured() -> None:
+    generator = np.random.default_rng(0)
+    draws = [draw_rand_augment(generator) for _ in range(1000)]
+    counts = [len(draw.steps) for draw in draws]
+    assert max(counts) == 4
+    assert np.mean(counts) == pytest.approx(2.0, abs=0.15), "four operations, each applied half of the time"
+    steps = [step for draw in draws for step in draw.steps]
+    assert len({step.operation for step in steps}) == 15
+    strengths = [step.strength for step in steps]
+    assert np.mean(strengths) == pytest.approx(0.7, abs=0.01)
+    assert np.std(strengths) == pytest.approx(0.05, abs=0.005)
+
+
+def change(step: Step) -> float:
+    """Mean change of a shaded chequerboard, in grey levels."""
+    rows, columns = np.mgrid[0:64, 0:96]
+    ramps = np.stack([columns * 2, rows * 3, (rows + columns) * 1.5], axis=-1)
+    smooth = (ramps + 20 * (rows // 16 + columns // 16 & 1)[..., None]).astype(np.uint8)
+    return float(np.abs(np.asarray(apply_step(Image.fromarray(smooth), step), dtype=float) - smooth).mean())
+
+
+@pytest.mark.parametrize(
+    "operation",
+    ["rotate", "posterize", "solarize", "solarize-add", "colour", "contrast", "brightness", "sharpness",
+     "shear-x", "shear-y", "translate-x", "translate-y"],
+)  # fmt: skip
+@pytest.mark.parametrize("sign", [1, -1])
+def test_operations_grow_with_their_strength(operation: str, sign: int) -> None:
+    none, weak, strong = (change(Step(operation, strength, sign)) for strength in (0.0, 0.3, 1.0))  # type: ignore[arg-type]
+    assert none < weak < strong
+    assert none == pytest.approx(7.5 if operation == "posterize" else 0, abs=0.6), "posterising begins at four bits"
+
+
+def test_operations_do_what_they_are_named_for() -> None:
+    frame = picture()
+    values = np.asarray(frame)
+
+    def after(operation: str, strength: float = 0.7, sign: int = 1) -> np.ndarray:
+        return np.asarray(apply_step(frame, Step(operation, strength, sign)))  # type: ignore[arg-type]
+
+    np.testing.assert_array_equal(after("invert"), 255 - values)
+    assert after("brightness", sign=-1).mean() < values.mean() < after("brightness").mean()
+    assert set(np.unique(after("posterize") % 64)) == {0}, "4 - int(2.8) = 2 bits are kept"
+    np.testing.assert_array_equal(after("solarize-add"), np.where(values < 128, values + 77, values))
+    np.testing.assert_array_equal(after("solarize"), np.where(values < 77, values, 255 - values))
+    assert after("auto-contrast").max() == 255
+    assert (after("translate-x")[:, -20:] == 128).all(), "what comes in from outside is grey"
+    assert after("equalize").shape == values.shape
+
+
+def test_no_operation_leaves_the_frame() -> None:
+    np.testing.assert_array_equal(np.asarray(RandAugment(())(picture())), np.asarray(picture()))
+
+
+def test_wrong_options_are_said() -> None:
+    with pytest.raises(ValueError, match="augmentation 'flip' is unknown; choose one of none, crop-flip"):
+        draw_augmentation("flip", 32)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="augmentation 'crop-flip' needs a generator"):
+        draw_augmentation("crop-flip", 32)

@@ -1,0 +1,141 @@
+"""A small file that unfolds to a huge one ends in a sentence, and honest files come nowhere near the bounds."""
+
+import struct
+import time
+import zlib
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from broken_videos import write_video
+from sound_files import tone, write_clip
+
+from tvr_lightning.data.audio_alignment import AudioOptions
+from tvr_lightning.data.datasets import ClipReader, VideoDataset
+from tvr_lightning.data.records import Split, VideoRecord
+from tvr_lightning.media import opening, packets
+from tvr_lightning.media.audio import AudioError, read_audio
+from tvr_lightning.media.opening import MAX_PIXELS, LimitError, VideoError
+from tvr_lightning.media.video import probe, read_clip
+
+
+def png(width: int, height: int) -> bytes:
+    """A black picture, a thousandth of its size as it is stored."""
+    rows = zlib.compress(bytes((1 + width) * height), 9)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def write_packets(path: Path, data: bytes, count: int, size: tuple[int, int]) -> Path:
+    """Write `count` packets of the same bytes, whose container states pictures of `size`."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("png", rate=10)
+        stream.width, stream.height, stream.pix_fmt = *size, "gray"
+        stream.time_base = Fraction(1, 10)
+        for number in range(count):
+            packet = av.Packet(data)
+            packet.pts = packet.dts = number
+            packet.duration, packet.time_base, packet.stream, packet.is_keyframe = 1, stream.time_base, stream, True
+            container.mux(packet)
+    return path
+
+
+def read(path: Path) -> None:
+    read_clip(path, frames=3, image_size=32)
+
+
+@pytest.mark.parametrize("name", ["a.mov", "a.nut", "a.avi"])
+@pytest.mark.parametrize("function", [read, probe])
+def test_pictures_beyond_the_bound_are_never_decoded(tmp_path, name, function):
+    path = write_packets(tmp_path / name, png(6400, 6400), 20, (6400, 6400))
+    assert path.stat().st_size < 3 * 2**20
+    began = time.process_time()
+    with pytest.raises(VideoError, match=rf"{name}: its pictures are 6,400 x 6,400 pixels; at most {MAX_PIXELS:,}"):
+        function(path)
+    assert time.process_time() - began < 0.5, "decoding a single one takes longer"
+
+
+@pytest.mark.parametrize("name", ["a.mov", "a.nut", "a.avi"])
+def test_pictures_larger_than_their_container_states_are_not_decoded_either(tmp_path, name):
+    path = write_packets(tmp_path / name, png(6400, 6400), 3, (64, 64))
+    began = time.process_time()
+    with pytest.raises(VideoError, match=rf"{name}: .*too large: at most {MAX_PIXELS:,} pixels are read"):
+        read(path)
+    assert time.process_time() - began < 0.5
+
+
+def test_the_largest_pictures_in_use_are_read(tmp_path):
+    path = write_video(
+        tmp_path / "large.mov", 2, size=(8192, 4352), codec="mjpeg", pixel_format="yuvj420p", rate=1,
+        picture=lambda number, width, height: np.full((height, width, 3), 100 * number, dtype=np.uint8),
+    )  # fmt: skip
+    black, grey = read_clip(path, frames=2, image_size=64).pixels.float()
+    assert black.max() < 5
+    assert 95 < grey.mean() < 105
+
+
+def test_a_line_of_pixels_is_no_picture(tmp_path):
+    path = write_video(tmp_path / "line.mkv", 3, size=(8192, 16), codec="ffv1", pixel_format="gray")
+    with pytest.raises(VideoError, match=r"line\.mkv: its pictures are 8,192 x 16 pixels; one side may be at most 100"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["a.mov", "a.nut"])
+def test_packets_beyond_the_bound_are_refused(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(packets, "MAX_PACKETS", 300)
+    path = write_packets(tmp_path / name, png(16, 16), 301, (16, 16))
+    for function in (read, probe):
+        with pytest.raises(VideoError, match=rf"{name}: holds a stream of at least 301 packets; at most 300 are read"):
+            function(path)
+    assert probe(write_packets(tmp_path / name, png(16, 16), 300, (16, 16))).frames == 300
+    sound = write_clip(tmp_path / "sound.mkv", tone(20.0), seconds=20.0, codec="aac")
+    with pytest.raises(AudioError, match=r"sound\.mkv: holds a stream of at least 301 packets"):
+        read_audio(sound)
+
+
+def test_many_packets_are_kept_in_little_memory_and_give_the_same_frames(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "clip.mp4", 60, options={"g": "10"})
+    kept = read_clip(path, frames=6, image_size=64).pixels
+    monkeypatch.setattr(packets, "KEPT_PACKETS", 50)
+    assert (read_clip(path, frames=6, image_size=64).pixels == kept).all()
+
+
+@pytest.mark.parametrize("function", [read, probe, read_audio])
+def test_the_time_of_one_file_is_bounded_and_can_be_set(tmp_path, function, monkeypatch):
+    path = write_packets(tmp_path / "slow.mov", png(1500, 1500), 300, (1500, 1500))
+    if function is read_audio:
+        path = write_clip(tmp_path / "slow.mkv", tone(60.0), seconds=60.0, codec="flac")
+    function(path)
+    monkeypatch.setenv(opening.READ_SECONDS, "0.001")
+    said = r"slow\.m\w+: .*took more than 0\.001 s of .*time; .*TVR_READ_SECONDS"
+    with pytest.raises((VideoError, AudioError), match=said):
+        function(path)
+    monkeypatch.setenv(opening.READ_SECONDS, "soon")
+    with pytest.raises(LimitError, match="TVR_READ_SECONDS is 'soon' in the environment"):
+        function(path)
+
+
+def test_time_stamps_that_lie_far_apart_are_refused(tmp_path):
+    path = write_video(tmp_path / "far.mkv", 2, stamps=[0, 2 * 10**12])
+    with pytest.raises(VideoError, match=r"far\.mkv: lasts 2,0\d\d,\d\d\d,\d\d\d s by its time stamps"):
+        read(path)
+
+
+def test_a_length_that_is_not_true_takes_no_memory_for_sound(tmp_path):
+    path = write_video(tmp_path / "long.mp4", 2, stamps=[0, 10**8], sound=1.0)
+    with pytest.raises(AudioError, match=r"long\.mp4: its sound is [\d,]+ samples long; at most 1,073,741,824"):
+        read_audio(path)
+
+
+def test_a_file_whose_sound_is_refused_is_skipped_as_one_whose_picture_is(tmp_path):
+    path = write_video(tmp_path / "day.mkv", 2, stamps=[0, 10**8], sound=1.0)
+    split = Split("test", "any", [VideoRecord("day", path)], [])
+    reader = ClipReader(2, 32, "one-fps-uniform", audio=AudioOptions("wav2vec2"), on_corrupt="skip")
+    (skipped,) = VideoDataset(split, reader, skip=True)[0].skipped
+    assert "day.mkv: its sound is" in skipped

@@ -1,0 +1,155 @@
+"""Every reader opens what is a video or a sound, and nothing that merely points at one."""
+
+import socket
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from broken_videos import write_sound, write_video
+
+from tvr_lightning.data.check import look_at
+from tvr_lightning.data.folder import VideoFolder
+from tvr_lightning.data.records import VideoRecord
+from tvr_lightning.data.show import show
+from tvr_lightning.extract.source import source_of_files
+from tvr_lightning.media.audio import AudioError, read_audio
+from tvr_lightning.media.opening import VIDEO_SUFFIXES, VideoError
+from tvr_lightning.media.video import probe, read_clip
+
+WRITTEN = [
+    ("mp4", "libx264"),
+    ("mov", "libx264"),
+    ("3gp", "libx264"),
+    ("matroska", "libx264"),
+    ("webm", "libvpx"),
+    ("avi", "mpeg4"),
+    ("ogg", "libtheora"),
+    ("flv", "flv1"),
+    ("asf", "msmpeg4"),
+    ("mpegts", "mpeg2video"),
+    ("vob", "mpeg2video"),
+    ("mpeg2video", "mpeg2video"),
+    ("mxf", "mpeg2video"),
+    ("rm", "rv10"),
+    ("nut", "mpeg4"),
+    ("h264", "libx264"),
+    ("ivf", "libvpx"),
+    ("gif", "gif"),
+]
+
+
+def extract(path: Path) -> None:
+    """Read a file as `tvr extract` does, which names an unreadable one."""
+    source = source_of_files([path.parent], 32, frames=2)
+    for video, _ in source.videos:
+        source.read(video, None)
+
+
+def look(path: Path) -> None:
+    """Read a file as the doctor does, which notes an unreadable one."""
+    for problem in look_at(VideoRecord("clip", path)):
+        if problem.kind == "undecodable":
+            raise VideoError(path, problem.message)
+
+
+READERS = {
+    "clip": lambda path: read_clip(path, frames=2, image_size=32),
+    "probe": probe,
+    "sound": read_audio,
+    "show": lambda path: show(path, path.with_suffix(".png"), frames=2, image_size=32),
+    "doctor": look,
+    "extract": extract,
+}
+
+
+@pytest.mark.parametrize(("written", "codec"), WRITTEN, ids=[row[0] for row in WRITTEN])
+def test_what_people_call_a_video_is_read_whatever_its_name(tmp_path, written, codec):
+    path = tmp_path / "clip"
+    try:
+        av.Codec(codec, "w")
+    except av.codec.codec.UnknownCodecError:
+        pytest.skip(f"this FFmpeg does not write {codec}")
+    with av.open(str(path), "w", format=written) as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 176, 144, "rgb8" if codec == "gif" else "yuv420p"
+        for _ in range(5):
+            picture = av.VideoFrame.from_ndarray(np.full((144, 176, 3), 200, dtype=np.uint8), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    assert (probe(path).width, probe(path).height) == (176, 144)
+    assert read_clip(path, frames=1, image_size=32).pixels.float().mean() > 150
+    assert not read_audio(path).present
+
+
+@pytest.mark.parametrize("suffix", [".m4a", ".mp3", ".wav", ".flac", ".mka", ".ogg"])
+def test_sound_alone_is_heard(tmp_path, suffix):
+    path = tmp_path / f"sound{suffix}"
+    codec = {".mp3": "libmp3lame", ".wav": "pcm_s16le", ".flac": "flac", ".ogg": "libopus"}.get(suffix, "aac")
+    write_sound(path, codec=codec)
+    assert read_audio(path).present
+
+
+def test_all_real_clips_are_opened(test_data):
+    for path in (test_data / "clips" / "videos").iterdir():
+        assert probe(path).frames > 0
+
+
+def _concat(target: str) -> str:
+    return f"ffconcat version 1.0\nfile '{target}'\n"
+
+
+def _hls(target: str) -> str:
+    return f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{target}\n#EXT-X-ENDLIST\n"
+
+
+def _sdp(port: int) -> str:
+    return (
+        f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=-\nc=IN IP4 127.0.0.1\nt=0 0\n"
+        f"m=video {port} RTP/AVP 96\na=rtpmap:96 H264/90000\n"
+    )
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_reader_follows_a_playlist(tmp_path, reader):
+    target = write_video(tmp_path / "elsewhere" / "other.ts", 20, sound=1.0)
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as host:
+        port = host.getsockname()[1]
+        host.settimeout(0)
+        for number, playlist in enumerate([
+            _concat("../elsewhere/other.ts"),
+            _concat(str(target)),
+            _concat("clip3.mp4"),  # itself
+            _hls(str(target)),
+            _hls(target.as_uri()),
+            _hls(f"http://127.0.0.1:{port}/other.ts"),
+            _concat(f"http://127.0.0.1:{port}/other.ts"),
+            _sdp(port),
+        ]):  # fmt: skip
+            for suffix in (".mp4", ".m3u8"):
+                if suffix == ".m3u8" and reader == "extract":
+                    continue  # is not found by its name
+                path = videos / f"clip{number + 1}{suffix}"
+                path.write_text(playlist)
+                with pytest.raises((VideoError, AudioError), match=rf"{path.name}: .*cannot be opened"):
+                    READERS[reader](path)
+                path.unlink()
+        with pytest.raises(BlockingIOError):
+            host.accept()
+
+
+def test_a_colon_in_a_name_is_no_protocol(tmp_path, monkeypatch):
+    write_video(tmp_path / "plain.mp4", 20)
+    (tmp_path / "plain.mp4").rename(tmp_path / "12:30.mp4")
+    monkeypatch.chdir(tmp_path)
+    assert probe("12:30.mp4").frames == 20
+
+
+def test_only_videos_are_found_by_stem(tmp_path):
+    for name in ("a.m3u8", "b.srt", "b.AVI", "c", "d.webm.part"):
+        (tmp_path / name).touch()
+    videos = VideoFolder(tmp_path, ".mp4")
+    assert [videos.find(name).name for name in "abcd"] == ["a.mp4", "b.AVI", "c", "d.mp4"]
+    assert ".m3u8" not in VIDEO_SUFFIXES

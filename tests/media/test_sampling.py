@@ -1,0 +1,147 @@
+"""Positions of sampled frames: the authors' own rules at constant rates, equal times at variable ones."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvr_lightning.media.sampling import FrameSampling, pads_short_clips, sample_frames
+
+ALL = ("one-fps-uniform", "segment-centres", "segment-random", "head", "tail")
+
+
+def constant(count: int, rate: float) -> tuple[np.ndarray, float]:
+    return np.arange(count) / rate, count / rate
+
+
+def clip4clip_positions(count: int, rate: int, frames: int) -> list[int]:
+    """Frames of a whole-number rate as CLIP4Clip steps through them: one at the first frame of each second."""
+    per_second = [second * rate for second in range(-(-count // rate) + 1) if second * rate < count]
+    if len(per_second) <= frames:
+        return per_second
+    return [per_second[i] for i in np.linspace(0, len(per_second) - 1, frames, dtype=int)]
+
+
+def xpool_positions(count: int, frames: int) -> list[int]:
+    """Middles of equal segments by X-Pool's arithmetic, the last repeated."""
+    edges = np.linspace(start=0, stop=count, num=min(frames, count) + 1).astype(int).tolist()
+    middles = [(first + after - 1) // 2 for first, after in pairwise(edges)]
+    return middles + middles[-1:] * (frames - len(middles))
+
+
+@given(st.integers(1, 900), st.integers(1, 60), st.integers(1, 64))
+@settings(max_examples=200, deadline=None)
+def test_one_per_second_equals_clip4clip(count: int, rate: int, frames: int) -> None:
+    positions = sample_frames(*constant(count, rate), frames, "one-fps-uniform")
+    assert positions.tolist() == clip4clip_positions(count, rate, frames)
+
+
+@given(st.integers(1, 900), st.floats(1, 60), st.integers(1, 64))
+@settings(max_examples=200, deadline=None)
+def test_segment_centres_equal_xpool(count: int, rate: float, frames: int) -> None:
+    positions = sample_frames(*constant(count, rate), frames, "segment-centres")
+    assert positions.tolist() == xpool_positions(count, frames)
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_random_positions_stay_in_their_segments(count: int, frames: int, seed: int) -> None:
+    positions = sample_frames(
+        *constant(count, 25.0), frames, "segment-random", generator=np.random.default_rng(seed)
+    ).tolist()
+    taken = min(frames, count)
+    edges = np.linspace(0, count, taken + 1).astype(int)
+    assert all(edges[k] <= positions[k] < edges[k + 1] for k in range(taken))
+    assert positions[taken:] == [positions[taken - 1]] * (frames - taken)
+
+
+def test_random_positions_reach_every_frame_of_a_segment() -> None:
+    generator = np.random.default_rng(0)
+    seen = {
+        position
+        for _ in range(200)
+        for position in sample_frames(*constant(12, 4.0), 3, "segment-random", generator=generator).tolist()
+    }
+    assert seen == set(range(12))
+
+
+@given(
+    st.sampled_from(ALL),
+    st.lists(st.floats(0.001, 3), min_size=1, max_size=60),
+    st.integers(1, 20),
+    st.floats(0, 0.9),
+    st.floats(0.05, 1),
+)
+@settings(max_examples=200, deadline=None)
+def test_positions_rise_and_lie_in_the_span(
+    sampling: FrameSampling, gaps: list[float], frames: int, begin: float, length: float
+) -> None:
+    times = np.concatenate([[0.0], np.cumsum(gaps)])[:-1]
+    duration = float(np.sum(gaps))
+    span = (begin * duration, (begin + length) * duration)
+    positions = sample_frames(times, duration, frames, sampling, span, np.random.default_rng(0))
+    assert (np.diff(positions) >= 0).all()
+    assert 1 <= len(positions) <= frames
+    assert pads_short_clips(sampling) or len(positions) == frames
+    ends = np.append(times[1:], duration)
+    assert (times[positions] < span[1] + 1e-5).all()
+    assert (ends[positions] > span[0] - 1e-5).all(), "the frame is still on screen when the span begins"
+
+
+def test_head_and_tail_are_the_ends_of_the_one_per_second_frames() -> None:
+    clip = constant(20 * 30, 30)
+    assert sample_frames(*clip, 4, "head").tolist() == [0, 30, 60, 90]
+    assert sample_frames(*clip, 4, "tail").tolist() == [480, 510, 540, 570]
+    assert sample_frames(*clip, 4, "one-fps-uniform").tolist() == [0, 180, 360, 570]
+
+
+def test_fractional_rates_keep_whole_seconds() -> None:
+    times, duration = constant(300, 30000 / 1001)
+    positions = sample_frames(times, duration, 12, "one-fps-uniform")
+    assert len(positions) == 11, "10.01 seconds begin eleven of them"
+    assert np.abs(times[positions] - np.arange(11)).max() < 1 / 29
+
+
+def test_variable_rate_takes_what_is_on_screen() -> None:
+    times = np.array([0.0, 0.1, 0.2, 5.0, 9.5])
+    assert sample_frames(times, 10.0, 10, "one-fps-uniform").tolist() == [0, 2, 2, 2, 2, 3, 3, 3, 3, 3]
+    assert sample_frames(times, 10.0, 2, "segment-centres").tolist() == [2, 3]
+
+
+def test_times_need_not_begin_at_zero() -> None:
+    times, duration = constant(100, 10.0)
+    for sampling in ("one-fps-uniform", "segment-centres"):
+        moved = sample_frames(times - 7.3, duration, 6, sampling, (2.0, 8.0))
+        assert moved.tolist() == sample_frames(times, duration, 6, sampling, (2.0, 8.0)).tolist()
+
+
+def test_span_shorter_than_a_frame_shows_that_frame() -> None:
+    times, duration = constant(10, 1.0)
+    for sampling in ("one-fps-uniform", "segment-centres"):
+        assert set(sample_frames(times, duration, 3, sampling, (4.4, 4.5)).tolist()) == {4}
+
+
+def test_span_of_segments_equals_a_clip_of_its_own() -> None:
+    times, duration = constant(100, 10.0)
+    positions = sample_frames(times, duration, 5, "segment-centres", (3.0, 6.0))
+    assert (positions - 30).tolist() == xpool_positions(30, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampling": "uniform"}, "frame sampling 'uniform' is unknown; choose one of one-fps-uniform"),
+        ({"frames": 0}, "0 frames were asked for"),
+        ({"times": np.array([])}, "the clip has no frames"),
+        ({"span": (3.0, 3.0)}, r"the span 3\.0 to 3\.0 s is no span; expected 0 <= start < end"),
+        ({"span": (-1.0, 3.0)}, "expected 0 <= start < end"),
+        ({"span": (10.0, 12.0)}, r"begins after the clip, which lasts 10\.000 s"),
+        ({"sampling": "segment-random"}, "needs a generator"),
+    ],
+)
+def test_what_cannot_be_sampled_is_said(options: dict, message: str) -> None:
+    arguments = {"times": np.arange(10.0), "duration": 10.0, "frames": 4, "sampling": "segment-centres"} | options
+    with pytest.raises(ValueError, match=message):
+        sample_frames(**arguments)

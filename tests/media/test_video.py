@@ -1,0 +1,351 @@
+"""Frames of clips: the right ones, upright and in order, or an error that names the file."""
+
+import pickle
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from broken_videos import (
+    cut_off,
+    lie_about_length,
+    numbers_of,
+    rename_codec,
+    scramble,
+    stop_clock,
+    write_song,
+    write_sound,
+    write_video,
+)
+
+from tvr_lightning.media import packets
+from tvr_lightning.media.augment import ResizeCentreCrop
+from tvr_lightning.media.opening import Allowance
+from tvr_lightning.media.video import DecodedClip, VideoError, probe, read_clip, read_parts
+
+FASTSTART = {"movflags": "faststart"}
+SHORT_GROUPS = {"g": "10", "bf": "3", "sc_threshold": "0"}
+OPEN_GROUPS = {"g": "20", "bf": "3", "x264-params": "open-gop=1:b-pyramid=normal:scenecut=0"}
+
+
+def read(path: Path, frames: int = 6, **options: object) -> DecodedClip:
+    return read_clip(path, frames=frames, image_size=64, **options)  # type: ignore[arg-type]
+
+
+def every_frame(path: Path) -> list[np.ndarray]:
+    """All frames of a file as decoded straight through by the library's own loop."""
+    crop = ResizeCentreCrop(64)
+    with av.open(str(path)) as container:
+        return [np.asarray(crop(frame.to_image())).transpose(2, 0, 1) for frame in container.decode(video=0)]
+
+
+@pytest.mark.parametrize(
+    "options", [SHORT_GROUPS, OPEN_GROUPS, {"g": "250"}, {"bf": "0", "g": "7"}, {"intra-refresh": "1"}]
+)
+@pytest.mark.parametrize("sampling", ["one-fps-uniform", "segment-centres", "head", "tail"])
+def test_frames_equal_those_of_decoding_everything(tmp_path: Path, options: dict[str, str], sampling: str) -> None:
+    path = write_video(tmp_path / "clip.mp4", 95, options=options)
+    clip = read(path, 7, sampling=sampling)
+    everything = every_frame(path)
+    assert len(everything) == 95
+    for pixels, time in zip(clip.pixels, clip.timestamps, strict=True):
+        np.testing.assert_array_equal(pixels.numpy(), everything[round(float(time) * 10)])
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [("a.mp4", "libx264"), ("a.mkv", "libx264"), ("a.ts", "libx264"), ("a.avi", "libx264"), ("a.avi", "mpeg4"),
+     ("a.webm", "libvpx"), ("a.webm", "libvpx-vp9"), ("a.mov", "mjpeg"), ("a.mp4", "libx265")],
+)  # fmt: skip
+def test_containers_and_codecs(tmp_path: Path, name: str, codec: str) -> None:
+    pixel_format = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    path = write_video(tmp_path / name, 60, codec=codec, pixel_format=pixel_format)
+    clip = read(path)
+    assert numbers_of(clip.pixels) == [0, 10, 20, 30, 40, 50]
+    assert clip.frame_mask.all()
+    torch.testing.assert_close(clip.timestamps, torch.arange(6.0), atol=2e-3, rtol=0)
+
+
+def test_unneeded_pictures_are_not_decoded(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
+    with av.open(str(path)) as container:
+        index = packets.index_packets(container, container.streams.video[0], Allowance(path))
+    runs = packets.plan_runs(index, [int(index.presented()[42])])
+    assert len(runs) == 1, "one stretch leads to the frame"
+    assert index.keyframe[runs[0][0]], "it begins at a keyframe"
+    assert len(runs[0]) <= 10, "it ends at the frame"
+    assert index.disposable.sum() > 30, "most pictures between references are known to be unneeded"
+
+
+def test_packets_that_are_not_kept_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_video(tmp_path / "clip.mp4", 60, options=SHORT_GROUPS)
+    kept = read(path)
+    monkeypatch.setattr(packets, "KEPT_BYTES", 100)
+    again = read(path)
+    assert torch.equal(kept.pixels, again.pixels)
+
+
+def test_short_clip_is_padded_and_masked(tmp_path: Path) -> None:
+    clip = read(write_video(tmp_path / "clip.mp4", 25), 6)
+    assert clip.frame_mask.tolist() == [True, True, True, False, False, False]
+    assert numbers_of(clip.pixels[:3]) == [0, 10, 20]
+    assert clip.pixels[3:].sum() == 0
+    assert clip.duration == pytest.approx(2.5)
+
+
+def test_short_clip_repeats_its_last_frame_in_segments(tmp_path: Path) -> None:
+    clip = read(write_video(tmp_path / "clip.mp4", 3), 6, sampling="segment-centres")
+    assert numbers_of(clip.pixels) == [0, 1, 2, 2, 2, 2]
+    assert clip.frame_mask.all()
+
+
+def test_single_frame(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", 1)
+    clip = read(path, 3)
+    assert clip.frame_mask.tolist() == [True, False, False]
+    assert numbers_of(clip.pixels[:1]) == [0]
+    assert probe(path).frames == 1
+
+
+def test_span_is_taken_from_the_clip(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
+    clip = read(path, 6, span=(3.0, 7.0))
+    assert numbers_of(clip.pixels[clip.frame_mask]) == [30, 40, 50, 60]
+    assert numbers_of(read(path, 2, span=(9.0, 60.0), sampling="segment-centres").pixels) == [92, 97]
+    with pytest.raises(VideoError, match=r"clip.mp4: the span \(10.5, 12.0\) begins after its last frame"):
+        read(path, span=(10.5, 12.0))
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.avi"])
+def test_parts_of_a_file_are_the_clips_of_their_spans(tmp_path: Path, name: str) -> None:
+    path = write_video(tmp_path / name, 100, options=SHORT_GROUPS)
+    spans, clips = read_parts(
+        path, lambda duration: [(0.0, duration / 2), (2.0, 3.0), (duration / 2, duration)], frames=4, image_size=64
+    )
+    assert spans == [(0.0, 5.0), (2.0, 3.0), (5.0, 10.0)]
+    for span, clip in zip(spans, clips, strict=True):
+        alone = read(path, 4, sampling="segment-centres", span=span)
+        assert torch.equal(clip.pixels, alone.pixels)
+        assert torch.equal(clip.timestamps, alone.timestamps)
+    with pytest.raises(VideoError, match="begins after its last frame"):
+        read_parts(path, lambda duration: [(0.0, 1.0), (duration + 1, duration + 2)], frames=4, image_size=64)
+
+
+def test_random_segments_follow_the_generator(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", 100)
+    draws = [
+        numbers_of(read(path, 5, sampling="segment-random", generator=np.random.default_rng(seed)).pixels)
+        for seed in (1, 1, 2)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    assert all(20 * k <= number < 20 * (k + 1) for draw in draws for k, number in enumerate(draw))
+
+
+def test_variable_frame_rate_goes_by_time(tmp_path: Path) -> None:
+    # Four seconds at 20 frames a second, then four at 2: by count, nearly all frames lie in the first half.
+    stamps = [50 * k for k in range(80)] + [4000 + 500 * k for k in range(8)]
+    path = write_video(tmp_path / "clip.mp4", 88, stamps=stamps)
+    clip = read(path, 8)
+    torch.testing.assert_close(clip.timestamps, torch.arange(8.0), atol=2e-3, rtol=0)
+    assert numbers_of(clip.pixels) == [0, 20, 40, 60, 80, 82, 84, 86]
+    centres = read(path, 8, sampling="segment-centres").timestamps
+    assert (centres - torch.arange(0.5, 8)).abs().max() <= 0.5
+
+
+def test_late_track_counts_from_its_first_frame(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mkv", 30, stamps=[2000 + 100 * k for k in range(30)], sound=5.0)
+    assert numbers_of(read(path, 3).pixels) == [0, 10, 20]
+    info = probe(path)
+    assert info.start == pytest.approx(2.0, abs=0.1)
+    assert info.has_audio
+
+
+def test_negative_time_stamps(tmp_path: Path) -> None:
+    path = write_video(
+        tmp_path / "clip.ts", 30, stamps=[100 * k - 700 for k in range(30)],
+        container_options={"avoid_negative_ts": "disabled", "muxdelay": "0"},
+    )  # fmt: skip
+    clip = read(path, 3)
+    assert numbers_of(clip.pixels) == [0, 10, 20]
+    assert clip.timestamps.min() == 0
+
+
+@pytest.mark.parametrize(("rotation", "clockwise"), [(90, 270), (180, 180), (-90, 90)])
+def test_rotation_is_applied(tmp_path: Path, rotation: int, clockwise: int) -> None:
+    path = write_video(tmp_path / "clip.mp4", 12, size=(128, 64), rotation=rotation)
+    clip = read(path, 1)
+    turned = clip.pixels.rot90(clockwise // 90, dims=(-2, -1)) if clockwise != 180 else clip.pixels.rot90(2, (-2, -1))
+    info = probe(path)
+    assert info.rotation == clockwise
+    assert (info.width, info.height) == ((128, 64) if clockwise == 180 else (64, 128))
+    stored = read(write_video(tmp_path / "stored.mp4", 12, size=(128, 64)), 1).pixels
+    assert (turned.float() - stored.float()).abs().mean() < 2
+
+
+@pytest.mark.parametrize(
+    ("pixel_format", "size"),
+    [
+        ("yuv420p10le", (64, 64)),
+        ("yuv444p", (64, 64)),
+        ("yuv444p", (67, 65)),
+        ("yuv422p", (66, 65)),
+    ],
+)
+def test_odd_pixel_formats_and_sizes(tmp_path: Path, pixel_format: str, size: tuple[int, int]) -> None:
+    path = write_video(tmp_path / "clip.mp4", 30, pixel_format=pixel_format, size=size)
+    assert numbers_of(read(path, 3).pixels) == [0, 10, 20]
+    info = probe(path)
+    assert (info.width, info.height) == size
+    assert info.pixel_format == pixel_format
+
+
+def test_grey_video_becomes_rgb(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mkv", 30, codec="ffv1", pixel_format="gray")
+    assert probe(path).pixel_format == "gray"
+    assert numbers_of(read(path, 3).pixels) == [0, 10, 20]
+
+
+@pytest.mark.parametrize("colour", [(200, 30, 30), (30, 200, 30), (40, 60, 200), (128, 128, 128)])
+def test_colours_come_back(tmp_path: Path, colour: tuple[int, int, int]) -> None:
+    path = write_video(
+        tmp_path / "clip.mp4", 5, pixel_format="yuv444p", options={"crf": "4"},
+        picture=lambda number, width, height: np.full((height, width, 3), colour, dtype=np.uint8),
+    )  # fmt: skip
+    assert (read(path, 1).pixels.float().mean((0, 2, 3)) - torch.tensor(colour)).abs().max() < 4
+
+
+def test_threads_change_nothing(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", 60, options=SHORT_GROUPS)
+    assert torch.equal(read(path).pixels, read(path, threads=3).pixels)
+
+
+def test_augmentation_is_applied_to_every_frame(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", 60)
+    crop = ResizeCentreCrop(64)
+    clip = read(path, augment=lambda frame: crop(frame).transpose(1))
+    assert torch.equal(clip.pixels, read(path).pixels.flip(-2))
+
+
+def test_probe_tells_what_a_file_holds(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", 60, size=(96, 64), sound=6.0, options=SHORT_GROUPS)
+    info = probe(path)
+    assert (info.width, info.height, info.frames, info.keyframes) == (96, 64, 60, 6)
+    assert info.duration == pytest.approx(6.0)
+    assert info.fps == pytest.approx(10.0)
+    assert (info.has_audio, info.rotation, info.codec, info.pixel_format) == (True, 0, "h264", "yuv420p")
+    assert info.broken is None
+    assert not probe(write_video(tmp_path / "silent.mp4", 5)).has_audio
+
+
+@pytest.mark.parametrize("sampling", ["one-fps-uniform", "segment-centres", "tail"])
+def test_frames_without_a_clock_are_read_in_order_at_the_declared_rate(tmp_path: Path, sampling: str) -> None:
+    path = write_video(tmp_path / "clip.mp4", 60, options={"bf": "0"})
+    timed = read(path, sampling=sampling)
+    assert probe(path).timed
+    clip = read(stop_clock(path), sampling=sampling)
+    assert torch.equal(clip.pixels, timed.pixels)
+    torch.testing.assert_close(clip.timestamps, timed.timestamps)
+    info = probe(path)
+    assert (info.timed, info.frames, info.fps, info.duration) == (False, 60, 10.0, clip.duration)
+
+
+def test_header_that_promises_too_much_is_not_believed(tmp_path: Path) -> None:
+    path = lie_about_length(write_video(tmp_path / "clip.mp4", 60), 50)
+    clip = read(path)
+    assert numbers_of(clip.pixels) == [0, 10, 20, 30, 40, 50]
+    assert clip.duration == pytest.approx(6.0)
+    assert probe(path).broken is None
+
+
+def test_sound_that_outlasts_the_pictures_is_no_fault(tmp_path: Path) -> None:
+    clip = read(write_video(tmp_path / "clip.mkv", 30, sound=9.0), 3)
+    assert numbers_of(clip.pixels) == [0, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("name", "container_options"),
+    [("a.mp4", FASTSTART), ("a.mp4", {"movflags": "frag_keyframe+empty_moov"}), ("a.mkv", {}), ("a.avi", {})],
+)
+def test_truncated_file_is_an_error_where_it_breaks_off(
+    tmp_path: Path, name: str, container_options: dict[str, str]
+) -> None:
+    path = write_video(tmp_path / name, 100, container_options=container_options, options=SHORT_GROUPS)
+    cut_off(path, 0.6)
+    with pytest.raises(VideoError, match=rf"{name}: breaks off at \d\.\d\d s"):
+        read(path)
+    assert numbers_of(read(path, 2, span=(1.0, 3.0)).pixels) == [10, 20], "what lies before is intact"
+    assert probe(path).broken is not None
+
+
+def test_truncated_file_without_its_index(tmp_path: Path) -> None:
+    path = cut_off(write_video(tmp_path / "clip.mp4", 60), 0.5)
+    with pytest.raises(VideoError, match=r"clip\.mp4: cannot be opened as video"):
+        read(path)
+
+
+def test_damaged_stretch_is_never_painted_over(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "clip.mp4", 100, options={"g": "20", "crf": "10"}, container_options=FASTSTART)
+    scramble(path, 0.5, 0.6)
+    with pytest.raises(VideoError, match=r"clip\.mp4: cannot be decoded past \d\.\d+ s"):
+        read(path, 10)
+    assert numbers_of(read(path, 2, span=(0.0, 2.0)).pixels) == [0, 10], "other stretches still decode"
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _text(path: Path) -> None:
+    path.write_text("this is no video\n" * 50)
+
+
+def _frameless(path: Path) -> None:
+    with av.open(str(path), "w") as container:
+        container.add_stream("libx264", rate=10).width = 64
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_empty, "the file is empty"),
+        (_text, "cannot be opened as video"),
+        (write_sound, "has no video stream, only sound"),
+        (write_song, "has no video stream, only sound"),
+        (lambda path: rename_codec(write_video(path, 5)), "its video codec is unknown"),
+        (lambda path: None, "there is no such file"),
+        (lambda path: path.mkdir(), "there is no such file"),
+        (lambda path: scramble(write_video(path, 60, container_options=FASTSTART), 0.0, 1.0), "cannot be decoded"),
+    ],
+)
+@pytest.mark.parametrize("function", [read, probe])
+def test_what_is_no_video_is_named(tmp_path: Path, make: object, reason: str, function: object) -> None:
+    path = tmp_path / "thing.mp4"
+    make(path)  # type: ignore[operator]
+    with pytest.raises(VideoError, match=f"thing.mp4: .*{reason}") as raised:
+        function(path)  # type: ignore[operator]
+    assert raised.value.path == path
+
+
+def test_error_survives_a_worker_process() -> None:
+    error = pickle.loads(pickle.dumps(VideoError(Path("clip.mp4"), "is broken")))
+    assert (str(error), error.path, error.reason) == ("clip.mp4: is broken", Path("clip.mp4"), "is broken")
+
+
+def test_real_clips_equal_decoding_everything(test_data: Path) -> None:
+    paths = [
+        *sorted((test_data / "clips" / "videos").glob("vgg_*"))[-2:-1],
+        *sorted((test_data / "annotations" / "msrvtt" / "videos").iterdir())[::8],
+        test_data / "clips" / "videos" / "mmaction_test.avi",  # two pictures in a packet
+        test_data / "clips" / "videos" / "pllava_cooking.mp4",  # begins with pictures that are not shown
+    ]
+    crop = ResizeCentreCrop(64)
+    for path in paths:
+        clip = read(path, 5, sampling="segment-centres")
+        with av.open(str(path)) as container:
+            frames = list(container.decode(video=0))
+        times = np.sort([frame.time for frame in frames])
+        for pixels, time in zip(clip.pixels, clip.timestamps, strict=True):
+            frame = frames[np.abs(times - times[0] - float(time)).argmin()]
+            expected = np.asarray(crop(frame.to_image())).transpose(2, 0, 1)
+            np.testing.assert_array_equal(pixels.numpy(), expected, err_msg=str(path))

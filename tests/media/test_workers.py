@@ -1,0 +1,70 @@
+"""Worker processes end with the process they work for, however that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LOADER = """
+import os, time
+from torch.utils.data import DataLoader
+from tvr_lightning.media.workers import worker_context
+
+class Numbers:
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        return os.getpid(), os.getppid()
+
+if __name__ == "__main__":
+    loader = DataLoader(Numbers(), batch_size=1, num_workers=2, multiprocessing_context=worker_context())
+    batches = iter(loader)
+    first, second = next(batches), next(batches)
+    print(*{int(number) for batch in (first, second) for number in batch}, flush=True)
+    time.sleep(600)
+"""
+POOL = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from tvr_lightning.media.workers import worker_context
+
+def numbers(_):
+    time.sleep(1)
+    return os.getpid(), os.getppid()
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(2, mp_context=worker_context())
+    print(*{number for pair in pool.map(numbers, range(2)) for number in pair}, flush=True)
+    time.sleep(600)
+"""
+
+
+def runs(process: int) -> bool:
+    """Whether a process is there and not only waiting for its exit status to be read."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("program", [LOADER, POOL], ids=["loader", "pool"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_worker_outlives_a_killed_process(program, number, tmp_path):
+    (tmp_path / "program.py").write_text(program)
+    process = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    started = [int(word) for word in process.stdout.readline().split()]
+    assert len(started) == 3, "two workers and the server they were forked from"
+    assert all(runs(each) for each in started)
+    os.kill(process.pid, number)
+    process.wait()
+    process.stdout.close()
+    until = time.monotonic() + 60
+    while any(runs(each) for each in started):
+        assert time.monotonic() < until, "workers are still there after a minute"
+        time.sleep(0.05)

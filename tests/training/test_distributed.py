@@ -1,0 +1,79 @@
+"""Gathering over two devices: what comes back, and which gradient."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run_processes
+from torch import Tensor
+
+from tvr_lightning.features import TextFeatures
+from tvr_lightning.training.distributed import gather_objects, gather_record, gather_tensor
+from tvr_lightning.training.losses import info_nce
+
+
+def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 5, generator=generator), torch.randn(8, 5, generator=generator)
+
+
+def encoder_gradient(rank: int, mode: str) -> Tensor:
+    """Gradient of a shared weight after averaging over processes, as DDP does."""
+    text, video = batch()
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    weight = torch.eye(5).requires_grad_()
+    own = slice(rank * 8 // world, (rank + 1) * 8 // world)
+    gathered = gather_tensor(text[own] @ weight, mode), gather_tensor(video[own] @ weight, mode)
+    info_nce(gathered[0] @ gathered[1].T).backward()
+    gradient = weight.grad
+    if world > 1:
+        dist.all_reduce(gradient)
+        gradient /= world
+    return gradient
+
+
+def two_devices(rank: int) -> dict:
+    """All that the tests below look at, from one pair of processes: starting them is what takes time."""
+    words = torch.full((2, 3, 4), float(rank))
+    record = gather_record(TextFeatures(words[:, 0], words, torch.full((2, 3), bool(rank))))
+    result = {mode: encoder_gradient(rank, mode) for mode in ("global", "own-slice", "none")}
+    return result | {"sentence": record.sentence, "mask": record.word_mask, "objects": gather_objects(f"rank {rank}")}
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict]:
+    return run_processes(two_devices, 2)
+
+
+def test_global_gather_gives_the_gradient_of_the_whole_batch_on_one_device(results):
+    expected = encoder_gradient(0, "global")
+    for result in results:
+        torch.testing.assert_close(result["global"], expected)
+
+
+def test_own_slice_gather_gives_the_encoder_half_the_gradient_on_two_devices(results):
+    expected = encoder_gradient(0, "global")
+    for result in results:
+        torch.testing.assert_close(result["own-slice"], expected / 2)
+
+
+def test_without_gather_each_device_knows_its_own_negatives_only(results):
+    text, video = batch()
+    weight = torch.eye(5).requires_grad_()
+    halves = [info_nce((text[half] @ weight) @ (video[half] @ weight).T) for half in (slice(0, 4), slice(4, 8))]
+    (sum(halves) / 2).backward()
+    for result in results:
+        torch.testing.assert_close(result["none"], weight.grad)
+
+
+def test_records_are_gathered_in_rank_order_and_equal_on_all_devices(results):
+    for result in results:
+        assert result["sentence"][:, 0].tolist() == [0.0, 0.0, 1.0, 1.0]
+        assert result["mask"][:, 0].tolist() == [False, False, True, True]
+        assert result["objects"] == ["rank 0", "rank 1"]
+
+
+@pytest.mark.parametrize("mode", ["global", "own-slice", "none"])
+def test_one_device_gathers_nothing(mode):
+    tensor = torch.ones(2, 3)
+    assert gather_tensor(tensor, mode) is tensor
+    assert gather_objects(1) == [1]

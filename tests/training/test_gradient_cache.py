@@ -1,0 +1,71 @@
+"""Encoding in chunks gives the gradient of the whole batch, at the activations of one chunk."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from scale_models import BATCH, build, pairs
+from torch import Tensor
+
+from tvr_lightning.features import Record
+from tvr_lightning.training.gradient_cache import encode_in_chunks
+from tvr_lightning.training.optim import OptimizerConfig
+
+
+@dataclass
+class Items(Record):
+    values: Tensor
+
+
+def gradients(name: str, chunk: int | None) -> dict[str, Tensor]:
+    method = build(name)
+    method.optimizer_config = OptimizerConfig(gradient_cache=chunk)
+    method.log = method.log_dict = lambda *args, **kwargs: None
+    torch.manual_seed(1)
+    method.training_step(pairs(BATCH), 0).backward()
+    return {key: parameter.grad for key, parameter in method.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["CLIP4Clip", "GARE", "DPDV"])
+def test_chunks_give_the_gradient_of_the_whole_batch(name):
+    expected, found = gradients(name, None), gradients(name, 3)
+    assert found.keys() == expected.keys()
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, rtol=1e-4, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def test_the_second_encoding_drops_what_the_first_dropped():
+    weight = torch.ones(6, requires_grad=True)
+    items = Items(torch.arange(24.0).view(4, 6) + 1)
+
+    def encode(batch: Items) -> Items:
+        return Items(torch.nn.functional.dropout(batch.values * weight, 0.5))
+
+    torch.manual_seed(0)
+    encoded = encode_in_chunks(encode, items, 3)
+    encoded.values.sum().backward()
+    torch.testing.assert_close(weight.grad, encoded.values.detach().sum(0))
+
+
+def test_no_more_than_a_chunk_is_encoded_at_a_time():
+    weight = torch.ones(6, requires_grad=True)
+    sizes = []
+
+    def encode(batch: Items) -> Items:
+        sizes.append(len(batch))
+        return Items((batch.values * weight).exp())
+
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        encoded = encode_in_chunks(encode, Items(torch.zeros(7, 6)), 3)
+    assert sum(kept) == 0
+    encoded.values.sum().backward()
+    assert sorted(sizes) == [1, 1, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("chunk", [0, -1])
+def test_chunks_below_one_are_refused(chunk):
+    with pytest.raises(ValueError, match="gradient_cache"):
+        OptimizerConfig(gradient_cache=chunk)
+    with pytest.raises(ValueError, match="at least 1"):
+        encode_in_chunks(lambda batch: batch, Items(torch.zeros(2, 2)), chunk)

@@ -1,0 +1,106 @@
+"""InfoNCE against its equation written out, its weights, and its shapes."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tvr_lightning.training.losses import (
+    info_nce,
+    local_info_nce,
+    positive_weights,
+    row_cross_entropy,
+    weighted_info_nce,
+)
+
+
+def logits(size: int = 5, seed: int = 0, scale: float = 4.0) -> torch.Tensor:
+    return scale * torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def rows_written_out(matrix: list[list[float]], weight: list[float]) -> float:
+    return -sum(
+        w * math.log(math.exp(row[i]) / sum(map(math.exp, row)))
+        for i, (row, w) in enumerate(zip(matrix, weight, strict=True))
+    )
+
+
+def test_info_nce_equals_its_equation():
+    matrix = logits()
+    even = [0.2] * 5
+    rows, columns = rows_written_out(matrix.tolist(), even), rows_written_out(matrix.T.tolist(), even)
+    assert info_nce(matrix).item() == pytest.approx((rows + columns) / 2)
+    assert info_nce(matrix, reduction="sum").item() == pytest.approx(rows + columns)
+
+
+def test_directions_may_have_logits_of_their_own():
+    first, second = logits(seed=1), logits(seed=2)
+    even = [0.2] * 5
+    expected = (rows_written_out(first.tolist(), even) + rows_written_out(second.T.tolist(), even)) / 2
+    assert info_nce(first, second).item() == pytest.approx(expected)
+
+
+def test_weights_multiply_each_pairs_terms():
+    matrix = logits()
+    weight = torch.tensor([0.1, 0.4, 0.2, 0.0, 0.3], dtype=torch.float64)
+    expected = rows_written_out(matrix.tolist(), weight.tolist()) + rows_written_out(matrix.T.tolist(), weight.tolist())
+    assert info_nce(matrix, weight=weight).item() == pytest.approx(expected / 2)
+    assert info_nce(matrix, weight=torch.full((5,), 0.2).double()).item() == pytest.approx(info_nce(matrix).item())
+
+
+def test_weighted_loss_equals_the_released_gaid_code(parity_cases):
+    case = load_file(parity_cases / "gaid.safetensors")
+    matrix = case["expected.train.similarity"] * case["checkpoint.clip.logit_scale"].exp()
+    assert weighted_info_nce(matrix, "positive").item() == pytest.approx(
+        case["expected.loss.perturbation"].item(), rel=1e-5
+    )
+    assert weighted_info_nce(matrix, "uniform").item() == pytest.approx(info_nce(matrix).item())
+
+
+def test_no_gradient_flows_through_the_weights():
+    matrix = logits().requires_grad_()
+    weighted_info_nce(matrix, "positive").backward()
+    constant = matrix.detach().clone().requires_grad_()
+    info_nce(constant, weight=positive_weights(constant)).backward()
+    assert torch.equal(matrix.grad, constant.grad)
+    assert not positive_weights(matrix).requires_grad
+
+
+def test_a_device_can_hold_some_rows_of_a_gathered_batch():
+    matrix = logits(6)
+    parts = [row_cross_entropy(matrix[i : i + 2], torch.arange(i, i + 2)) for i in (0, 2, 4)]
+    assert torch.stack(parts).mean().item() == pytest.approx(row_cross_entropy(matrix).item())
+
+
+def test_large_logits_do_not_overflow():
+    matrix = 100 * torch.eye(4).mul(2).sub(1)
+    assert info_nce(matrix).item() == pytest.approx(0.0, abs=1e-6)
+    assert info_nce(-matrix).item() == pytest.approx(200.0 + math.log(3), rel=1e-5)
+
+
+def test_shapes_that_have_no_diagonal_are_refused():
+    with pytest.raises(ValueError, match=r"square logits, got \(3, 4\)"):
+        info_nce(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="give the targets"):
+        row_cross_entropy(torch.zeros(4, 3))
+    with pytest.raises(ValueError, match=r"weights must be \(3,\)"):
+        row_cross_entropy(torch.zeros(3, 3), weight=torch.ones(2))
+
+
+def test_local_shares_average_to_the_whole_loss_and_its_gradient():
+    whole = logits(6).requires_grad_()
+    parts = logits(6).requires_grad_()
+    shares = [local_info_nce(parts[i : i + 2], parts[:, i : i + 2], i) for i in (0, 2, 4)]
+    info_nce(whole).backward()
+    torch.stack(shares).mean().backward()
+    assert torch.stack(shares).mean().item() == pytest.approx(info_nce(whole).item())
+    torch.testing.assert_close(parts.grad, whole.grad)
+
+
+@pytest.mark.parametrize("first", [-1, 5])
+def test_local_shares_beyond_the_batch_are_refused(first):
+    with pytest.raises(ValueError, match="not the share of one device"):
+        local_info_nce(logits(6)[:2], logits(6)[:, :2], first)
+    with pytest.raises(ValueError, match="not the share of one device"):
+        local_info_nce(logits(6)[:2], logits(6), 0)

@@ -1,0 +1,233 @@
+"""BertAdam against plain loops, the schedules' values, parameter groups, and exact resuming."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tvr_lightning.training.optim import BertAdam, OptimizerConfig, build_optimizer, parameter_groups, schedule_factor
+
+
+class Method(nn.Module):
+    """An encoder with a norm and a frozen layer, a head, and a logit scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+        self.encoder[2].requires_grad_(False)
+        self.head = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
+        self.temporal_encoder = nn.Linear(3, 3, bias=False)
+        self.temperature = nn.Module()
+        self.temperature.logit_scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (self.temporal_encoder(self.head(self.encoder(inputs))) * self.temperature.logit_scale).square().sum()
+
+
+def names_of(method: Method, group: dict) -> set[str]:
+    members = {id(parameter) for parameter in group["params"]}
+    return {name for name, parameter in method.named_parameters() if id(parameter) in members}
+
+
+def bert_adam_by_hand(values, gradients, rates, betas, eps, decay, clip):
+    """The released update for one tensor, number by number."""
+    mean, square = [0.0] * len(values), [0.0] * len(values)
+    for gradient, rate in zip(gradients, rates, strict=True):
+        norm = math.sqrt(sum(g * g for g in gradient))
+        if clip is not None and norm > clip:
+            gradient = [g * clip / (norm + 1e-6) for g in gradient]
+        for i, g in enumerate(gradient):
+            mean[i] = betas[0] * mean[i] + (1 - betas[0]) * g
+            square[i] = betas[1] * square[i] + (1 - betas[1]) * g * g
+            values[i] -= rate * (mean[i] / (math.sqrt(square[i]) + eps) + decay * values[i])
+    return values
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.3, None])
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_bert_adam_equals_plain_loops(clip, decay):
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(6, generator=generator, dtype=torch.float64)
+    gradients = (
+        torch.randn(7, 6, generator=generator, dtype=torch.float64) * torch.tensor([[0.01, 1.0, 30.0] * 2]).double()
+    )
+    rates = [0.0, 0.01, 0.02, 0.03, 0.02, 0.01, 0.005]
+    parameter = nn.Parameter(start.clone())
+    optimizer = BertAdam([parameter], betas=(0.9, 0.98), eps=1e-6, weight_decay=decay, per_tensor_clip=clip)
+    for gradient, rate in zip(gradients, rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    expected = bert_adam_by_hand(start.tolist(), gradients.tolist(), rates, (0.9, 0.98), 1e-6, decay, clip)
+    torch.testing.assert_close(parameter.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+
+
+def test_clipping_is_per_tensor_and_leaves_the_gradient_alone():
+    large, small = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+    optimizer = BertAdam([large, small], lr=1.0, betas=(0.0, 0.0), eps=1.0, weight_decay=0.0, per_tensor_clip=1.0)
+    large.grad, small.grad = torch.full((4,), 50.0), torch.full((4,), 0.1)
+    optimizer.step()
+    # With betas 0 and eps 1 the update is g / (|g| + 1): 0.5 clipped to 1/3, 0.1 untouched to 1/11.
+    torch.testing.assert_close(large.detach(), torch.full((4,), -1 / 3))
+    torch.testing.assert_close(small.detach(), torch.full((4,), -1 / 11))
+    assert large.grad.eq(50.0).all()
+
+
+def test_half_precision_master_weights_keep_their_dtype_and_mostly_stay_put():
+    torch.manual_seed(0)
+    weights, gradient = 0.02 * torch.randn(20_000), torch.randn(20_000)
+    moved = {}
+    for dtype in (torch.float16, torch.float32):
+        parameter = nn.Parameter(weights.to(dtype, copy=True))
+        optimizer = BertAdam([parameter], lr=1e-7)
+        parameter.grad = gradient.to(dtype)
+        optimizer.step()
+        moved[dtype] = (parameter.detach() != weights.to(dtype)).float().mean().item()
+        assert parameter.dtype == dtype
+        assert all(value.dtype == dtype for value in optimizer.state[parameter].values())
+    assert 0 < moved[torch.float16] < 0.2
+    assert moved[torch.float32] > 0.9
+
+
+def test_sparse_gradients_are_refused():
+    table = nn.Embedding(5, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="dense gradients"):
+        BertAdam(table.parameters()).step()
+
+
+def test_groups_hold_each_trainable_parameter_once_with_its_rate_and_decay():
+    method = Method()
+    groups = {group["name"]: group for group in parameter_groups(method, OptimizerConfig())}
+    assert {name: names_of(method, group) for name, group in groups.items()} == {
+        "encoder, decayed": {"encoder.0.weight", "encoder.1.weight", "temperature.logit_scale"},
+        "encoder, not decayed": {"encoder.0.bias", "encoder.1.bias"},
+        "method, decayed": {"head.0.weight", "head.1.weight", "temporal_encoder.weight"},
+        "method, not decayed": {"head.0.bias", "head.1.bias"},
+    }
+    assert [(group["lr"], group["weight_decay"]) for group in groups.values()] == [
+        (1e-4, 0.0),
+        (1e-4, 0.2),
+        (1e-7, 0.0),
+        (1e-7, 0.2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("decay", "spared"),
+    [
+        ("all", set()),
+        (
+            "no-bias-no-norm",
+            {"encoder.0.bias", "encoder.1.weight", "encoder.1.bias", "temperature.logit_scale"}
+            | {"head.0.bias", "head.1.weight", "head.1.bias"},
+        ),
+    ],
+)
+def test_other_rules_of_decay(decay, spared):
+    method = Method()
+    groups = parameter_groups(method, OptimizerConfig(decay=decay))
+    assert {name for group in groups if not group["weight_decay"] for name in names_of(method, group)} == spared
+
+
+def test_a_module_without_trainable_parameters_is_refused():
+    with pytest.raises(ValueError, match="Method has no trainable parameter"):
+        parameter_groups(Method().requires_grad_(False), OptimizerConfig())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "values"),
+    [
+        # x = 0, .05, just below .1, .1, .55, 1, 1.5
+        ("warmup-cosine", [0.0, 0.5, 0.99, 0.9755283, 0.4217828, 0.0, 0.5]),
+        ("warmup-cosine-shifted", [0.0, 0.5, 0.99, 1.0, 0.5, 0.0, 0.0]),
+        ("warmup-linear", [0.0, 0.5, 0.99, 1.0, 0.5, 0.0, 0.0]),
+        ("constant", [0.0, 0.5, 0.99, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_schedules(schedule, values):
+    config = OptimizerConfig(schedule=schedule)
+    steps = [0, 50, 99, 100, 550, 1000, 1500]
+    assert [schedule_factor(config, step, 1000) for step in steps] == pytest.approx(values, abs=1e-6)
+
+
+def test_without_warmup_the_first_step_has_the_full_rate():
+    assert schedule_factor(OptimizerConfig(warmup=0.0, schedule="warmup-cosine-shifted"), 0, 100) == 1.0
+
+
+def test_a_schedule_of_fewer_epochs_than_the_run_rises_again():
+    config = OptimizerConfig(schedule_epochs=5)
+    optimizer, scheduler = build_optimizer(Method(), config, total_steps=100, epochs=10)
+    rates = []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"] / 1e-4)
+        optimizer.step()
+        scheduler.step()
+    assert rates[0] == 0
+    assert rates[50] == pytest.approx(0.0, abs=1e-9)
+    assert rates[75] == pytest.approx(0.5)
+    with pytest.raises(ValueError, match=r"trainer\.max_epochs"):
+        build_optimizer(Method(), config, total_steps=100)
+
+
+@pytest.mark.parametrize("config", [OptimizerConfig(), OptimizerConfig(name="adamw", per_tensor_clip=None)])
+def test_resuming_from_saved_state_gives_the_same_weights(config, tmp_path):
+    def train(method, optimizer, scheduler, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            method(torch.randn(8, 4, generator=torch.Generator().manual_seed(step))).backward()
+            optimizer.step()
+            scheduler.step()
+
+    through = Method()
+    train(through, *build_optimizer(through, config, total_steps=12), range(12))
+
+    first = Method()
+    optimizer, scheduler = build_optimizer(first, config, total_steps=12)
+    train(first, optimizer, scheduler, range(5))
+    saved = [first.state_dict(), optimizer.state_dict(), scheduler.state_dict()]
+    torch.save(saved, tmp_path / "state.pt")
+
+    second = Method()
+    optimizer, scheduler = build_optimizer(second, config, total_steps=12)
+    for part, state in zip(
+        (second, optimizer, scheduler), torch.load(tmp_path / "state.pt", weights_only=True), strict=True
+    ):
+        part.load_state_dict(state)
+    train(second, optimizer, scheduler, range(5, 12))
+    for name, value in through.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+    assert not torch.equal(through.head[0].weight, Method().head[0].weight)
+
+
+def test_adamw_is_torchs_with_these_groups():
+    optimizer, _ = build_optimizer(Method(), OptimizerConfig(name="adamw", per_tensor_clip=None, eps=1e-7), 10)
+    assert type(optimizer) is torch.optim.AdamW
+    assert {group["eps"] for group in optimizer.param_groups} == {1e-7}
+    assert [group["initial_lr"] for group in optimizer.param_groups] == [1e-4, 1e-4, 1e-7, 1e-7]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "optimizer.lr"),
+        ({"encoder_lr": -1.0}, "optimizer.encoder_lr"),
+        ({"weight_decay": -0.1}, "optimizer.weight_decay"),
+        ({"betas": (0.9, 1.0)}, "optimizer.betas"),
+        ({"eps": 0.0}, "optimizer.eps"),
+        ({"warmup": 1.0}, "optimizer.warmup"),
+        ({"per_tensor_clip": 0.0}, "null switches it off"),
+        ({"name": "adamw"}, "per_tensor_clip: null"),
+        ({"schedule_epochs": 0.0}, "optimizer.schedule_epochs"),
+    ],
+)
+def test_options_out_of_range_or_in_conflict_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(**options)
+
+
+def test_no_steps_no_schedule():
+    with pytest.raises(ValueError, match="at least one optimiser step"):
+        build_optimizer(Method(), OptimizerConfig(), total_steps=0)

@@ -1,0 +1,1 @@
+"""Importing the checkpoints that the authors publish."""

@@ -1,0 +1,1 @@
+"""Bytes to tensors: opening, probing and reading media files, knowing no dataset."""

@@ -1,0 +1,138 @@
+"""What happens to each frame between decoding and the encoder: resizing, cropping, augmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from PIL import Image
+
+from tvr_lightning.media.rand_augment import draw_rand_augment
+
+Augmentation = Literal["none", "crop-flip", "rand-augment"]
+"""What is done to the frames of a training clip, alike for all of them.
+
+- `none`: CLIP's own preprocessing (`ResizeCentreCrop`).
+- `crop-flip`: a random crop of 0.5 to 1 of the area and a flip with probability 1/2 (X-Pool, T-MASS, GAID:
+  `datasets/model_transforms.py`, whose colour jitter has zero strength). A flip contradicts captions that say left or
+  right.
+- `rand-augment`: RandAugment `rand-m7-n4-mstd0.5-inc1` on the whole frame, then CLIP's preprocessing (GARE's code; its
+  paper names none).
+"""
+
+FrameTransform = Callable[[Image.Image], Image.Image]
+"""From an RGB frame of any size to one of (S, S)."""
+
+# torchvision's RandomResizedCrop, which X-Pool uses with this scale and its default ratio: ten attempts, then centred.
+_ATTEMPTS = 10
+_AREA = (0.5, 1.0)
+_LOG_RATIO = (float(np.log(3 / 4)), float(np.log(4 / 3)))
+
+
+@dataclass(frozen=True)
+class ResizeCentreCrop:
+    """CLIP's preprocessing: the short side resized to S (bicubic, antialiased), then the centre square.
+
+    Equal to torchvision's `Resize(S, BICUBIC)` and `CenterCrop(S)` on PIL images, pixel for pixel.
+
+    Attributes:
+        image_size: S, pixels.
+    """
+
+    image_size: int
+
+    def __call__(self, frame: Image.Image) -> Image.Image:
+        """Return the (S, S) centre of a resized RGB or RGBX frame, in its mode."""
+        size, (width, height) = self.image_size, frame.size
+        if min(width, height) != size:
+            wide = width >= height
+            scaled = (int(size * width / height), size) if wide else (size, int(size * height / width))
+            frame = frame.resize(scaled, Image.Resampling.BICUBIC)
+            width, height = scaled
+        left, top = round((width - size) / 2), round((height - size) / 2)
+        return frame.crop((left, top, left + size, top + size))
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """A crop of random place, area and ratio, resized to (S, S), and perhaps mirrored: the same for every frame.
+
+    It follows torchvision's `RandomResizedCrop(S, scale=(0.5, 1))` and `RandomHorizontalFlip`. The draws are kept as
+    fractions, so that they suit a frame of any size. Resizing is antialiased.
+
+    Attributes:
+        image_size: S, pixels.
+        draws: (10, 4) uniform in [0, 1): area, ratio, top and left of each attempt to place the crop.
+        flip: whether the frame is mirrored.
+    """
+
+    image_size: int
+    draws: tuple[tuple[float, ...], ...]
+    flip: bool
+
+    def __call__(self, frame: Image.Image) -> Image.Image:
+        """Return the crop of an RGB frame as (S, S)."""
+        # Cropped first: `resize(box=...)` would let pixels from outside the crop in.
+        cropped = frame.crop(self.box(*frame.size)).resize((self.image_size,) * 2, Image.Resampling.BILINEAR)
+        return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.flip else cropped
+
+    def box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Return left, top, right and bottom of the crop, in pixels of a frame of this size."""
+        for area_draw, ratio_draw, top_draw, left_draw in self.draws:
+            area = width * height * (_AREA[0] + (_AREA[1] - _AREA[0]) * area_draw)
+            ratio = np.exp(_LOG_RATIO[0] + (_LOG_RATIO[1] - _LOG_RATIO[0]) * ratio_draw)
+            w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                left, top = int(left_draw * (width - w + 1)), int(top_draw * (height - h + 1))
+                return left, top, left + w, top + h
+        w = min(width, round(height * 4 / 3))
+        h = min(height, round(width * 4 / 3))
+        left, top = (width - w) // 2, (height - h) // 2
+        return left, top, left + w, top + h
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One frame transform after another.
+
+    Attributes:
+        steps: the transforms, the first applied first.
+    """
+
+    steps: tuple[FrameTransform, ...]
+
+    def __call__(self, frame: Image.Image) -> Image.Image:
+        """Return the frame after every step."""
+        for step in self.steps:
+            frame = step(frame)
+        return frame
+
+
+def draw_augmentation(
+    augmentation: Augmentation, image_size: int, generator: np.random.Generator | None = None
+) -> FrameTransform:
+    """Draw what is done to every frame of one clip.
+
+    Args:
+        augmentation: the kind.
+        image_size: S, pixels.
+        generator: where it is drawn from; the same state gives the same transform. `none` draws nothing.
+
+    Returns:
+        A transform from an RGB frame to (S, S), the same each time it is called.
+
+    Raises:
+        ValueError: an unknown kind, or a random one without a generator.
+    """
+    if augmentation not in get_args(Augmentation):
+        raise ValueError(f"augmentation {augmentation!r} is unknown; choose one of {', '.join(get_args(Augmentation))}")
+    if augmentation == "none":
+        return ResizeCentreCrop(image_size)
+    if generator is None:
+        raise ValueError(f"augmentation {augmentation!r} needs a generator to draw from")
+    if augmentation == "crop-flip":
+        draws = tuple(tuple(row) for row in generator.random((_ATTEMPTS, 4)).tolist())
+        return CropFlip(image_size, draws, bool(generator.random() < 0.5))
+    return Chain((draw_rand_augment(generator), ResizeCentreCrop(image_size)))

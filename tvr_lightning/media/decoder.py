@@ -1,0 +1,152 @@
+"""Opening video files, decoding them (the chosen packets, or all), and making pictures of frames."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import av
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+from av.video.stream import VideoStream
+from PIL import Image
+
+from tvr_lightning.media.opening import (
+    MAX_PIXELS,
+    Allowance,
+    VideoError,
+    declared_size,
+    open_media,
+    packets_of,
+    words_of,
+)
+from tvr_lightning.media.packets import PacketIndex
+
+_LARGEST = f"at most {MAX_PIXELS:,} pixels are read, 8192 x 4352"
+
+
+@contextmanager
+def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a file and its video stream, with decoding errors raised instead of painted over.
+
+    Args:
+        path: the file.
+        threads: decoding threads.
+
+    Returns:
+        A context with the container and its first video stream that is no cover picture.
+
+    Raises:
+        VideoError: the file is missing or empty, cannot be opened, has no video stream of a known codec, or pictures
+            beyond `MAX_PIXELS`.
+    """
+    with open_media(path) as container:
+        streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+        if not streams:
+            raise VideoError(path, "has no video stream" + (", only sound" if container.streams.audio else ""))
+        stream = streams[0]
+        if stream.codec_context is None:
+            raise VideoError(path, "its video codec is unknown, or its header damaged")
+        stream.codec_context.thread_count = threads
+        stream.codec_context.thread_type = "AUTO" if threads > 1 else "NONE"
+        stream.codec_context.options = {"err_detect": "explode", "max_pixels": str(MAX_PIXELS)}
+        # FFmpeg forgets the size of pictures that it was told not to decode.
+        width, height = stream.codec_context.width, stream.codec_context.height
+        if not width:
+            width, height = declared_size(path, stream.index)
+        if width * height > MAX_PIXELS:
+            raise VideoError(path, f"its pictures are {width:,} x {height:,} pixels; {_LARGEST}")
+        yield container, stream
+
+
+class Pictures:
+    """Turns decoded frames into pictures; one for a whole clip, since its conversion tables are dear to make."""
+
+    def __init__(self) -> None:
+        self._reformatter = VideoReformatter()
+
+    def __call__(self, frame: VideoFrame) -> Image.Image:
+        """Return a frame's RGB as a picture of mode RGBX, whose fourth byte means nothing.
+
+        That is how Pillow keeps RGB anyway, so that the pixels need not be copied. They equal those of PyAV's
+        `to_image`, which is several times slower. The file's own colour matrix and range are applied; conversion runs
+        in this thread, since many workers each with a pool of threads hinder each other.
+        """
+        converted = self._reformatter.reformat(frame, format="rgb0", threads=1)
+        plane = converted.planes[0]
+        size = (converted.width, converted.height)
+        return Image.frombuffer("RGBX", size, plane, "raw", "RGBX", plane.line_size, 1)  # type: ignore[arg-type]
+
+
+def frames_of_runs(
+    stream: VideoStream, index: PacketIndex, runs: list[list[int]], allowance: Allowance
+) -> Generator[tuple[int, VideoFrame], None, None]:
+    """Decode runs of packets one after another, beginning anew with each.
+
+    Args:
+        stream: the opened stream.
+        index: its packets; the file is read again where it does not keep them.
+        runs: packet numbers as `plan_runs` gives them.
+        allowance: the time that the file may take.
+
+    Yields:
+        The number of the run and a frame, for every frame that comes out.
+
+    Raises:
+        av.FFmpegError: a packet cannot be decoded.
+        VideoError: the time is used up, or the file changes meanwhile.
+    """
+    decoder = stream.codec_context
+    with closing(_chosen_packets(index, runs, allowance)) as packets:
+        for number, run in enumerate(runs):
+            for _ in run:
+                packet = next(packets, None)
+                if packet is None:
+                    raise VideoError(allowance.path, "became shorter while it was read")
+                yield from ((number, frame) for frame in decoder.decode(packet))
+            yield from ((number, frame) for frame in decoder.decode(None))
+            decoder.flush_buffers()
+
+
+def _chosen_packets(
+    index: PacketIndex, runs: list[list[int]], allowance: Allowance
+) -> Generator[av.Packet, None, None]:
+    """Yield the packets of the runs in order, from memory or by reading the file again."""
+    if index.packets is not None:
+        for number in (number for run in runs for number in run):
+            allowance.check()
+            yield index.packets[number]
+        return
+    chosen = {number for run in runs for number in run}
+    with open_video(allowance.path, threads=1) as (container, stream):
+        listed = (packet for packet in packets_of(container, stream) if packet.size)
+        for number, packet in enumerate(listed):
+            allowance.check()
+            if number in chosen:
+                yield packet
+
+
+def decoded_frames(path: Path, threads: int, allowance: Allowance) -> Generator[VideoFrame, None, None]:
+    """Yield every frame of a file, in the order shown.
+
+    Raises:
+        VideoError: a frame cannot be decoded, or the time is used up.
+    """
+    with open_video(path, threads) as (container, stream):
+        time = None
+        try:
+            for packet in packets_of(container, stream):
+                allowance.check()
+                for frame in packet.decode():
+                    if frame.is_corrupt:
+                        raise VideoError(path, f"the frame at {frame.time} s is damaged")
+                    time = frame.time
+                    yield frame
+        except av.FFmpegError as error:
+            where = "" if time is None else f" past {time:.2f} s"
+            # What FFmpeg leaves of the size of a picture that it refuses.
+            reason = words_of(error) if stream.codec_context.width else f"it is damaged or too large: {_LARGEST}"
+            raise VideoError(path, f"cannot be decoded{where} ({reason})") from error

@@ -1,0 +1,393 @@
+"""Video files: the wanted frames of a clip as pixels, and what a file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+from av.container import InputContainer
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tvr_lightning.media.augment import FrameTransform, ResizeCentreCrop
+from tvr_lightning.media.decoder import Pictures, decoded_frames, frames_of_runs, open_video
+from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError
+from tvr_lightning.media.orientation import orientation_of, upright
+from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
+from tvr_lightning.media.sampling import FrameSampling, Positions, sample_frames
+from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
+
+__all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts"]
+
+Pixels = NDArray[np.uint8]
+Span = tuple[float, float]
+
+
+@dataclass
+class DecodedClip:
+    """F frames of one clip.
+
+    Attributes:
+        pixels: (F, 3, S, S) uint8 RGB; padded frames are zero.
+        frame_mask: (F,) bool, True where there is a frame; a repeated last frame counts as one.
+        timestamps: (F,) float32, seconds of each frame from the first frame of the file; 0 where padded.
+        duration: seconds of the file's video.
+    """
+
+    pixels: Tensor
+    frame_mask: Tensor
+    timestamps: Tensor
+    duration: float
+
+
+@dataclass
+class VideoInfo:
+    """What a video file holds, read from its packets and its first frame.
+
+    Attributes:
+        path: the file.
+        duration: seconds from the first frame to the end of the last.
+        start: seconds from the container's beginning to the first frame.
+        fps: mean frames per second.
+        width, height: pixels of a frame as it is shown (rotation applied).
+        frames: number of frames.
+        keyframes: number of stored frames where decoding can begin.
+        timed: False where all frames have the same time stamp; they are read in order, at the declared rate.
+        has_audio: whether there is a sound track.
+        rotation: degrees that the stored frame is turned clockwise to be shown: 0, 90, 180 or 270.
+        codec: name of the video codec.
+        pixel_format: FFmpeg's name of the stored pixel format.
+        broken: why the stream ends before its container says, or None.
+    """
+
+    path: Path
+    duration: float
+    start: float
+    fps: float
+    width: int
+    height: int
+    frames: int
+    keyframes: int
+    timed: bool
+    has_audio: bool
+    rotation: int
+    codec: str
+    pixel_format: str
+    broken: str | None
+
+
+def read_clip(
+    path: str | Path,
+    *,
+    frames: int,
+    image_size: int,
+    sampling: FrameSampling = "one-fps-uniform",
+    span: Span | None = None,
+    generator: np.random.Generator | None = None,
+    augment: FrameTransform | None = None,
+    threads: int = 1,
+) -> DecodedClip:
+    """Decode F frames of a clip.
+
+    Only the stretches that lead to a wanted frame are decoded, and only wanted frames are converted to RGB. Rotation
+    stored in the file is applied; pixels are taken as square, as OpenCV does for the published results.
+
+    Args:
+        path: a video file of any container and codec that FFmpeg reads.
+        frames: F.
+        image_size: S, pixels.
+        sampling: which frames (see `FrameSampling`).
+        span: start and end in seconds from the first frame; None is the whole file.
+        generator: where `segment-random` draws from.
+        augment: from an RGB frame to (S, S), the same for all frames (`draw_augmentation`); None is CLIP's resize and
+            centre crop.
+        threads: decoding threads; 1 suits many worker processes.
+
+    Returns:
+        The frames with their mask and times.
+
+    Raises:
+        VideoError: the file is missing, is no video, has no frames in the span, or breaks off before a frame that was
+            asked for; a frame is never given in the place of another.
+        ValueError: options that do not fit each other (see `sample_frames`).
+    """
+    # One draw, so that a second look at the same clip takes the same random frames.
+    seed = None if generator is None else int(generator.integers(2**63))
+    choose = partial(_choose, Path(path), frames, sampling, seed)
+    convert = partial(_to_pixels, Path(path), Pictures(), image_size, augment)
+    _, (clip,) = _read(Path(path), lambda duration: [span], choose, convert, frames, image_size, threads)
+    return clip
+
+
+def read_parts(
+    path: str | Path,
+    divide: Callable[[float], list[Span]],
+    *,
+    frames: int,
+    image_size: int,
+    sampling: FrameSampling = "segment-centres",
+) -> tuple[list[Span], list[DecodedClip]]:
+    """Decode F frames of each of several parts of a file, which is opened and listed once.
+
+    Args:
+        path: a video file, as `read_clip` takes it.
+        divide: from the seconds that the file's video lasts to the start and end of each part.
+        frames: F, of each part.
+        image_size: S, pixels.
+        sampling: which frames of a part.
+
+    Returns:
+        The parts, and the clip of each as `read_clip` gives it.
+
+    Raises:
+        VideoError: as `read_clip` does, of any part.
+        ValueError: options that do not fit each other (see `sample_frames`).
+    """
+    choose = partial(_choose, Path(path), frames, sampling, None)
+    convert = partial(_to_pixels, Path(path), Pictures(), image_size, None)
+    parts, clips = _read(Path(path), divide, choose, convert, frames, image_size, threads=1)
+    return [part for part in parts if part is not None], clips
+
+
+def _read(
+    path: Path,
+    divide: Callable[[float], Sequence[Span | None]],
+    choose: Callable[[Span | None, Timeline], Positions],
+    convert: Callable[[VideoFrame], Pixels],
+    frames: int,
+    image_size: int,
+    threads: int,
+) -> tuple[Sequence[Span | None], list[DecodedClip]]:
+    """Decode the chosen frames of every span that `divide` gives for the file's duration; None is the whole file."""
+    allowance = Allowance(path, threads)
+    with open_video(path, threads) as (container, stream):
+        index = _index(container, stream, allowance)
+        timeline = packet_timeline(index)
+        spans = divide(timeline.duration)
+        _check_reach(container, stream, index, spans, allowance)
+        chosen = [choose(span, timeline) for span in spans]
+        images = _decode_planned(stream, index, timeline, _all(chosen), convert, allowance)
+    if images is None and index.timed and not index.ordered:
+        images = _decode_straight(_all(chosen), convert, threads, allowance)
+    if images is None:
+        timeline = _decoded_timeline(index, threads, allowance)
+        spans = divide(timeline.duration)
+        chosen = [choose(span, timeline) for span in spans]
+        images = _decode_straight(_all(chosen), convert, threads, allowance)
+    if images is None:
+        raise VideoError(path, "does not decode to the same frames twice")
+    return spans, [_assemble(timeline, positions, images, frames, image_size) for positions in chosen]
+
+
+def _all(chosen: Sequence[Positions]) -> set[int]:
+    return {position for positions in chosen for position in positions.tolist()}
+
+
+def probe(path: str | Path) -> VideoInfo:
+    """Read what a video file holds; decodes its first frame and no other.
+
+    Args:
+        path: a video file.
+
+    Returns:
+        Its properties; a file that breaks off is described up to there, with the reason in `broken`.
+
+    Raises:
+        VideoError: the file is missing or holds no video that decodes.
+    """
+    path = Path(path)
+    allowance = Allowance(path)
+    with open_video(path, threads=1) as (container, stream):
+        index = _index(container, stream, allowance)
+        timeline = packet_timeline(index)
+        first = _first_frame(stream, index, timeline, allowance)
+        orientation = orientation_of(first)
+        turned = orientation.quarter_turns % 2 == 1
+        count = len(timeline.times)
+        began = 0 if container.start_time is None else container.start_time / av.time_base
+        origin = int(index.presented()[0]) if index.timed else (stream.start_time or 0)
+        return VideoInfo(
+            path=path,
+            duration=timeline.duration,
+            start=max(0.0, float(origin * index.time_base) - began),
+            fps=count / timeline.duration if timeline.duration else 0.0,
+            width=first.height if turned else first.width,
+            height=first.width if turned else first.height,
+            frames=count,
+            keyframes=int(index.keyframe.sum()),
+            timed=not index.stopped,
+            has_audio=bool(container.streams.audio),
+            rotation=orientation.quarter_turns * 90,
+            codec=stream.codec_context.name,
+            pixel_format=first.format.name,
+            broken=cut_short(container, stream, index, allowance),
+        )
+
+
+def _to_pixels(
+    path: Path, picture: Pictures, image_size: int, augment: FrameTransform | None, frame: VideoFrame
+) -> Pixels:
+    """Return a frame upright and transformed, (S, S, 3)."""
+    if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
+        found = f"its pictures are {frame.width:,} x {frame.height:,} pixels"
+        raise VideoError(path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
+    image = upright(picture(frame), orientation_of(frame))
+    image = ResizeCentreCrop(image_size)(image) if augment is None else augment(image.convert("RGB"))
+    return np.asarray(image)[..., :3]
+
+
+def _choose(
+    path: Path,
+    frames: int,
+    sampling: FrameSampling,
+    seed: int | None,
+    span: Span | None,
+    timeline: Timeline,
+) -> Positions:
+    """Return the positions of the wanted frames; a span after the clip's end is the file's fault, so it names it."""
+    _check_length(path, timeline.duration)
+    if span is not None and span[0] >= timeline.duration > 0:
+        raise VideoError(path, f"the span {span} begins after its last frame, at {timeline.duration:.3f} s")
+    generator = None if seed is None else np.random.default_rng(seed)
+    return sample_frames(timeline.times, timeline.duration, frames, sampling, span, generator)
+
+
+def _index(container: InputContainer, stream: VideoStream, allowance: Allowance) -> PacketIndex:
+    index = index_packets(container, stream, allowance)
+    if not index.shown.any():
+        reason = f"its video stream has no frames{f' ({index.broken})' if index.broken else ''}"
+        raise VideoError(allowance.path, reason)
+    if index.timed:
+        _check_stamps(index, index.presented(), allowance.path)
+    return index
+
+
+def _check_stamps(index: PacketIndex, stamps: NDArray[np.int64], path: Path) -> None:
+    # In Python's integers, since the distance of two time stamps may not fit into 64 bits.
+    _check_length(path, float((int(stamps[-1]) - int(stamps[0])) * index.time_base))
+
+
+def _check_length(path: Path, seconds: float) -> None:
+    if seconds > MAX_SECONDS:
+        raise VideoError(path, f"lasts {seconds:,.0f} s by its time stamps; at most {MAX_SECONDS:,} s are read")
+
+
+def _check_reach(
+    container: InputContainer,
+    stream: VideoStream,
+    index: PacketIndex,
+    spans: Sequence[Span | None],
+    allowance: Allowance,
+) -> None:
+    """Raise where a wanted span reaches past the place where the stream breaks off."""
+    reason = cut_short(container, stream, index, allowance)
+    end = packet_timeline(index).duration
+    if reason and any(span is None or span[1] > end for span in spans):
+        raise VideoError(allowance.path, reason)
+
+
+def _decode_planned(
+    stream: VideoStream,
+    index: PacketIndex,
+    timeline: Timeline,
+    positions: set[int],
+    convert: Callable[[VideoFrame], Pixels],
+    allowance: Allowance,
+) -> dict[int, Pixels] | None:
+    """Decode the stretches that lead to the wanted positions.
+
+    Returns:
+        The frames by position, or None where one of them did not come out and the file must be decoded straight
+        through to learn why (a stream whose packets are no whole frames, a damaged one).
+    """
+    if timeline.stamps is None:
+        return None
+    wanted = {int(timeline.stamps[position]): position for position in positions}
+    images: dict[int, Pixels] = {}
+    try:
+        latest: tuple[int, int] | None = None
+        with closing(frames_of_runs(stream, index, plan_runs(index, wanted), allowance)) as frames:
+            for run, frame in frames:
+                # MPEG-4 with two pictures in a packet: the order that frames come in is right, their stamps are not.
+                if frame.pts is None or (latest is not None and latest >= (run, frame.pts)):
+                    return None
+                latest = (run, frame.pts)
+                if frame.pts in wanted and not frame.is_corrupt:
+                    images[wanted[frame.pts]] = convert(frame)
+    except av.FFmpegError:
+        return None
+    return images if len(images) == len(wanted) else None
+
+
+def _decoded_timeline(index: PacketIndex, threads: int, allowance: Allowance) -> Timeline:
+    """Return the timeline that the decoded frames tell, where that of the packets does not hold."""
+    stamps: list[int] = []
+    for frame in decoded_frames(allowance.path, threads, allowance):
+        following = stamps[-1] + max(index.last_length, 1) if stamps else 0
+        stamps.append(following if frame.pts is None else frame.pts)
+    if not stamps:
+        raise VideoError(allowance.path, "none of its frames can be decoded")
+    rising = np.sort(np.array(stamps, dtype=np.int64))
+    _check_stamps(index, rising, allowance.path)
+    if len(rising) > 1 and rising[0] == rising[-1]:  # players then go by order, too
+        return even_timeline(len(rising), index)
+    return timeline_of(rising, index, None)
+
+
+def _decode_straight(
+    positions: set[int], convert: Callable[[VideoFrame], Pixels], threads: int, allowance: Allowance
+) -> dict[int, Pixels] | None:
+    """Decode from the beginning and return the frames at the wanted positions, or None where there are fewer frames."""
+    last, images = max(positions), {}
+    with closing(decoded_frames(allowance.path, threads, allowance)) as frames:
+        for position, frame in enumerate(frames):
+            if position in positions:
+                images[position] = convert(frame)
+            if position == last:
+                return images
+    return None
+
+
+def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, allowance: Allowance) -> VideoFrame:
+    """Decode the first frame alone, or straight from the beginning where its packet cannot be told."""
+    if timeline.stamps is not None:
+        stamp = int(timeline.stamps[0])
+        planned = frames_of_runs(stream, index, plan_runs(index, [stamp]), allowance)
+        with suppress(av.FFmpegError), closing(planned) as frames:  # what is wrong is told by decoding straight
+            for _, frame in frames:
+                if frame.pts == stamp:
+                    return frame
+    with closing(decoded_frames(allowance.path, 1, allowance)) as frames:
+        for frame in frames:
+            return frame
+    raise VideoError(allowance.path, "none of its frames can be decoded")
+
+
+def _assemble(
+    timeline: Timeline,
+    chosen: Positions,
+    images: dict[int, Pixels],
+    frames: int,
+    image_size: int,
+) -> DecodedClip:
+    """Stack the chosen frames, padded with zeros up to F where the strategy gives fewer."""
+    pixels = np.zeros((frames, image_size, image_size, 3), dtype=np.uint8)
+    times = np.zeros(frames, dtype=np.float32)
+    for row, position in enumerate(chosen.tolist()):
+        pixels[row] = images[position]
+        times[row] = timeline.times[position]
+    mask = torch.arange(frames) < len(chosen)
+    return DecodedClip(
+        pixels=torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(),
+        frame_mask=mask,
+        timestamps=torch.from_numpy(times),
+        duration=timeline.duration,
+    )

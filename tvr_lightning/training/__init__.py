@@ -1,0 +1,1 @@
+"""What a training run is driven by: losses, optimisers, gathering over devices, sharding, reliability."""

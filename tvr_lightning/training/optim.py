@@ -1,0 +1,279 @@
+"""BertAdam as the released CLIP4Clip family uses it, parameter groups, and schedules of the learning rate.
+
+The schedule multiplies each group's learning rate through torch's LambdaLR, one step of it per optimiser step, so that
+Lightning saves and resumes it exactly. The first step has learning rate 0, as released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+OptimizerName = Literal["bert-adam", "adamw"]
+Schedule = Literal["warmup-cosine", "warmup-cosine-shifted", "warmup-linear", "constant"]
+Decay = Literal["released", "all", "no-bias-no-norm"]
+
+
+@dataclass
+class OptimizerConfig:
+    """Optimiser, learning rates and schedule of a recipe; the defaults are those of CLIP4Clip, GARE and TC-MGC.
+
+    Attributes:
+        name: `bert-adam` (no bias correction, clips every tensor) or `adamw` (torch's).
+        lr: peak learning rate of everything that is not pretrained.
+        encoder_lr: peak learning rate of the encoder and of the logit scale.
+        weight_decay: decoupled decay, multiplied by the learning rate.
+        betas: decay rates of the running means of the gradient and of its square.
+        eps: added to the root of the running mean of squares.
+        warmup: share of the schedule over which the learning rate rises from 0, in [0, 1).
+        schedule: `warmup-cosine` follows 0.5 (1 + cos(pi x)) in the share x of ALL steps, so that it drops from 1 to
+            0.976 where a warm-up of 0.1 ends (released BertAdam); `warmup-cosine-shifted` starts its cosine at 1 where
+            the warm-up ends (GAID, X-Pool, T-MASS); `warmup-linear` falls to 0 in a line; `constant` stays at 1.
+        per_tensor_clip: largest norm of the gradient of each tensor, besides Lightning's clipping of all together;
+            None clips none. BertAdam only.
+        decay: `released` spares parameters whose name contains `bias`: the released list also names LayerNorm, but no
+            module of theirs is called so, and its weights ARE decayed. `all` decays everything (GAID).
+            `no-bias-no-norm` spares everything with fewer than two dimensions.
+        schedule_epochs: length of the schedule in epochs where it is not the run's: GARE's released code always plans
+            5, so that in a longer run the cosine rises again.
+        gradient_cache: pairs that are encoded at a time on each device, where its share of a batch does not fit; the
+            loss still sees the whole batch (`tvr_lightning.training.gradient_cache`). None encodes all at once.
+
+    Raises:
+        ValueError: a value is out of its range, or two options conflict.
+    """
+
+    name: OptimizerName = "bert-adam"
+    lr: float = 1e-4
+    encoder_lr: float = 1e-7
+    weight_decay: float = 0.2
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-6
+    warmup: float = 0.1
+    schedule: Schedule = "warmup-cosine"
+    per_tensor_clip: float | None = 1.0
+    decay: Decay = "released"
+    schedule_epochs: float | None = None
+    gradient_cache: int | None = None
+
+    def __post_init__(self) -> None:
+        self.betas = (float(self.betas[0]), float(self.betas[1]))
+        for field in ("lr", "encoder_lr", "weight_decay"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"optimizer.{field} must not be negative, got {getattr(self, field)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimizer.betas must be in [0, 1), got {self.betas}")
+        if self.eps <= 0:
+            raise ValueError(f"optimizer.eps must be positive, got {self.eps}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"optimizer.warmup is a share of the schedule in [0, 1), got {self.warmup}")
+        if self.per_tensor_clip is not None and self.per_tensor_clip <= 0:
+            raise ValueError(
+                f"optimizer.per_tensor_clip must be positive, got {self.per_tensor_clip}; null switches it off"
+            )
+        if self.name == "adamw" and self.per_tensor_clip is not None:
+            raise ValueError(
+                "optimizer.per_tensor_clip belongs to bert-adam; with `name: adamw` set `per_tensor_clip: null` and "
+                "clip all gradients together with trainer.gradient_clip_val"
+            )
+        if self.gradient_cache is not None and self.gradient_cache < 1:
+            raise ValueError(f"optimizer.gradient_cache must be at least 1, or null, got {self.gradient_cache}")
+        if self.schedule_epochs is not None and self.schedule_epochs <= 0:
+            raise ValueError(f"optimizer.schedule_epochs must be positive, got {self.schedule_epochs}")
+
+
+class BertAdam(torch.optim.Optimizer):
+    """Adam without bias correction, with decay in the update and clipping per tensor (released BertAdam).
+
+    The optimiser of CLIP4Clip's modules/optimization.py, which GARE, X-CLIP and TC-MGC share. For each tensor p:
+
+        g <- g min(1, clip / (|g| + 1e-6));  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g g
+        p <- p - lr (m / (sqrt(v) + eps) + decay p)
+
+    State and update have the parameter's own dtype: half-precision master weights then move by less than half a unit in
+    the last place for most weights at the released encoder learning rate of 1e-7, and so stay where they are.
+
+    Args:
+        params: tensors, or groups with `lr` and `weight_decay` of their own.
+        lr: learning rate.
+        betas, eps, weight_decay: as in `OptimizerConfig`.
+        per_tensor_clip: largest norm of each tensor's gradient; None clips none.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-6,
+        weight_decay: float = 0.2,
+        per_tensor_clip: float | None = 1.0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "per_tensor_clip": per_tensor_clip,
+        }
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient; returns the closure's loss, if there is a closure.
+
+        Raises:
+            ValueError: a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            raise ValueError(
+                f"BertAdam takes dense gradients; a parameter of shape {tuple(parameter.shape)} has a sparse"
+            )
+        state = self.state[parameter]
+        if not state:
+            state["mean"] = torch.zeros_like(parameter)
+            state["square"] = torch.zeros_like(parameter)
+        if group["per_tensor_clip"] is not None:
+            clip = group["per_tensor_clip"] / (torch.linalg.vector_norm(gradient) + 1e-6)
+            gradient = gradient * clip.clamp(max=1.0)
+        first, second = group["betas"]
+        mean, square = state["mean"], state["square"]
+        mean.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        update = mean / (square.sqrt() + group["eps"])
+        if group["weight_decay"] > 0:
+            update += group["weight_decay"] * parameter
+        # The product is rounded to the parameter's dtype before it is subtracted, as released.
+        parameter.sub_(group["lr"] * update)
+
+
+def is_encoder_parameter(name: str) -> bool:
+    """Whether a parameter trains at `encoder_lr`: the encoder's own and the logit scale, which is CLIP's in the papers.
+
+    Args:
+        name: qualified name within the method's module, or within one that holds the method as `method`.
+    """
+    return name.startswith(("encoder.", "method.encoder.")) or name.rpartition(".")[2] == "logit_scale"
+
+
+def is_decayed(name: str, parameter: Tensor, decay: Decay) -> bool:
+    """Whether weight decay applies to a parameter, say a matrix (D, D), under a rule of `OptimizerConfig.decay`."""
+    if decay == "all":
+        return True
+    if decay == "released":
+        return "bias" not in name
+    return parameter.ndim >= 2
+
+
+def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Split the trainable parameters by learning rate and decay; frozen ones are left out.
+
+    Args:
+        module: the method; its pretrained part is its attribute `encoder`.
+        config: learning rates and rule of decay.
+
+    Returns:
+        Up to four groups with `params`, `lr`, `weight_decay` and `name`, such as `encoder, decayed`; no empty ones.
+
+    Raises:
+        ValueError: nothing is trainable.
+    """
+    groups: dict[tuple[bool, bool], list[Tensor]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            key = (is_encoder_parameter(name), is_decayed(name, parameter, config.decay))
+            groups.setdefault(key, []).append(parameter)
+    if not groups:
+        raise ValueError(f"{type(module).__name__} has no trainable parameter: unfreeze some, or evaluate only")
+    return [
+        {
+            "params": groups[encoder, decayed],
+            "lr": config.encoder_lr if encoder else config.lr,
+            "weight_decay": config.weight_decay if decayed else 0.0,
+            "name": f"{'encoder' if encoder else 'method'}, {'decayed' if decayed else 'not decayed'}",
+        }
+        for encoder, decayed in sorted(groups)
+    ]
+
+
+def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
+    """Share of the peak learning rate at a step.
+
+    Args:
+        config: schedule and warm-up.
+        step: optimiser steps made so far, from 0.
+        total: optimiser steps that the schedule spans.
+
+    Returns:
+        Factor in [0, 1]; 0 at step 0 where there is a warm-up. Only `warmup-cosine` moves beyond `total`: it is
+        periodic as released, and rises again.
+    """
+    share = step / total
+    if share < config.warmup:
+        return share / config.warmup
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "warmup-cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * share))
+    progress = min((share - config.warmup) / (1.0 - config.warmup), 1.0)
+    if config.schedule == "warmup-linear":
+        return 1.0 - progress
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def build_optimizer(
+    module: nn.Module, config: OptimizerConfig, total_steps: int, epochs: float | None = None
+) -> tuple[torch.optim.Optimizer, LambdaLR]:
+    """Build the optimiser of a method and the schedule that steps with it.
+
+    Args:
+        module: the method; its pretrained part is its attribute `encoder`.
+        config: the recipe's options.
+        total_steps: optimiser steps of the whole run.
+        epochs: epochs of the whole run; needed where `schedule_epochs` is given.
+
+    Returns:
+        The optimiser, and the schedule to be stepped once after each of its steps.
+
+    Raises:
+        ValueError: there are no steps, no trainable parameter, or `schedule_epochs` without a number of epochs.
+    """
+    if total_steps < 1:
+        raise ValueError(f"a schedule needs at least one optimiser step, got {total_steps}; check trainer.max_epochs")
+    span = float(total_steps)
+    if config.schedule_epochs is not None:
+        if epochs is None or epochs <= 0:
+            raise ValueError("optimizer.schedule_epochs needs a run counted in epochs: set trainer.max_epochs")
+        span = total_steps / epochs * config.schedule_epochs
+    groups = parameter_groups(module, config)
+    optimizer: torch.optim.Optimizer
+    if config.name == "bert-adam":
+        optimizer = BertAdam(groups, betas=config.betas, eps=config.eps, per_tensor_clip=config.per_tensor_clip)
+    else:
+        optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps)
+    return optimizer, LambdaLR(optimizer, lambda step: schedule_factor(config, step, span))
