@@ -17,9 +17,9 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tvr_lightning.checkpoints import CheckpointError, check_classes, named_classes, read_checkpoint
+from tvr_lightning.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.evaluation.weights import RECORD, Weights, record_of, weights_of
+from tvr_lightning.evaluation.weights import Weights, record_of, weights_of
 
 # What may differ from the training: scores do not depend on it, or depend on it as the evaluation is asked to.
 UNSCORED = {

@@ -12,7 +12,7 @@ import torch
 
 from tvr_lightning.authors.checkpoint import read_checkpoint
 from tvr_lightning.authors.huggingface import with_openai_names
-from tvr_lightning.evaluation.weights import CONVERTED
+from tvr_lightning.checkpoints import CONVERTED
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.parity.case import ParityError
 from tvr_lightning.parity.encoder import clip_sizes, encoder_configuration
