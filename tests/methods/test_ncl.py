@@ -195,7 +195,8 @@ def test_checkpoints_name_the_normalisation_in_plain_words(tmp_path):
     model = method(evaluation=EvaluationConfig(normalization=SinkhornBias()))
     torch.save(dict(model.hparams), tmp_path / "hparams.pt")
     loaded = torch.load(tmp_path / "hparams.pt", weights_only=True)
-    assert loaded["evaluation"]["normalization"].startswith("Sinkhorn (train queries")
+    assert loaded["evaluation"]["normalization"]["class_path"] == "tvr_lightning.evaluation.normalization.SinkhornBias"
+    assert SinkhornBias(**loaded["evaluation"]["normalization"]["init_args"]).name.startswith("Sinkhorn (train queries")
     with pytest.raises(ValueError, match="bank_size must be at least 1"):
         EvaluationConfig(bank_size=0)
 

@@ -161,7 +161,7 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
 
 def overridden(method: RetrievalModule) -> list[str]:
     """Return the parts of an evaluation that a method replaces by its own; what these see, no audit can say."""
-    parts = ("validation_step", "test_step", "predict_step", "collected_features", "_evaluate", "sealed")
+    parts = ("validation_step", "test_step", "predict_step", "_evaluate", "sealed")
     return [name for name in parts if getattr(type(method), name) is not getattr(RetrievalModule, name)]
 
 
