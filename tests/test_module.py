@@ -53,9 +53,10 @@ def test_the_base_loss_is_symmetric_cross_entropy_of_the_scaled_scores(encoder):
 
 def test_local_losses_are_refused_where_a_loss_needs_all_scores(encoder):
     assert CLIP4Clip(encoder, words=8, gather="local").gather == "local"
-    for method in (GARE, TCMGC, NCL):
-        with pytest.raises(ValueError, match=f"that of {method.__name__} needs the scores of the whole batch together"):
-            method(encoder, words=8, gather="local")
+    for method, contrast in ((GARE, None), (TCMGC, None), (CLIP4Clip, NCL())):
+        name = f"NCL on {method.__name__}" if contrast else method.__name__
+        with pytest.raises(ValueError, match=f"that of {name} needs the scores of the whole batch together"):
+            method(encoder, words=8, gather="local", contrast=contrast)
 
 
 def test_a_broken_loss_names_term_step_and_videos(encoder):

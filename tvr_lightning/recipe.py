@@ -300,7 +300,7 @@ class RecipeCLI(LightningCLI):
     @property
     def run_name(self) -> str:
         """Name of the folder of all runs of this method on this dataset."""
-        return f"{type(self.model).__name__.lower()}-{type(self.datamodule).__name__.lower()}"
+        return f"{self.model.title}-{type(self.datamodule).__name__}".lower().replace(" ", "-")
 
     def before_fit(self) -> None:
         """Refuse what could not end in a table; find the checkpoint to go on from."""
@@ -474,7 +474,7 @@ class RecipeCLI(LightningCLI):
         if isinstance(self.model, VideoQuestionAnswering):
             paths = self._close_answers(run, folder)
         else:
-            results = results_of(self.model.evaluation, method=type(self.model).__name__, **run)
+            results = results_of(self.model.evaluation, method=self.model.title, **run)
             print_results(results)
             paths = write_results(results, folder) if folder else None
         if paths:
@@ -651,13 +651,12 @@ def _sound_checks(method: Namespace, encoder: str) -> list[Callable[[], object]]
     """Return what looks for the weights of the audio encoder that a method would build, none where it hears nothing.
 
     Args:
-        method: its options; a method around another (NCL, question answering) builds that one's.
+        method: its options; question answering builds those of the method within it.
         encoder: class of the encoder of frames and texts.
     """
-    for name in ("base", "method"):
-        within = method.get(name)
-        if isinstance(within, Namespace) and "init_args" in within:
-            return _sound_checks(within.init_args, encoder)
+    within = method.get("method")
+    if within is not None:
+        return _sound_checks(within.init_args, encoder)
     if "audio_encoder" not in method or method.get("fusion") == "none":
         return []
     if method.audio_encoder is None:  # GAID then takes what goes with its encoder

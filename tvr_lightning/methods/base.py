@@ -19,9 +19,10 @@ from tvr_lightning.evaluation.loop import Collection, encode_bank, evaluate, log
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.evaluation.sealed import SealedModule
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.training.distributed import Gather, gather_record, rank, world_size
 from tvr_lightning.training.gradient_cache import encode_in_chunks
-from tvr_lightning.training.losses import LogitMap, info_nce, local_info_nce
+from tvr_lightning.training.losses import info_nce, local_info_nce
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.optim import OptimizerConfig
 
@@ -64,6 +65,7 @@ class RetrievalModule(SealedModule, RecipeModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give (`tvr_lightning.training.distributed`).
+        contrast: what else the contrastive loss does with logits, such as `NCL`; None leaves it as it is.
 
     Raises:
         ValueError: more words than the encoder takes, or `gather: local` with a loss that needs all scores together.
@@ -80,6 +82,7 @@ class RetrievalModule(SealedModule, RecipeModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
     ) -> None:
         super().__init__(optimizer)
         if words > encoder.context_length:
@@ -87,22 +90,29 @@ class RetrievalModule(SealedModule, RecipeModule):
                 f"words: {words} exceeds the encoder's context of {encoder.context_length} tokens; "
                 f"lower data.init_args.words to {encoder.context_length} or less"
             )
-        if gather == "local" and type(self).losses is not RetrievalModule.losses:
+        self.contrast = contrast or ContrastiveLearning()
+        if gather == "local" and (type(self).losses is not RetrievalModule.losses or self.contrast.needs_all_logits):
             raise ValueError(
-                f"gather: local is for losses that are InfoNCE over rows and columns alone; that of "
-                f"{type(self).__name__} needs the scores of the whole batch together: use gather: global"
+                f"gather: local is for losses that are InfoNCE over rows and columns alone; that of {self.title} needs "
+                "the scores of the whole batch together: use gather: global"
             )
         self.encoder = encoder
         self.evaluation_config = evaluation or EvaluationConfig()
+        self.contrast.check(self.evaluation_config)
         self.words = words
         self.frames = frames
         self.gather = gather
         self.temperature = Temperature(encoder.initial_logit_scale())
         self.evaluation: Evaluation | None = None
         self.predictions: tuple[Tensor, Tensor, Tensor] | None = None
-        self.bias_logits: LogitMap | None = None
         self._pairs: list[PairedFeatures] = []
         self.encoded = Collection()
+
+    @property
+    def title(self) -> str:
+        """Name in tables, such as `CLIP4Clip`, or `NCL on CLIP4Clip` with that contrast."""
+        name = type(self).__name__
+        return f"{self.contrast.name} on {name}" if self.contrast.name else name
 
     # What a paper defines
 
@@ -158,9 +168,9 @@ class RetrievalModule(SealedModule, RecipeModule):
     def contrastive_logits(self, logits: Tensor) -> Tensor:
         """Return what InfoNCE is to see of the logits (B, B) of B matching pairs: the same, unless NCL biases them.
 
-        Every method's `losses` passes its logits through here, so that NCL can train any of them.
+        Every method's `losses` passes its logits through here, so that any of them can be given a contrast.
         """
-        return logits if self.bias_logits is None else self.bias_logits(logits)
+        return self.contrast(logits, self.temperature)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
         """Drop what `score` does not read of N texts, so that banks and queues stay small; by default nothing."""
@@ -175,15 +185,20 @@ class RetrievalModule(SealedModule, RecipeModule):
         return 1.0 / float(self.temperature().detach())
 
     def update_state(self, pairs: PairedFeatures) -> None:
-        """Called once after every optimiser step with the step's gathered, detached pairs (NCL's queues).
+        """Called once after every optimiser step with the step's gathered, detached pairs; fills the contrast's queues.
 
         Those of all batches that the step accumulated, in their order; they are kept only where `reads_pairs`.
         """
+        if self.contrast.remembers:
+            text, video = self.compact_text(pairs.text).float(), self.compact_video(pairs.video).float()
+            if self.gather == "none":
+                text, video = gather_record(text), gather_record(video)
+            self.contrast.remember(text, video)
 
     @property
     def reads_pairs(self) -> bool:
         """Whether `update_state` does anything with a step's pairs, so that they must be kept for it."""
-        return type(self).update_state is not RetrievalModule.update_state
+        return self.contrast.remembers or type(self).update_state is not RetrievalModule.update_state
 
     def encode_extras(self, batch: PairBatch) -> dict[str, Any]:
         """Turn a batch's extras into those of `PairedFeatures`: tensors with first dimension B."""
@@ -211,6 +226,15 @@ class RetrievalModule(SealedModule, RecipeModule):
 
     # Training
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Make room for the queues of a checkpoint; refuse checkpoints that do not fit.
+
+        Raises:
+            CheckpointError: another method's checkpoint, or tensors that are missing, unexpected or of another shape.
+        """
+        self.contrast.make_room(checkpoint, "contrast.", getattr(self._trainer, "ckpt_path", None))
+        super().on_load_checkpoint(checkpoint)
+
     def on_train_start(self) -> None:
         """Forget the pairs of a step that an interrupted run in this process left unfinished."""
         self._pairs.clear()
@@ -223,7 +247,10 @@ class RetrievalModule(SealedModule, RecipeModule):
         pairs = gather_record(encoded, self.gather)
         with torch.autocast(self.device.type, enabled=False):
             local = self.gather == "local" and world_size() > 1
-            terms = self.local_losses(encoded.float(), pairs.float()) if local else self.losses(pairs.float())
+            if local:
+                terms = self.local_losses(encoded.float(), pairs.float())
+            else:
+                terms = self.contrast.terms(self.losses, pairs.float())
         loss = self.total_loss(terms, batch)
         if self.reads_pairs:
             self._pairs.append(pairs.detach())
@@ -292,7 +319,8 @@ class RetrievalModule(SealedModule, RecipeModule):
 
     def bank(self) -> Bank:
         """Return training texts and videos that stand for users' queries in score normalisation."""
-        return encode_bank(self, self.trainer, self.encoded.skipped)
+        kept = self.contrast.bank()
+        return encode_bank(self, self.trainer, self.encoded.skipped) if kept is None else kept
 
     @property
     def skipped(self) -> list[str]:

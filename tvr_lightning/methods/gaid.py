@@ -54,6 +54,7 @@ from tvr_lightning.layers.stochastic import (
     trial_draws,
 )
 from tvr_lightning.methods.base import Protocol, RetrievalModule
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.methods.xpool import CrossAttentionConfig, PairwiseForm, block_budget, check_form, chosen_form
 from tvr_lightning.pairwise import DensePairVectors, GatedAttention, Pairwise, score_in_blocks
 from tvr_lightning.pairwise.gated import blended_square
@@ -399,6 +400,7 @@ class GAID(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video; the perturbation is tied to it.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         audio_encoder: sound to features, frozen; `data.init_args.audio` must name its kind. By default what goes with
             the encoder: a TinyWhisperEncoder with a TinyClipEncoder, else Whisper base with OpenAI's weights.
         fusion: one gate per `frame` (the paper), per `sample`, per `token` (dimension), or `none`: no sound (Table 5).
@@ -431,6 +433,7 @@ class GAID(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         audio_encoder: AudioEncoder | None = None,
         fusion: Fusion = "frame",
         gate_text: GateText | None = None,
@@ -445,7 +448,7 @@ class GAID(RetrievalModule):
         form: PairwiseForm = "auto",
         memory_budget: int | None = None,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         config = GAIDConfig(
             fusion=fusion,
             gate_text=gate_text,

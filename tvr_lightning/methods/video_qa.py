@@ -126,6 +126,7 @@ class VideoQuestionAnswering(RecipeModule):
         unused = {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
         wrong = [name for name, default in unused.items() if getattr(self.method, f"{name}_config") != default]
         wrong += ["gather"] if self.method.gather != "global" else []
+        wrong += ["contrast"] if self.method.contrast.name else []
         if wrong:
             raise ValueError(
                 f"model.init_args.method.init_args has {' and '.join(wrong)}, which answering questions does not use; "

@@ -53,6 +53,11 @@ class RecipeModule(LightningModule):
         self.optimizer_config = optimizer or OptimizerConfig()
 
     @property
+    def title(self) -> str:
+        """Name in tables and of folders."""
+        return type(self).__name__
+
+    @property
     def image_size(self) -> int:
         """Side of the square frames in pixels that the encoder takes; recipes link it to the data."""
         return self.encoder.image_size
