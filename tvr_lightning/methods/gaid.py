@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -474,6 +475,13 @@ class GAID(RetrievalModule):
                 self.audio_projection = nn.Linear(self.audio_encoder.dimension, encoder.dimension)
         # The released loss detaches it, and distributed training refuses parameters that wait for a gradient.
         self.temperature.requires_grad_(False)
+
+    @classmethod
+    def required_files(cls, *, encoder: Any, audio_encoder: Any, fusion: Fusion, **options: Any) -> list[Path]:
+        """Return the files of the audio encoder that goes with an encoder where a recipe names none."""
+        if fusion == "none" or audio_encoder is not None or encoder.class_path.endswith(TinyClipEncoder.__name__):
+            return []
+        return WhisperEncoder.required_files(size="base", weights="openai")
 
     def video_features(self, batch: VideoBatch) -> VideoFeatures:
         """Encode picture and sound of M videos; without sound, the error names the option that reads it."""
