@@ -187,20 +187,6 @@ def test_a_method_within_another_misses_its_sound_weights_at_once(tmp_path, caps
     assert "whisper" not in capsys.readouterr().err
 
 
-def test_unknown_options_name_the_key(fixture_root, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["fit", *overlay(fixture_root, tmp_path, "--model.init_args.optimizer.learning_rate=1")])
-    assert stopped.value.code == 2
-    assert "learning_rate" in capsys.readouterr().err
-
-
-def test_wrong_types_name_the_key(fixture_root, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["fit", *overlay(fixture_root, tmp_path, "--data.init_args.frames=many")])
-    assert stopped.value.code == 2
-    assert "frames" in capsys.readouterr().err
-
-
 def test_selecting_on_a_validation_split_that_does_not_exist_is_refused(fixture_root, tmp_path, capsys):
     assert main(["fit", *overlay(fixture_root, tmp_path, "--results.select_on=val")]) == 1
     assert "holdout" in capsys.readouterr().err

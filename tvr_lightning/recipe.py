@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, RichModelSummary, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -44,9 +44,11 @@ from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
 from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
 from tvr_lightning.evaluation.weights import Weights, weights_of
+from tvr_lightning.explain import Arguments, explain, sources_of
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
+from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
@@ -104,6 +106,7 @@ class RecipeCLI(LightningCLI):
             args=args,
             run=run,
             auto_configure_optimizers=False,
+            parser_kwargs={name: {"exit_on_error": False} for name in self.subcommands()} | {"exit_on_error": False},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -137,20 +140,25 @@ class RecipeCLI(LightningCLI):
         """
         self.trained: Trained | None = None
         self.overridden: list[Difference] = []
+        assert args is None or isinstance(args, list)
         words = sys.argv[1:] if args is None else args
-        if isinstance(words, list):
-            for path in recipes_of(words):
-                read_recipe(path)
-            args = _without_nulls(words)
-            checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
-            local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
-            if local and not Path(checkpoint[-1]).is_dir():  # shards of a strategy, which Lightning alone can read
-                self.trained = Trained(Path(checkpoint[-1]), words[1:], given(words[1:], "trust"))
-                args = [args[0], f"--config={json.dumps(self.trained.recipe())}", *args[1:]]
+        for path in recipes_of(words):
+            read_recipe(path)
+        asked = _without_nulls(words)
+        checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
+        local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
+        if local and not Path(checkpoint[-1]).is_dir():  # shards of a strategy, which Lightning alone can read
+            self.trained = Trained(Path(checkpoint[-1]), words[1:], given(words[1:], "trust"))
+            asked = [asked[0], f"--config={json.dumps(self.trained.recipe())}", *asked[1:]]
         with warnings.catch_warnings():
             # Tests and Python users pass a list while their own program has a command line too.
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within")
-            super().parse_arguments(parser, args)
+            try:
+                super().parse_arguments(parser, asked)
+            except ArgumentError as error:
+                verb = asked[0] if asked and asked[0] in self.subcommands() else None
+                known = dict.fromkeys((action.dest.partition(".")[0] for action in self._parser(verb)._actions), Any)
+                raise OptionError(explain(sources_of(asked), known | SECTIONS) or str(error)) from error
 
     def _parse_ckpt_path(self) -> None:
         # The command line decides; a checkpoint must not change the configuration silently (LightningCLI would let it).
@@ -488,6 +496,22 @@ class RecipeError(UserError, ValueError):
     """A recipe's options are out of range, conflict, or ask for what the data does not have."""
 
 
+class OptionError(RecipeError):
+    """A class or an option does not exist, or a value is of another type; names what there is, nearest first."""
+
+    exit_status = 2  # as argparse ends
+
+
+SECTIONS = {
+    "model": RecipeModule,
+    "data": TextVideoDataModule,
+    "trainer": Arguments(Trainer),
+    "results": ResultsConfig,
+    "checkpoints": CheckpointConfig,
+}
+"""What the sections of a recipe hold."""
+
+
 def trained_on(checkpoint: str | None) -> str | None:
     """Return the dataset that a checkpoint says it was trained on, as results name it; None where it does not say.
 
@@ -620,12 +644,16 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
         paths: one or several recipe files, later ones on top of earlier ones.
         overrides: command-line style, such as `--data.init_args.batch_size=32`.
     """
+    sections = [(f"--config {path}", {"data": read_recipe(path).get("data") or {}}) for path in paths]
     merged: dict[str, Any] = {}
-    for path in paths:
-        merged = _overlay(merged, read_recipe(path).get("data") or {})
-    parser = ArgumentParser()
+    for _, section in sections:
+        merged = _overlay(merged, section)
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(TextVideoDataModule, "data")
-    config = parser.parse_args(list(overrides), namespace=parser.parse_object({"data": merged}))
+    try:
+        config = parser.parse_args(list(overrides), namespace=parser.parse_object(merged))
+    except ArgumentError as error:
+        raise OptionError(explain([*sections, *sources_of(overrides)], SECTIONS) or str(error)) from error
     return parser.instantiate(config).data
 
 

@@ -225,7 +225,7 @@ def given(arguments: Sequence[str], name: str) -> list[str]:
             found.append(following)
         elif word.startswith(f"--{name}="):
             found.append(word.partition("=")[2])
-        elif (path := _config(word, following)) is not None:
+        elif (path := config_of(word, following)) is not None:
             value = _read(path).get(name)
             found += [str(item) for item in value] if isinstance(value, list) else [str(value)] if value else []
     return found
@@ -233,11 +233,22 @@ def given(arguments: Sequence[str], name: str) -> list[str]:
 
 def recipes_of(arguments: Sequence[str]) -> list[str]:
     """Return the recipe files that a command line names; recipes written out in the place of a file are none."""
-    found = [_config(word, after) for word, after in zip(arguments, [*arguments[1:], ""], strict=True)]
-    return [path for path in found if path and not re.search(r"[{\n]|: ", path)]
+    found = [config_of(word, after) for word, after in zip(arguments, [*arguments[1:], ""], strict=True)]
+    return [path for path in found if path and not is_written_out(path)]
 
 
-def _config(word: str, following: str) -> str | None:
+def is_written_out(recipe: str) -> bool:
+    """Whether a recipe is no file's name but the recipe itself."""
+    return re.search(r"[{\n]|: ", recipe) is not None
+
+
+def config_of(word: str, following: str) -> str | None:
+    """Return the recipe that a word of a command line names, a file or one written out; None where it names none.
+
+    Args:
+        word: of the command line.
+        following: the word behind it.
+    """
     if word in ("--config", "-c"):
         return following
     return word.partition("=")[2] if word.startswith(("--config=", "-c=")) else None
@@ -255,7 +266,7 @@ def _contents(arguments: Sequence[str]) -> list[dict[str, Any]]:
     """What a command line says, in order: recipes, and classes that it names itself."""
     found: list[dict[str, Any]] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        path = _config(word, following)
+        path = config_of(word, following)
         if path is not None:
             found.append(_read(path))
             continue

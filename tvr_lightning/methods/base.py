@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -51,7 +52,7 @@ class Temperature(nn.Module):
         self.logit_scale.clamp_(max=self.maximum)
 
 
-class RetrievalModule(SealedModule, RecipeModule):
+class RetrievalModule(SealedModule, RecipeModule, ABC):
     """What the five papers share: an encoder, a scoring function over all pairs, a loss over matching pairs.
 
     A method overrides `score`, and where its paper does so `encode_text`, `encode_video`, `losses` and `update_state`.
@@ -124,13 +125,13 @@ class RetrievalModule(SealedModule, RecipeModule):
         """Apply the method's own per-video layers to M videos; the base method has none."""
         return video
 
+    @abstractmethod
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score any N texts against any M videos, no pairing known.
 
         Returns:
             `similarity` (N, M) on the scale of a cosine: times exp(logit_scale) it gives the logits.
         """
-        raise TypeError(f"{type(self).__name__} must define score(text, video)")
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
         """Score N texts against M videos that are told their own captions, as two released evaluations do (leaks).
