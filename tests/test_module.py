@@ -11,8 +11,8 @@ from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures, first_of_each
+from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
-from tvr_lightning.methods.base import Temperature
 from tvr_lightning.training.module import NonFiniteLossError
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
@@ -20,6 +19,7 @@ from tvr_lightning.evaluation.loop import Collection, encode_bank, evaluate, log
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.evaluation.sealed import SealedModule
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.training.distributed import Gather, gather_record, rank, world_size
 from tvr_lightning.training.gradient_cache import encode_in_chunks
@@ -29,27 +29,6 @@ from tvr_lightning.training.optim import OptimizerConfig
 
 Protocol = Literal["query", "as-released"]
 """`query` scores every video as the query asks; `as-released` reproduces evaluations that leak ground truth."""
-
-
-class Temperature(nn.Module):
-    """CLIP's learnt inverse temperature exp(logit_scale), a scalar up to 100 (CLIP4Clip clamps after every step)."""
-
-    maximum = math.log(100.0)
-
-    def __init__(self, initial: float) -> None:
-        """Start at the log inverse temperature `initial`; ln 100 = 4.6052 in OpenAI's weights."""
-        super().__init__()
-        # One element, not zero dimensions: FSDP2 shards along the first dimension.
-        self.logit_scale = nn.Parameter(torch.tensor([min(initial, self.maximum)]))
-
-    def forward(self) -> Tensor:
-        """Return exp(logit_scale), a scalar."""
-        return self.logit_scale.exp().sum()  # of one element; a view would trouble FSDP2
-
-    @torch.no_grad()
-    def clamp(self) -> None:
-        """Keep the inverse temperature at or below 100."""
-        self.logit_scale.clamp_(max=self.maximum)
 
 
 class RetrievalModule(SealedModule, RecipeModule, ABC):
