@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tvr_lightning.audit.audit import audit_scores
+from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from tvr_lightning.audit.audit import audit_scores
+from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder

@@ -12,7 +12,7 @@ import yaml
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
-from tvr_lightning.audit.audit import audit_scores
+from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
-from tvr_lightning.audit.audit import audit_scores
+from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth

@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.table import Table
 
-from tvr_lightning.audit.audit import (
+from tvr_lightning.audit.experiments import (
     Audit,
     Finding,
     audit_scores,
@@ -20,9 +20,9 @@ from tvr_lightning.audit.audit import (
     compare_scores,
     recall_at_1,
 )
-from tvr_lightning.audit.audit_normalizer import MOVED, NormalizerTrial
-from tvr_lightning.audit.audit_state import State
-from tvr_lightning.audit.audit_subject import Features, Subject
+from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
+from tvr_lightning.audit.state import State
+from tvr_lightning.audit.subject import Features, Subject
 from tvr_lightning.checkpoints import read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
