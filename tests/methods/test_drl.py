@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tvr_lightning.authors.drl import import_drl
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.drl import DRL, ChannelDecorrelation, DRLHead, channel_correlation, decorrelation_sums
 from tvr_lightning.parity.case import ParityError, load_case
-from tvr_lightning.parity.drl import import_drl
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.synthetic import synthesize
 

@@ -13,6 +13,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
 from tvr_lightning.audit.experiments import audit_scores
+from tvr_lightning.authors.gare import import_gare
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
@@ -34,7 +35,6 @@ from tvr_lightning.methods.gare_options import (
 )
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.parity.case import load_case
-from tvr_lightning.parity.gare import import_gare
 from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize

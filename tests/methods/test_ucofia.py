@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tvr_lightning.audit.experiments import audit_scores
+from tvr_lightning.authors.ucofia import import_ucofia
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
@@ -17,7 +18,6 @@ from tvr_lightning.layers.patch_selector import PatchSelectionConfig
 from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead
 from tvr_lightning.parity.case import ParityError, load_case
 from tvr_lightning.parity.report import check_case
-from tvr_lightning.parity.ucofia import import_ucofia
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tvr_lightning.authors.xclip import import_xclip
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.xclip import XCLIP, SimilarityAttention, XCLIPHead
 from tvr_lightning.parity.case import ParityError, load_case
 from tvr_lightning.parity.report import check_case
-from tvr_lightning.parity.xclip import import_xclip
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -6,11 +6,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tvr_lightning.authors.checkpoint import check_family, read_checkpoint
+from tvr_lightning.authors.clip4clip import NAMES, import_clip4clip, similarity_header
 from tvr_lightning.authors.families import FAMILIES, recognize
+from tvr_lightning.authors.tcmgc import NAMES as TCMGC_NAMES
+from tvr_lightning.authors.tcmgc import fitting_keep_rate, import_tcmgc
 from tvr_lightning.parity.case import ParityError
-from tvr_lightning.parity.clip4clip import NAMES, import_clip4clip, similarity_header
-from tvr_lightning.parity.tcmgc import NAMES as TCMGC_NAMES
-from tvr_lightning.parity.tcmgc import fitting_keep_rate, import_tcmgc
 
 HEADERS = ["meanP", "seqLSTM", "seqTransf", "tightTransf"]
 

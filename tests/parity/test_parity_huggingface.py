@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers import CLIPConfig, CLIPModel
 
+from tvr_lightning.authors.gaid import import_gaid
 from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.authors.tmass import import_tmass
+from tvr_lightning.authors.xpool import import_xpool
 from tvr_lightning.encoders import TinyWhisperEncoder
 from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.parity.case import ParityError
-from tvr_lightning.parity.gaid import import_gaid
-from tvr_lightning.parity.tmass import import_tmass
-from tvr_lightning.parity.xpool import import_xpool
 
 D, F = 64, 5
 BLOCK = [

@@ -11,11 +11,11 @@ import lightning
 import torch
 
 from tvr_lightning.authors.checkpoint import read_checkpoint
+from tvr_lightning.authors.clip import clip_sizes, encoder_configuration
 from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.evaluation.weights import CONVERTED
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.parity.case import ParityError
-from tvr_lightning.parity.encoder import clip_sizes, encoder_configuration
 from tvr_lightning.parity.methods import IMPORT
 
 ORIGIN = CONVERTED

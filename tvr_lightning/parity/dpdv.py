@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, rename
+from tvr_lightning.authors.clip import count_blocks
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.clustering import DensityRule, dpc_knn, merge_tokens
 from tvr_lightning.layers.cosine import unit
@@ -19,7 +20,6 @@ from tvr_lightning.methods.dpdv import DPDVHead, caption_order, recover_frames, 
 from tvr_lightning.methods.dpdv_captions import Captions
 from tvr_lightning.methods.dpdv_options import DivergenceConfig, DPDVConfig
 from tvr_lightning.parity.case import ParityCase
-from tvr_lightning.parity.encoder import count_blocks
 from tvr_lightning.training.losses import info_nce
 
 HEAD_NAMES = NameMap(

@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from tvr_lightning.authors.clip4clip import compute_clip4clip, import_clip4clip
+from tvr_lightning.authors.drl import compute_drl, import_drl
+from tvr_lightning.authors.gaid import compute_gaid, import_gaid
+from tvr_lightning.authors.gare import compute_gare, import_gare
+from tvr_lightning.authors.tcmgc import compute_tcmgc, import_tcmgc
+from tvr_lightning.authors.tmass import compute_tmass, import_tmass
+from tvr_lightning.authors.ucofia import compute_ucofia, import_ucofia
+from tvr_lightning.authors.xclip import compute_xclip, import_xclip
+from tvr_lightning.authors.xpool import compute_xpool, import_xpool
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.parity.case import ParityCase
-from tvr_lightning.parity.clip4clip import compute_clip4clip, import_clip4clip
 from tvr_lightning.parity.dpc_knn import compute_dpc_knn
 from tvr_lightning.parity.dpdv import compute_dpdv
-from tvr_lightning.parity.drl import compute_drl, import_drl
-from tvr_lightning.parity.gaid import compute_gaid, import_gaid
-from tvr_lightning.parity.gare import compute_gare, import_gare
 from tvr_lightning.parity.metrics import compute_metrics
 from tvr_lightning.parity.ncl import compute_ncl, compute_ncl_multi_caption
-from tvr_lightning.parity.tcmgc import compute_tcmgc, import_tcmgc
 from tvr_lightning.parity.tcmgc_switches import compute_tcmgc_switches
-from tvr_lightning.parity.tmass import compute_tmass, import_tmass
-from tvr_lightning.parity.ucofia import compute_ucofia, import_ucofia
-from tvr_lightning.parity.xclip import compute_xclip, import_xclip
-from tvr_lightning.parity.xpool import compute_xpool, import_xpool
 
 COMPUTE: Mapping[str, Callable[[ParityCase], dict[str, Tensor]]] = {
     "clip4clip": compute_clip4clip,

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
+from tvr_lightning.authors.clip import CLIP_NAMES, clip_encoder
 from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.xpool import CrossAttentionConfig, XPool, XPoolConfig, XPoolHead
 from tvr_lightning.parity.case import ParityCase, ParityError
-from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder
 
 NAMES = NameMap((*CLIP_NAMES, ("pool_frames.", "head.attention.")))
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
+from tvr_lightning.authors.clip import CLIP_NAMES, clip_encoder, count_blocks
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.patch_selector import PatchSelectionConfig, PatchSelector, Predictor, indicators
 from tvr_lightning.layers.sinkhorn import LogSumExp, sinkhorn_log_weights
 from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead
 from tvr_lightning.parity.case import ParityCase, ParityError
-from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder, count_blocks
 from tvr_lightning.training.losses import info_nce
 
 PREDICTOR = "visual_token_selector.score_predictor."

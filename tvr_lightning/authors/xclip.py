@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
+from tvr_lightning.authors.clip import CLIP_NAMES, clip_encoder, count_blocks, encode_case, first_pairs
 from tvr_lightning.methods.xclip import XCLIP, XCLIPHeader
 from tvr_lightning.parity.case import ParityCase, ParityError
-from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder, count_blocks, encode_case, first_pairs
 
 NAMES = NameMap(
     (

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
+from tvr_lightning.authors.clip import CLIP_NAMES, clip_encoder
 from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.authors.xpool import case_attention, case_scale, check_words, embedded, imported_attention, load
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import trial_cosines
 from tvr_lightning.methods.tmass import TMASS, StochasticConfig, TMASSHead
 from tvr_lightning.parity.case import ParityCase, ParityError
-from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder
-from tvr_lightning.parity.xpool import case_attention, case_scale, check_words, embedded, imported_attention, load
 from tvr_lightning.training.losses import info_nce
 
 HEAD_NAMES = (("pool_frames.", "pooling.attention."), ("stochastic.std_branch.linear_proj.", "radius.linear_proj."))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
+from tvr_lightning.authors.clip import CLIP_NAMES, clip_encoder, count_blocks
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.drl import (
     DRL,
@@ -18,7 +19,6 @@ from tvr_lightning.methods.drl import (
     decorrelation_sums,
 )
 from tvr_lightning.parity.case import ParityCase, ParityError
-from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder, count_blocks
 from tvr_lightning.training.losses import info_nce
 
 HEAD_NAMES = (("text_weight_fc.", "head.word_weights."), ("video_weight_fc.", "head.frame_weights."))

@@ -8,9 +8,9 @@ from typing import get_args
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
+from tvr_lightning.authors.clip import CLIP_NAMES, clip_encoder, count_blocks, encode_case, first_pairs
 from tvr_lightning.methods.clip4clip import CLIP4Clip, SimilarityHeader
 from tvr_lightning.parity.case import ParityCase, ParityError
-from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder, count_blocks, encode_case, first_pairs
 
 NAMES: dict[SimilarityHeader, NameMap] = {
     "meanP": NameMap(CLIP_NAMES),

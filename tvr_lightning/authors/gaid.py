@@ -8,16 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
+from tvr_lightning.authors.clip import CLIP_NAMES, clip_encoder
 from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.authors.tmass import UNUSED, WEIGHTED, check_frames
+from tvr_lightning.authors.xpool import case_attention, case_scale, check_words, embedded, imported_attention, load
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.wav2vec2 import Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import WhisperEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.gaid import GAID, GAIDConfig, GAIDHead
 from tvr_lightning.parity.case import ParityCase, ParityError
-from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder
-from tvr_lightning.parity.tmass import UNUSED, WEIGHTED, check_frames
-from tvr_lightning.parity.xpool import case_attention, case_scale, check_words, embedded, imported_attention, load
 
 HEAD_NAMES = (
     ("pool_frames.", "attention."),
