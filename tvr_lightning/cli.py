@@ -79,9 +79,6 @@ VERBS = (
         ("source", "out"),
     ),
     Verb("audit", "check that no ground truth leaks into the scores", "tvr_lightning.audit.run:run_audit"),
-    Verb(
-        "parity", "compare with what the authors' code computed", "tvr_lightning.parity.report:run_parity", ("files",)
-    ),
     Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt", "trust")),
     Verb(
         "search",

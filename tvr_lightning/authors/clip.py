@@ -1,22 +1,28 @@
-"""The CLIP inside an authors' checkpoint: building it, and naming the architecture a recipe knows it by."""
+"""The CLIP and the temporal encoder inside an authors' checkpoint, which most released codes have from CLIP4Clip."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap
 from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.sources import model_configuration
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.parity.case import ParityCase, ParityError
 
-CLIP_NAMES = (("clip.logit_scale", "temperature.logit_scale"), ("clip.", "encoder.clip."))
-"""The part of every CLIP4Clip descendant's name map that concerns CLIP."""
+CLIP_NAMES = NameMap((("clip.logit_scale", "temperature.logit_scale"), ("clip.", "encoder.clip.")))
+"""The part of every name map that concerns CLIP."""
+
+TRANSFORMER_NAMES = NameMap(
+    (
+        ("transformerClip.resblocks.", "temporal.resblocks."),
+        ("frame_position_embeddings.", "temporal.frame_position_embeddings."),
+    )
+)
+# The released codes create position embeddings with every temporal encoder; only the transformer adds them.
+OTHER_NAMES = NameMap((("lstm_visual.", "temporal.lstm_visual."),), unused=("frame_position_embeddings.",))
 
 RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
 
@@ -30,13 +36,13 @@ def clip_encoder(checkpoint: Mapping[str, Tensor], source: str, text_mask: bool 
         text_mask: mask padding in the text transformer (GARE, HBI).
 
     Raises:
-        ParityError: these are not the tensors of an OpenAI CLIP with a vision transformer.
+        AuthorsCheckpointError: these are not the tensors of an OpenAI CLIP with a vision transformer.
     """
     clip = {name.removeprefix("clip."): t.float() for name, t in checkpoint.items() if name.startswith("clip.")}
     try:
         encoder = ClipEncoder.from_openai_state_dict(clip, text_mask=text_mask)
     except ValueError as error:
-        raise ParityError(f"{source}: clip.*: {error}") from error
+        raise AuthorsCheckpointError(f"{source}: clip.*: {error}") from error
     # The checkpoint brings the temporal layers itself, and they may be more than the text transformer has.
     encoder.temporal_initialization = _no_start  # type: ignore[method-assign]
     return encoder
@@ -69,6 +75,36 @@ def count_blocks(checkpoint: Mapping[str, Tensor], prefix: str) -> int:
     return len({name[len(prefix) :].split(".")[0] for name in checkpoint if name.startswith(prefix)})
 
 
+def temporal_encoder(checkpoint: Mapping[str, Tensor]) -> tuple[Literal["seqTransf", "seqLSTM"] | None, int, NameMap]:
+    """What relates the frames in a checkpoint, how many layers it has, and the names of it and of CLIP."""
+    blocks = count_blocks(checkpoint, "transformerClip.resblocks.")
+    if blocks:
+        return "seqTransf", blocks, CLIP_NAMES | TRANSFORMER_NAMES
+    layers = sum(name.startswith("lstm_visual.weight_ih_l") for name in checkpoint)
+    return "seqLSTM" if layers else None, layers, CLIP_NAMES | OTHER_NAMES
+
+
+def check_positions(encoder: OpenClipEncoder, source: str, words: int, frames: int, tokens: int = 0) -> None:
+    """Refuse more words, or tokens of a video, than a checkpoint has positions for.
+
+    Args:
+        encoder: made from the checkpoint; the temporal transformer has as many positions.
+        source: the file, for the error.
+        words: text positions W.
+        frames: frames F.
+        tokens: positions that a video takes: F, more where something stands before the frames, 0 without positions.
+
+    Raises:
+        AuthorsCheckpointError: says how many there are.
+    """
+    positions = encoder.context_length
+    if max(words, tokens) > positions:
+        raise AuthorsCheckpointError(
+            f"{source}: {words} words and {frames} frames do not fit; the checkpoint has positions for "
+            f"{positions} words" + (f" and {positions - tokens + frames} frames" if tokens else "")
+        )
+
+
 def encoder_configuration(checkpoint: Mapping[str, Tensor]) -> dict[str, Any] | None:
     """What a recipe writes below `encoder:` for the CLIP in a checkpoint; None where no architecture has its sizes.
 
@@ -92,34 +128,3 @@ def encoder_configuration(checkpoint: Mapping[str, Tensor]) -> dict[str, Any] | 
         }:
             return {"class_path": "ClipEncoder", "init_args": {"architecture": f"{name}-quickgelu", "weights": "none"}}
     return None
-
-
-def encode_case(case: ParityCase, encoder: Encoder) -> tuple[TextFeatures, VideoFeatures]:
-    """Encode the token ids (N, W) and normalised pixels (M, F, 3, S, S) of a case.
-
-    Args:
-        case: with `input.input_ids`, `input.text_mask`, `input.video` and `input.video_mask`.
-        encoder: of a method that an importer built.
-
-    Raises:
-        ParityError: the case lacks an input, or the checkpoint's CLIP takes other sizes.
-    """
-    clip = cast(OpenClipEncoder, encoder)  # what `clip_encoder` builds
-    ids, pixels = case.input("input_ids"), case.input("video")
-    text_mask, frame_mask = case.input("text_mask").bool(), case.input("video_mask").bool()
-    if ids.shape[1] > encoder.context_length:
-        raise ParityError(
-            f"{case.path}: input.input_ids has {ids.shape[1]} words, the checkpoint's positional embedding "
-            f"{encoder.context_length}"
-        )
-    try:
-        return clip.encode_tokens(ids, text_mask), clip.encode_pixels(pixels, frame_mask)
-    except ValueError as error:
-        raise ParityError(f"{case.path}: {error}") from error
-
-
-def first_pairs(text: TextFeatures, video: VideoFeatures) -> PairedFeatures:
-    """The first B = min(N, M) texts and videos as matching pairs: what the cases' training losses are about."""
-    count = min(len(text), len(video))
-    index = torch.arange(count)
-    return PairedFeatures(text[:count], video[:count], index, index)

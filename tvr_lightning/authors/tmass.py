@@ -1,126 +1,55 @@
-"""T-MASS's checkpoints (Jiamian-Wang/T-MASS-text-video-retrieval, model/clip_stochastic.py) and parity cases."""
+"""T-MASS's checkpoints (Jiamian-Wang/T-MASS-text-video-retrieval, model/clip_stochastic.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
-from tvr_lightning.authors.clip import CLIP_NAMES, clip_encoder
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
+from tvr_lightning.authors.clip import CLIP_NAMES, check_positions, clip_encoder
 from tvr_lightning.authors.huggingface import with_openai_names
-from tvr_lightning.authors.xpool import case_attention, case_scale, check_words, embedded, imported_attention, load
-from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.layers.stochastic import trial_cosines
-from tvr_lightning.methods.tmass import TMASS, StochasticConfig, TMASSHead
-from tvr_lightning.parity.case import ParityCase, ParityError
-from tvr_lightning.training.losses import info_nce
+from tvr_lightning.methods.tmass import TMASS
 
-HEAD_NAMES = (("pool_frames.", "pooling.attention."), ("stochastic.std_branch.linear_proj.", "radius.linear_proj."))
 UNUSED = ("stochastic.std_branch.learnable_scalar",)
-NAMES = NameMap((*CLIP_NAMES, *((theirs, f"head.{ours}") for theirs, ours in HEAD_NAMES)), UNUSED)
-SIGMA = "eval_sigma(video,trial,caption)"
-TRIALS = "similarity_trials_query_conditioned(trial,caption,video)"
-WEIGHTED = "loss.total_support_weight_"
+NAMES = NameMap(
+    (
+        ("pool_frames.", "head.pooling.attention."),
+        ("stochastic.std_branch.linear_proj.", "head.radius.linear_proj."),
+    ),
+    UNUSED,
+)
 
 
-def import_tmass(
-    checkpoint: Mapping[str, Tensor],
-    source: str,
-    words: int = 32,
-    frames: int = 12,
-    stochastic: StochasticConfig | None = None,
-    heads: int = 1,
-) -> TMASS:
-    """Build T-MASS from an authors' checkpoint; what shapes do not tell comes as arguments.
+def import_tmass(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> TMASS:
+    """Build T-MASS from an authors' checkpoint; every size comes from the tensors' shapes.
 
     Args:
         checkpoint: tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
         source: the file, for errors.
         words: text positions W that the method is for.
         frames: frames F that the method is for; the checkpoint's layer of the radius, (D, F), is tied to it.
-        stochastic: prior, trials, weight.
-        heads: attention heads (released: 1).
 
     Raises:
-        ParityError: another method's checkpoint, unexpected or missing names, another number of frames, too many words.
+        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, another number of frames, or
+            too many words.
     """
     check_family("tmass", checkpoint, source)
     checkpoint = with_openai_names(checkpoint, source)
     check_frames(checkpoint, frames, source)
     encoder = clip_encoder(checkpoint, source)
-    check_words(words, encoder.context_length, source)
-    module = TMASS(encoder, words=words, frames=frames, attention=imported_attention(heads), stochastic=stochastic)
-    module.load_state_dict(rename(checkpoint, NAMES, module.state_dict(), source))
-    return module.eval()
+    check_positions(encoder, source, words, frames)
+    return load(TMASS(encoder, words=words, frames=frames), checkpoint, CLIP_NAMES | NAMES, source)
 
 
 def check_frames(checkpoint: Mapping[str, Tensor], frames: int, source: str) -> None:
     """Refuse another number of frames than the layer from similarities to radius, (D, F), has inputs.
 
     Raises:
-        ParityError: says how many it has.
+        AuthorsCheckpointError: says how many it has.
     """
     layer = checkpoint.get("stochastic.std_branch.linear_proj.weight")
     if layer is not None and layer.shape[1] != frames:
-        raise ParityError(f"{source}: its radius takes {layer.shape[1]} frames, not {frames}; {layer.shape[1]} fit")
-
-
-def compute_tmass(case: ParityCase) -> dict[str, Tensor]:
-    """Compute both protocols' scores (N, M), and the training step where the case has one, of a T-MASS case."""
-    text, video = embedded(case)
-    head = TMASSHead(text.sentence.shape[1], video.frames.shape[1], case_attention(case))
-    load(head, case, NameMap(HEAD_NAMES, UNUSED))
-    draws = case.input(SIGMA)
-    log_radius = head.log_radius(text.sentence, video)
-    pooled = head.pooling.pool(head.pooling.prepared(text), video.frames, video.frame_mask)
-    vectors = pooled.materialize()[:, :, 0].transpose(0, 1)
-    trials = trial_cosines(text.sentence, log_radius.exp(), vectors, draws)
-    found = {
-        "log_variance(caption,video)": log_radius.transpose(0, 1),
-        "pooled_video(video,caption)": vectors,
-        TRIALS: trials.permute(1, 2, 0),
-        "similarity_query_conditioned": head(text, video, draws).similarity,
-        "similarity_as_released": _as_released(case, head, text, video, draws),
-        "similarity_mean_text_query_conditioned": head.pooling(text, video).similarity,
-    }
-    return found | (_training(case, head, text, video) if "train_sigma" in case.inputs else {})
-
-
-def _as_released(case: ParityCase, head: TMASSHead, text: TextFeatures, video: VideoFeatures, draws: Tensor) -> Tensor:
-    """Scores (N, M) by the released protocol: caption s of a query meets videos pooled under their own caption s."""
-    owner, slot = case.input("caption_video"), case.input("caption_slot")
-    scores = text.sentence.new_zeros(len(text), len(video))
-    for number in slot.unique():
-        rows = (slot == number).nonzero().flatten()
-        own = torch.full((len(video),), -1)
-        own[owner[rows]] = rows
-        if (own < 0).any():
-            raise ParityError(
-                f"{case.path}: video {int((own < 0).nonzero()[0])} has no caption {int(number)}; the released protocol "
-                "needs equally many captions of every video"
-            )
-        scores[rows] = head(text[rows], video, draws[:, :, rows], text[own]).similarity
-    return scores
-
-
-def _training(case: ParityCase, head: TMASSHead, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
-    scale, rows = case_scale(case), case.input("train_caption")
-    query = head.pooling.prepared(text[rows])
-    pooled = head.pooling.pool(query, video.frames, video.frame_mask).materialize()[:, :, 0].transpose(0, 1)
-    scores = head.train_scores(text[rows], video, case.input("train_sigma"))
-    stochastic = info_nce(scale * scores.similarity)
-    support = info_nce(scale * scores.support_similarity)
-    totals = {name: stochastic + support * float(name[len(WEIGHTED) :]) for name in case.expected if WEIGHTED in name}
-    return {
-        "train.log_variance": scores.log_radius,
-        "train.pooled_video(video,text)": pooled,
-        "train.similarity": scores.similarity,
-        "train.stochastic_text": scores.drawn,
-        "train.support_similarity": scores.support_similarity,
-        "train.support_text": scores.support,
-        "loss.stochastic": stochastic,
-        "loss.support": support,
-        **totals,
-    }
+        raise AuthorsCheckpointError(
+            f"{source}: its radius takes {layer.shape[1]} frames, not {frames}; {layer.shape[1]} fit"
+        )

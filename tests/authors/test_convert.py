@@ -2,14 +2,16 @@
 
 import pytest
 import torch
+from parity.case import load_case
+from parity.compute.features import encode_case
 from safetensors.torch import load_file
 
-from tvr_lightning.authors.clip import clip_sizes, encode_case, encoder_configuration
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
+from tvr_lightning.authors.clip import clip_sizes, encoder_configuration
 from tvr_lightning.authors.convert import convert, run_convert
 from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.tcmgc import TCMGC
-from tvr_lightning.parity.case import ParityError, load_case
 
 
 def authors_file(parity_cases, name, tmp_path):
@@ -91,9 +93,9 @@ def test_known_architectures_are_recognised_by_their_sizes(parity_cases):
 def test_bad_sources_write_nothing(parity_cases, tmp_path):
     _, source = authors_file(parity_cases, "tcmgc", tmp_path)
     out = tmp_path / "out.ckpt"
-    with pytest.raises(ParityError, match="these are TC-MGC's names"):
+    with pytest.raises(AuthorsCheckpointError, match="these are TC-MGC's names"):
         convert("clip4clip", source, out, words=12, frames=6)
-    with pytest.raises(ParityError, match=r"no importer for the method 'clip'; known: .*clip4clip.* tcmgc"):
+    with pytest.raises(AuthorsCheckpointError, match=r"no importer for the method 'clip'; known: .*clip4clip.* tcmgc"):
         convert("clip", source, out)
     assert not out.exists()
 

@@ -4,43 +4,50 @@ import math
 
 import pytest
 import torch
+from parity.case import ParityCase
+from parity.compare import compare, compare_tensor
 
-from tvr_lightning.parity.case import ParityCase
-from tvr_lightning.parity.compare import compare, relative_difference
+
+def relative(ours, expected):
+    return compare_tensor("any", expected, ours).relative
 
 
 def test_the_difference_is_relative_to_the_largest_value():
     expected = torch.tensor([1000.0, 0.001])
-    assert relative_difference(expected + torch.tensor([0.0, 0.05]), expected)[1] == pytest.approx(5e-5, rel=1e-2)
+    found = compare_tensor("any", expected, expected + torch.tensor([0.0, 0.05]))
+    assert found.relative == pytest.approx(5e-5, rel=1e-2)
+    assert found.difference == pytest.approx(0.05, rel=1e-2)
+    assert found.tolerance == pytest.approx(0.1)
     small = torch.tensor([1e-2])
-    assert relative_difference(small * 1.001, small)[1] == pytest.approx(1e-3, rel=1e-3)
+    assert relative(small * 1.001, small) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_rounding_noise_around_zero_passes_and_more_does_not():
     zero = torch.zeros(3)
-    assert relative_difference(zero + 1e-7, zero)[1] < 1e-4 < relative_difference(zero + 1e-6, zero)[1]
+    assert relative(zero + 1e-7, zero) < 1e-4 < relative(zero + 1e-6, zero)
     exact = torch.zeros(3, dtype=torch.float64)
-    assert relative_difference(exact + 1e-16, exact)[1] < 1e-4 < relative_difference(exact + 1e-13, exact)[1]
+    assert relative(exact + 1e-16, exact) < 1e-4 < relative(exact + 1e-13, exact)
 
 
 def test_special_values_must_be_at_the_same_places():
     expected = torch.tensor([1.0, -math.inf, math.nan])
-    assert relative_difference(expected.clone(), expected) == (0.0, 0.0)
+    assert relative(expected.clone(), expected) == 0.0
     for other in (
         [1.0, math.inf, math.nan],
         [1.0, 0.0, math.nan],
         [1.0, -math.inf, 0.5],
         [math.nan, -math.inf, math.nan],
     ):
-        assert relative_difference(torch.tensor(other), expected)[1] == math.inf
-    assert relative_difference(torch.full((2,), -math.inf), torch.full((2,), -math.inf)) == (0.0, 0.0)
-    assert relative_difference(torch.zeros(0), torch.zeros(0)) == (0.0, 0.0)
+        assert relative(torch.tensor(other), expected) == math.inf
+    assert relative(torch.full((2,), -math.inf), torch.full((2,), -math.inf)) == 0.0
+    assert relative(torch.zeros(0), torch.zeros(0)) == 0.0
 
 
 def test_whole_numbers_must_be_equal():
     expected = torch.tensor([10_000_000, 3])
-    assert relative_difference(expected.clone(), expected) == (0.0, 0.0)
-    assert relative_difference(expected + torch.tensor([1, 0]), expected) == (1.0, math.inf)
+    assert relative(expected.clone(), expected) == 0.0
+    found = compare_tensor("any", expected, expected + torch.tensor([1, 0]))
+    assert (found.difference, found.relative, found.tolerance, found.holds) == (1.0, math.inf, 0.0, False)
 
 
 def test_shapes_names_and_order(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from parity.case import CaseError, ParityCase
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -15,7 +16,6 @@ from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ra
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases
 from tvr_lightning.methods.ncl import normalized_logits
-from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.training.losses import info_nce, row_cross_entropy
 
 Named = Iterator[tuple[str, Tensor]]
@@ -43,7 +43,7 @@ class Scored:
 def _scored(case: ParityCase) -> Scored:
     missing = [key for key in ("gamma", "n_iters", "converged_iterations") if key not in case.config]
     if missing:
-        raise ParityError(f"{case.path}: its config has no {' and no '.join(missing)}")
+        raise CaseError(f"{case.path}: its config has no {' and no '.join(missing)}")
     names = ("text", "video", "queue_text", "queue_video")
     text, video, queue_text, queue_video = (
         normalize(case.input(f"{name}_embedding").double(), dim=-1) for name in names

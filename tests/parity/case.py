@@ -12,14 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tvr_lightning.errors import UserError
-
 RESULTS = {"metrics": ("dsl.t2v.similarity", "dsl.v2t.similarity", "qbnorm.similarity")}
 """By method: tensors that are results although their names do not begin with `expected.`."""
 
 
-class ParityError(UserError, ValueError):
-    """A case or an authors' checkpoint cannot be used; says which file, what is wrong, and what would fit."""
+class CaseError(ValueError):
+    """A case cannot be used; says which file, what is wrong, and what would fit."""
 
 
 @dataclass
@@ -49,29 +47,45 @@ class ParityCase:
         """Return `input.{name}`, of whatever shape.
 
         Raises:
-            ParityError: the case has no such tensor.
+            CaseError: the case has no such tensor.
         """
         if name not in self.inputs:
-            raise ParityError(f"{self.path}: no tensor input.{name}; a {self.method} case needs it")
+            raise CaseError(f"{self.path}: no tensor input.{name}; a {self.method} case needs it")
         return self.inputs[name]
+
+
+def find_cases(folder: Path) -> list[Path]:
+    """Return the cases below a folder, or the one that is named itself.
+
+    Raises:
+        CaseError: there is no such folder, or no case in it.
+    """
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise CaseError(f"{folder}: no such folder")
+    cases = sorted(folder.rglob("*.safetensors"))
+    if not cases:
+        raise CaseError(f"{folder}: holds no case; expected *.safetensors in it or below it")
+    return cases
 
 
 def load_case(path: Path) -> ParityCase:
     """Read a case.
 
     Raises:
-        ParityError: no such file, no safetensors file, no `method` in its metadata, or nothing expected of it.
+        CaseError: no such file, no safetensors file, no `method` in its metadata, or nothing expected of it.
     """
     if not path.is_file():
-        raise ParityError(f"{path}: no such file")
+        raise CaseError(f"{path}: no such file")
     try:
         with safe_open(path, "pt") as handle:
             metadata = handle.metadata() or {}
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  no mapping
     except SafetensorError as error:
-        raise ParityError(f"{path}: not a safetensors file ({error})") from error
+        raise CaseError(f"{path}: not a safetensors file ({error})") from error
     if "method" not in metadata:
-        raise ParityError(f"{path}: its metadata names no method; expected `method` and, as JSON, `config`")
+        raise CaseError(f"{path}: its metadata names no method; expected `method` and, as JSON, `config`")
     case = ParityCase(path, metadata["method"], _config(path, metadata.get("config", "{}")))
     groups = {
         "checkpoint.": case.checkpoint,
@@ -88,7 +102,7 @@ def load_case(path: Path) -> ParityCase:
     if numbers.is_file():
         case.expected |= _numbers(json.loads(numbers.read_text(encoding="utf-8")))
     if not case.expected:
-        raise ParityError(f"{path}: no expected.* tensor, and no {numbers.name} beside it: nothing to compare")
+        raise CaseError(f"{path}: no expected.* tensor, and no {numbers.name} beside it: nothing to compare")
     return case
 
 
@@ -96,9 +110,9 @@ def _config(path: Path, text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ParityError(f"{path}: the metadata's config is no JSON ({error})") from error
+        raise CaseError(f"{path}: the metadata's config is no JSON ({error})") from error
     if not isinstance(config, dict):
-        raise ParityError(f"{path}: the metadata's config is {type(config).__name__}; expected a JSON object")
+        raise CaseError(f"{path}: the metadata's config is {type(config).__name__}; expected a JSON object")
     return config
 
 

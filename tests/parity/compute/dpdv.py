@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from parity.case import ParityCase
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, rename
@@ -19,7 +20,6 @@ from tvr_lightning.layers.weighted_max import Tokens
 from tvr_lightning.methods.dpdv import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.methods.dpdv_captions import Captions
 from tvr_lightning.methods.dpdv_options import DivergenceConfig, DPDVConfig
-from tvr_lightning.parity.case import ParityCase
 from tvr_lightning.training.losses import info_nce
 
 HEAD_NAMES = NameMap(
@@ -50,7 +50,7 @@ def import_head(checkpoint: Mapping[str, Tensor], source: str, config: DPDVConfi
         config: switches.
 
     Raises:
-        ParityError: names are missing or unexpected.
+        CaseError: names are missing or unexpected.
     """
     dimension = checkpoint["weight.frame.0.weight"].shape[1]
     head = DPDVHead(dimension, config=config).double()
@@ -67,7 +67,7 @@ def import_merging(checkpoint: Mapping[str, Tensor], source: str, config: PatchM
     `pfmm.0.norm.weight` (D,) gives the width.
 
     Raises:
-        ParityError: names are missing or unexpected.
+        CaseError: names are missing or unexpected.
     """
     merging = PatchMerging(checkpoint["pfmm.0.norm.weight"].shape[0], config).double()
     names = _merging_names(config.stages)

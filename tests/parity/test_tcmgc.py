@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-
-from tvr_lightning.parity.case import load_case
-from tvr_lightning.parity.report import check_case
+from parity.case import load_case
+from parity.check import check_case
 
 POOL = "conditional_transformer.pool_frames"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from parity.case import ParityCase
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, rename
 from tvr_lightning.layers.clustering import dpc_knn
 from tvr_lightning.layers.patch_merging import PatchMergingConfig, PatchMergingStage
-from tvr_lightning.parity.case import ParityCase
 
 NAMES = NameMap(
     (
@@ -33,7 +33,7 @@ def import_stage(checkpoint: Mapping[str, Tensor], source: str, config: PatchMer
         config: neighbours and heads; the rest is HBI's.
 
     Raises:
-        ParityError: names are missing or unexpected.
+        CaseError: names are missing or unexpected.
     """
     dimension = len(checkpoint["block.norm1.weight"]) if "block.norm1.weight" in checkpoint else 1
     stage = PatchMergingStage(dimension, config)

@@ -7,6 +7,7 @@ from itertools import combinations, product
 from typing import Literal, get_args
 
 import torch
+from parity.case import CaseError, ParityCase
 from torch import Tensor, nn
 
 from tvr_lightning.features import Scores
@@ -26,7 +27,6 @@ from tvr_lightning.methods.tcmgc import (
     TCMGCConfig,
     TCMGCHead,
 )
-from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.training.losses import info_nce
 
 MODES: tuple[Reorganization, ...] = get_args(Reorganization)
@@ -43,7 +43,7 @@ def compute_tcmgc_switches(case: ParityCase) -> dict[str, Tensor]:
     """
     missing = [key for key in ("k", "softmax_lambda") if key not in case.config]
     if missing:
-        raise ParityError(f"{case.path}: its config has no {' and no '.join(missing)}")
+        raise CaseError(f"{case.path}: its config has no {' and no '.join(missing)}")
     vectors = {
         "video_word": "video_word(case,word)",
         "sentence_frame": "sentence_frame(case,word slot)",
@@ -62,7 +62,7 @@ def compute_tcmgc_switches(case: ParityCase) -> dict[str, Tensor]:
 def _isa(case: ParityCase, name: str, slots: int) -> nn.Module:
     matrix = case.checkpoint.get(f"isa.{name}.{slots}")
     if matrix is None:
-        raise ParityError(f"{case.path}: no tensor checkpoint.isa.{name}.{slots}, which the config's k needs")
+        raise CaseError(f"{case.path}: no tensor checkpoint.isa.{name}.{slots}, which the config's k needs")
     module = InteractiveSimilarityAggregation(slots, float(case.config["softmax_lambda"])).double()
     module.load_state_dict({"weight": matrix.double()})
     return module
@@ -129,7 +129,7 @@ def _aggregates(case: ParityCase, scores: Tensor, scale: Tensor) -> Iterator[tup
             if head.lsa is not None:
                 matrix = case.checkpoint.get(f"lsa.{subset}")
                 if matrix is None:
-                    raise ParityError(f"{case.path}: no tensor checkpoint.lsa.{subset}")
+                    raise CaseError(f"{case.path}: no tensor checkpoint.lsa.{subset}")
                 head.lsa.load_state_dict({"weight": matrix.double()})
             yield f"aggregate.{kind}.{weighed}.{subset}", scale * head.aggregate(scores[list(chosen)], scale)
 

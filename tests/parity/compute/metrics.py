@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import torch
+from parity.case import ParityCase
 from torch import Tensor
 
 from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, normalize_scores
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
-from tvr_lightning.parity.case import ParityCase
 
 ROW = {"R1": "R@1", "R5": "R@5", "R10": "R@10", "MedianR": "MdR", "MeanR": "MnR"}
 QUERY_BANK = re.compile(r"(qbnorm\.t2v\(k=(\d+),beta=([\d.]+)\))\.")
