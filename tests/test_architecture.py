@@ -7,8 +7,8 @@ import tvr_lightning
 
 PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
-    "_version", "_torchvision", "errors", "files", "checkpoints", "features", "media", "store", "data", "synthetic",
-    "encoders", "extract", "layers", "pairwise", "evaluation", "training", "methods", "trained", "recipe",
+    "_version", "_torchvision", "errors", "progress", "files", "checkpoints", "features", "media", "store", "data",
+    "synthetic", "encoders", "extract", "layers", "pairwise", "evaluation", "training", "methods", "trained", "recipe",
     "authors", "audit", "reproduce", "search", "verbs", "cli",
 ]  # fmt: skip
 

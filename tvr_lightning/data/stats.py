@@ -12,8 +12,8 @@ from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split, SplitName
-from tvr_lightning.media.read_many import survey
-from tvr_lightning.media.video import VideoError, probe
+from tvr_lightning.media.read_many import Unread, read_all
+from tvr_lightning.media.video import VideoInfo, probe
 
 START_AND_END = 2  # tokens that CLIP puts around every caption
 
@@ -80,32 +80,21 @@ def stats(data: TextVideoDataModule, *, workers: int = 1, progress: bool = True)
     names: list[SplitName] = ["train", "test"] if data.validation == "test" else ["train", "val", "test"]
     splits = [data.read_split(name) for name in names]
     files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
-    probed = survey(_probe, files, workers=workers, title=f"looking at {data.title}", progress=progress)
-    found = dict(zip(files, probed, strict=True))
+    probed = read_all(files, probe, workers=workers, title=f"looking at {data.title}", progress=progress)
+    found = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, Unread)}
     tokenizer = SimpleTokenizer()
     return [_describe(split, data.words, found, tokenizer) for split in splits]
 
 
-def _probe(path: Path) -> tuple[float, bool] | None:
-    """Duration in seconds and whether there is a sound track; None if the file cannot be read."""
-    try:
-        info = probe(path)
-    except VideoError:
-        return None
-    return info.duration, info.has_audio
-
-
-def _describe(
-    split: Split, words: int, found: dict[Path, tuple[float, bool] | None], tokenizer: SimpleTokenizer
-) -> SplitStats:
+def _describe(split: Split, words: int, found: dict[Path, VideoInfo], tokenizer: SimpleTokenizer) -> SplitStats:
     lengths = [len(tokenizer.encode(text.text)) + START_AND_END for text in split.texts]
     seconds, heard = [], []
     for video in split.videos:
-        probed = found[video.path]
-        if probed is not None:
-            start, end = video.span or (0.0, probed[0])
-            seconds.append(max(0.0, min(end, probed[0]) - start))
-            heard.append(probed[1])
+        info = found.get(video.path)
+        if info is not None:
+            start, end = video.span or (0.0, info.duration)
+            seconds.append(max(0.0, min(end, info.duration) - start))
+            heard.append(info.has_audio)
     return SplitStats(
         name=split.name,
         protocol=split.protocol,

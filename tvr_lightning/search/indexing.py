@@ -9,13 +9,11 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from tvr_lightning.data.batch import Media
@@ -25,8 +23,10 @@ from tvr_lightning.encoders.sources import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
-from tvr_lightning.media.audio import AudioError
-from tvr_lightning.media.video import VideoError, read_clip
+from tvr_lightning.media.opening import MediaError
+from tvr_lightning.media.read_many import Unread, read_many
+from tvr_lightning.media.video import read_clip
+from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import FILE, Catalog, Entry
 from tvr_lightning.search.errors import BusyError, SearchError
@@ -281,12 +281,11 @@ def _only_writer(folder: Path) -> Iterator[None]:
 
 @dataclass
 class _Read:
-    """A file that was read: a clip per scorer, and the pictures; or why it could not be."""
+    """A file that was read: a clip per scorer, and the pictures by their time."""
 
     file: VideoFile
-    clips: dict[str, Clip] = field(default_factory=dict)
+    clips: dict[str, Clip]
     pictures: dict[float, bytes] = field(default_factory=dict)
-    reason: str = ""
 
 
 class _Run:
@@ -313,10 +312,11 @@ class _Run:
         kept = sum(known.get(file.id) == file.key and file.key in there for file in found.files)
         report = IndexReport(kept=kept, removed=len(gone), problems=found.problems)
         follow(self.vectors, self.catalog)
-        with _progress(shown) as progress, ThreadPoolExecutor(self.workers) as pool:
+        cuts = [pending[start : start + self.batch_size] for start in range(0, len(pending), self.batch_size)]
+        with progress_bar(shown) as progress:
             task = progress.add_task("videos", total=len(found.files), completed=len(found.files) - len(pending))
             since = 0
-            for batch in self._batches(pool, pending):
+            for batch in read_many(cuts, self._read, list, workers=self.workers, threads=True):
                 report.added += self._write(batch)
                 progress.advance(task, len(batch))
                 since += len(batch)
@@ -336,44 +336,31 @@ class _Run:
         paths = self.catalog.paths()
         return [v for v, path in paths.items() if v not in there and below(path, roots) and not below(path, unread)]
 
-    def _batches(self, pool: ThreadPoolExecutor, files: list[VideoFile]) -> Iterator[list[_Read]]:
-        """Read batches, the next one while the last one is encoded; always cut at the same places."""
-        cuts = [files[start : start + self.batch_size] for start in range(0, len(files), self.batch_size)]
-        ahead = [pool.submit(self._read, file) for file in cuts[0]] if cuts else []
-        for place in range(len(cuts)):
-            current = ahead
-            following = cuts[place + 1] if place + 1 < len(cuts) else []
-            ahead = [pool.submit(self._read, file) for file in following]
-            yield [future.result() for future in current]
-
     def _read(self, file: VideoFile) -> _Read:
-        read = _Read(file)
+        clips: dict[tuple[object, ...], Clip] = {}
         try:
-            clips: dict[tuple[object, ...], Clip] = {}
-            for name, model in self.models.items():
+            for model in self.models.values():
                 if model.reading not in clips:
                     clips[model.reading] = model.read(file.path)
-                read.clips[name] = clips[model.reading]
-            read.pictures = _pictures(file.path, next(iter(self.models.values())), read.clips[next(iter(self.models))])
+            read = _Read(file, {name: clips[model.reading] for name, model in self.models.items()})
+            first = next(iter(self.models))
+            read.pictures = _pictures(file.path, self.models[first], read.clips[first])
             state = file.path.stat()
-        except (VideoError, AudioError) as error:
-            read.reason = str(error).removeprefix(f"{file.path}: ")
         except OSError as error:
-            read.reason = error.strerror or str(error)
-        else:
-            if (state.st_size, state.st_mtime_ns) != (file.size, file.modified):
-                read.reason = "it changed while it was read; run tvr index again"
+            raise MediaError(file.path, error.strerror or str(error)) from error
+        if (state.st_size, state.st_mtime_ns) != (file.size, file.modified):
+            raise MediaError(file.path, "it changed while it was read; run tvr index again")
         return read
 
-    def _write(self, batch: Sequence[_Read]) -> int:
-        good = [read for read in batch if not read.reason]
+    def _write(self, batch: Sequence[_Read | Unread[VideoFile]]) -> int:
+        good = [read for read in batch if not isinstance(read, Unread)]
         entries: list[Entry] = []
         if good:
             features = {n: self._encode(model, [read.clips[n] for read in good]) for n, model in self.models.items()}
             first = next(iter(self.models))
             vectors = self.models[first].video_vectors(features[first])
             entries = [self._entry(read, row, features, vectors[row]) for row, read in enumerate(good)]
-        self.catalog.write(entries, [(read.file, read.reason) for read in batch if read.reason])
+        self.catalog.write(entries, [(read.item, read.reason) for read in batch if isinstance(read, Unread)])
         return len(good)
 
     @staticmethod
@@ -406,8 +393,3 @@ def _pictures(path: Path, model: Scorer, clip: Clip) -> dict[float, bytes]:
         Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(buffer, "JPEG", quality=80)
         found[time] = buffer.getvalue()
     return found
-
-
-def _progress(shown: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TimeRemainingColumn(), disable=not shown)

@@ -8,14 +8,12 @@ import os
 import random
 import shutil
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from tvr_lightning.data.recover_captions import Description, write_captions
-from tvr_lightning.media.workers import worker_context
+from tvr_lightning.media.read_many import read_all
 from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
 from tvr_lightning.synthetic.captions import describe, describe_event, describe_segment
 from tvr_lightning.synthetic.layouts import DatasetName, Item, Layout, Part, span_of, write_json
@@ -36,7 +34,6 @@ FORMAT = 2  # of scenes.json and of all that the generator draws; grows when equ
 LEAST_VIDEOS = 8
 CAPTIONS_FILE = "captions.parquet"
 SEGMENTS = 6  # descriptions of a video, as in DPDV
-_SPAWN_FROM = 16  # fewer videos are written sooner than a second process starts
 
 
 def synthesize(
@@ -151,18 +148,12 @@ def _items(dataset: str, layout: Layout, videos: int, seed: int) -> list[Item]:
 def _write_videos(items: list[Item], folder: Path, fps: int, workers: int, progress: bool) -> None:
     for parent in {(folder / item.file).parent for item in items}:
         parent.mkdir(parents=True, exist_ok=True)
-    scenes, paths = [item.scene for item in items], [folder / item.file for item in items]
-    columns = (TextColumn("writing videos"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=not progress) as bar:
-        task = bar.add_task("videos", total=len(items))
-        if workers == 1 or len(items) < _SPAWN_FROM:
-            for scene, path in zip(scenes, paths, strict=True):
-                write_video(scene, path, fps)
-                bar.advance(task)
-            return
-        with ProcessPoolExecutor(workers, mp_context=worker_context()) as pool:
-            for _ in pool.map(write_video, scenes, paths, [fps] * len(items), chunksize=4):
-                bar.advance(task)
+    write = partial(_write_video, folder=folder, fps=fps)
+    read_all(items, write, workers=workers, title="writing videos", progress=progress)
+
+
+def _write_video(item: Item, folder: Path, fps: int) -> None:
+    write_video(item.scene, folder / item.file, fps)
 
 
 def _ground_truth(dataset: str, layout: Layout, items: list[Item], seed: int) -> dict[str, Any]:
