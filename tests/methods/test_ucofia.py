@@ -66,6 +66,8 @@ def test_a_checkpoint_of_the_training_code_is_imported_whole(parity_cases):
         made.selector.scores.joint.weight, head["visual_token_selector.score_predictor.out_conv.0.weight"]
     )
     assert torch.equal(made.temporal.frame_position_embeddings.weight, clip["frame_position_embeddings.weight"])
+    mean_pooling = {name: t for name, t in checkpoint.items() if not name.startswith("transformerClip.")}
+    assert import_ucofia(mean_pooling, "file", words=6, frames=4).temporal is None  # position embeddings are unused
     with pytest.raises(AuthorsCheckpointError, match="for 6 words and 4 frames, not for 32 words and 12 frames"):
         import_ucofia(checkpoint, "file")
     with pytest.raises(AuthorsCheckpointError, match=r"missing word_mat_weight"):
