@@ -169,14 +169,6 @@ def test_further_cases_hold(write_case, texts, videos, options):
     assert comparisons[0].relative < 2e-5, comparisons[0]
 
 
-def test_matrices_of_the_video_to_text_code_may_have_the_videos_as_rows(write_case):
-    tensors = restated(5, 3, "eval_v2t")
-    for name in ("similarity_sk_normalised", "score.word_patch.noise_free"):
-        tensors[f"expected.{name}"] = tensors[f"expected.{name}"].T.contiguous()
-    path = write_case(tensors, method="ucofia", **config(variant="eval_v2t", sim_header="seqTransf"))
-    assert check_case(load_case(path))[0].relative < 2e-5
-
-
 def test_a_queue_for_neither_texts_nor_videos_is_refused(write_case):
     tensors = restated(5, 3, "eval_v2t")
     for name in ALIGNMENTS:

@@ -40,8 +40,7 @@ class _Parts(nn.Module):
 def compute_ucofia(case: ParityCase) -> dict[str, Tensor]:
     """Compute selected patches, scores with their released scale, loss, and Sinkhorn-normalised scores of a case.
 
-    Scores are (N, M), or (M, N) where the case of the video-to-text code has them so; the selected patches of all
-    frames stand in a row (M, F P', D).
+    Scores are (N, M), the selected patches of all frames in a row (M, F P', D).
     """
     given, checkpoint = case.config, case.checkpoint
     selection = PatchSelectionConfig(
@@ -75,23 +74,7 @@ def compute_ucofia(case: ParityCase) -> dict[str, Tensor]:
     found["loss.noise_free"] = info_nce(found["similarity.noise_free"][:count, :count])
     if "queue_score.word_patch" in case.inputs:
         found |= _sinkhorn_normalised(case, found)
-    if _video_to_text(case):
-        found |= _turned(case, found)
     return found
-
-
-def _video_to_text(case: ParityCase) -> bool:
-    return str(case.config.get("variant")).endswith("v2t")
-
-
-def _turned(case: ParityCase, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices that the case has with the videos, this code's queries, as rows."""
-    both = {name: (tensor, found[name]) for name, tensor in case.expected.items() if name in found}
-    return {
-        n: ours.mT
-        for n, (theirs, ours) in both.items()
-        if ours.ndim == 2 and ours.shape != theirs.shape == ours.mT.shape
-    }
 
 
 def _sinkhorn_normalised(case: ParityCase, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -101,7 +84,7 @@ def _sinkhorn_normalised(case: ParityCase, found: Mapping[str, Tensor]) -> dict[
     """
     biases, corrected = {}, []
     scores = [found[f"score.{part}.noise_free"] for part in ALIGNMENTS]
-    side, dimension = ("text", 0) if _video_to_text(case) else ("video", 1)
+    side, dimension = ("text", 0) if case.config.get("variant") == "eval_v2t" else ("video", 1)
     for part, score in zip(ALIGNMENTS, scores, strict=True):
         queue = case.input(f"queue_score.{part}")
         if queue.shape[1] != score.shape[dimension]:
