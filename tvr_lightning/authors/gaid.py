@@ -18,6 +18,7 @@ from tvr_lightning.methods.gaid import GAID
 NAMES = NameMap(
     (
         ("pool_frames.", "head.attention."),
+        # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L78-L82
         ("gate_fc.", "head.gate.linear."),
         ("stochastic.std_branch.linear_proj.", "head.radius.linear_proj."),
         ("stochastic.alpha", "head.alpha"),

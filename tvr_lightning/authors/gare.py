@@ -18,6 +18,7 @@ NAMES = NameMap(
         ("psi.", "head.psi."),
     ),
     # Created by the released code and never used; the output of log_std_proj is thrown away.
+    # https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L184-L206
     unused=("psi.log_std_proj.", "psi.layers.0.linear2.", "psi.layers.0.mlp.", "weight_fc."),
 )
 

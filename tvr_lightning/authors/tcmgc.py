@@ -15,6 +15,7 @@ NAMES = NameMap(
         ("conditional_transformer.pool_frames.", "head.attention."),
         ("global_mat_weight", "head.global_matrix"),
         ("local_mat_weight", "head.local_matrix"),
+        # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/modeling_tcmgc.py#L426
         ("logit_weight", "head.lsa.weight"),
         ("attentive_word_logit_weight", "head.video_word_aggregation.weight"),
         ("concat_frame_word_logit_weight", "head.sentence_frame_aggregation.weight"),
@@ -24,6 +25,7 @@ NAMES = NameMap(
         ("attentive_frame_word_mat_weight", "head.frame_word_aggregation.frames.weight"),
     ),
     # The released forward pass has the lines of W_Q, W_K, W_V and W_O commented out.
+    # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/module_xpool.py#L36-L74
     unused=("conditional_transformer.pool_frames.cross_attn.",),
 )
 

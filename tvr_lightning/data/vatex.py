@@ -31,6 +31,7 @@ class VATEX(TextVideoDataModule):
     official validation clips into its validation and test sets, because the official test captions are withheld. Ids
     are `<youtube id>_<start>_<end>` in seconds. Evaluation uses all ten captions of a clip, video-to-text over the best
     of them; or the first one alone, as GAID evaluates (`vatex_dataset.py`).
+    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/datasets/vatex_dataset.py#L25-L38
 
     Args:
         split: "hgr" is the only one.

@@ -123,6 +123,9 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
 def positive_weights(similarity: Tensor) -> Tensor:
     """Weight of each pair by its own similarity: w_i = s_ii / sum_k s_kk, without gradient (GAID, released loss.py).
 
+    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L65-L67
+    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/modules/loss.py#L27-L30
+
     The released code weights this way although the paper writes plain InfoNCE. A negative similarity of a matching pair
     gives that pair a negative weight, as released.
 
