@@ -17,7 +17,7 @@ from search_parts import write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.search import BusyError, ScorerSource, Searcher, SearchError, catalog, index
-from tvr_lightning.search.catalog import Catalog, Entry
+from tvr_lightning.search.catalog import Catalog, Entry, SpanEntry
 from tvr_lightning.search.files import VideoFile
 
 NOBODY = 65534
@@ -85,7 +85,7 @@ def room(gallery_for_all):
 
 
 def entry(number):
-    return Entry(VideoFile(Path(f"/videos/{number}.mp4"), 1, 1), 1.0, torch.zeros(2))
+    return Entry(VideoFile(Path(f"/videos/{number}.mp4"), 1, 1), 1.0, [SpanEntry(0.0, 1.0, torch.zeros(2))])
 
 
 @pytest.mark.parametrize("store", list(PACKAGES))

@@ -187,10 +187,10 @@ def shard_files(folder: Path) -> list[Path]:
     return [path for _, _, path in sorted(found)]
 
 
-def differences(found: Fingerprint, expected: Fingerprint) -> str:
+def differences(found: Fingerprint, expected: Fingerprint, holder: str = "the store") -> str:
     """Name the fields of `expected` that a store has otherwise, with both values; empty if there are none."""
     return "; ".join(
-        f"{name}: the store has {found.get(name)!r}, this run {value!r}"
+        f"{name}: {holder} has {found.get(name)!r}, this run {value!r}"
         for name, value in expected.items()
         if found.get(name) != value
     )
