@@ -172,7 +172,7 @@ def test_texts_take_a_place_among_the_searches_and_none_for_other_sites(searcher
     app = create_app(searcher, ServerOptions(max_waiting=1))
     client = TestClient(app, base_url="http://127.0.0.1")
     video = searcher.catalog.videos()[0].id
-    with app.state.turnstile.enter():
+    with app.state.limit.enter():
         assert client.get(f"/api/videos/{video}/texts").status_code == 429
     for path in (f"/api/videos/{video}/texts", f"/api/videos/{video}/similar", "/api/search?query=a"):
         for site in ("cross-site", "same-site"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.sources import model_configuration
+from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.parity.case import ParityCase, ParityError
 

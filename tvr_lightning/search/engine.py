@@ -146,12 +146,12 @@ class Searcher:
             vector = scorer.text_vectors(text)[0]
             rows, cosines, biases = self._candidates(vector, max(candidates, top), normalize, among)
             answer = Answer(query, rerank, normalize, len(rows), self.catalog.count())
-            judge = self.scorers[self.first if rerank == NONE else rerank]
-            if judge is not scorer and rows:
-                text = judge.encode_texts([query])
-            if any(each.truncated(query) for each in {scorer, judge}):
+            reranker = self.scorers[self.first if rerank == NONE else rerank]
+            if reranker is not scorer and rows:
+                text = reranker.encode_texts([query])
+            if any(each.truncated(query) for each in {scorer, reranker}):
                 answer.notes.append(f"the query is too long; what comes after {scorer.module.words} tokens is not read")
-            self._rank(answer, judge, text, rows, cosines, biases, top)
+            self._rank(answer, reranker, text, rows, cosines, biases, top)
         return answer
 
     def search_video(
@@ -341,7 +341,7 @@ class Searcher:
     def _rank(
         self,
         answer: Answer,
-        judge: Scorer,
+        reranker: Scorer,
         text: TextFeatures,
         rows: list[SpanRow],
         cosines: list[float],
@@ -351,17 +351,19 @@ class Searcher:
         if not rows:
             answer.notes.append("no video fits the filters" if answer.videos else "the index holds no videos yet")
             return
-        name = next(name for name, scorer in self.scorers.items() if scorer is judge)
+        name = next(name for name, scorer in self.scorers.items() if scorer is reranker)
         if answer.rerank == NONE:
             scores = torch.tensor(cosines)
         else:
-            scores = judge.score(text, VideoFeatures.cat([self._features(row, name)[0] for row in rows])).similarity[0]
+            scores = reranker.score(text, VideoFeatures.cat([self._features(row, name)[0] for row in rows])).similarity[
+                0
+            ]
         if biases is not None:
             scores = scores + torch.tensor(biases)
         order = scores.sort(descending=True, stable=True).indices[:top].tolist()
         for rank, place in enumerate(order, 1):
             features, times = self._features(rows[place], name)
-            share = judge.sound_share(text, features) if answer.rerank != NONE else None
+            share = reranker.sound_share(text, features) if answer.rerank != NONE else None
             moments = _moments(text.sentence[0], features, times)
             row = rows[place].video
             answer.results.append(

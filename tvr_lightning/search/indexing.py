@@ -19,7 +19,7 @@ from torch import Tensor
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.encoders.captioner import load_captioner
-from tvr_lightning.encoders.sources import MissingWeightsError
+from tvr_lightning.encoders.pretrained import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
@@ -234,10 +234,10 @@ def _unwritable(folder: Path) -> Iterator[None]:
     except UserError:
         raise
     except (sqlite3.Error, OSError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         where = error.filename if isinstance(error, OSError) and error.filename else folder
         raise SearchError(
-            f"{where}: cannot be written ({said}): the disk may be full, or the size of files limited. Finished "
+            f"{where}: cannot be written ({reason}): the disk may be full, or the size of files limited. Finished "
             "batches are kept; make room and run tvr index again, which goes on from there"
         ) from error
 

@@ -17,7 +17,7 @@ from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_soun
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
 from tvr_lightning.data.stored import frame_fingerprint
 from tvr_lightning.encoders import ClipEncoder
-from tvr_lightning.encoders.sources import weights_follow
+from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.extract.fingerprint import method_fingerprint
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
@@ -208,8 +208,8 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
 
 def _line(error: Exception) -> str:
     """Return what an error says, in one line."""
-    said = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return " ".join(said.split())[:500]
+    message = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return " ".join(message.split())[:500]
 
 
 def _audio_options(module: RetrievalModule, data: dict[str, Any]) -> AudioOptions | None:
