@@ -32,7 +32,7 @@ import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods  # recipes name classes by their bare names once these are imported
 from tvr_lightning.checkpoints import CheckpointError, read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.encoders.sources import find_weights
+from tvr_lightning.encoders.pretrained import find_weights
 from tvr_lightning.encoders.wav2vec2 import find_wav2vec2_weights
 from tvr_lightning.encoders.whisper import find_whisper_weights
 from tvr_lightning.errors import MissingAssetError, UserError

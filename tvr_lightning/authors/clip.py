@@ -10,7 +10,7 @@ from torch import Tensor
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap
 from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.sources import model_configuration
+from tvr_lightning.encoders.pretrained import model_configuration
 
 CLIP_NAMES = NameMap((("clip.logit_scale", "temperature.logit_scale"), ("clip.", "encoder.clip.")))
 """The part of every name map that concerns CLIP."""

@@ -41,7 +41,7 @@ class VideoReader(Protocol):
 
 
 @dataclass(frozen=True)
-class ClipReader:
+class MediaReader:
     """Decodes clips from video files.
 
     Attributes:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
-from tvr_lightning.encoders.caption_file import CaptionJournal, MadeWith
+from tvr_lightning.encoders.caption_journal import CaptionJournal, MadeWith
 from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.media.read_many import Unread, read_many
@@ -272,7 +272,7 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         options: prompt, segments, batch size, file.
 
     Raises:
-        CaptionFileError: the file was made with another model, prompt or number of segments.
+        CaptionJournalError: the file was made with another model, prompt or number of segments.
         CaptionsBusyError: another process writes the file.
         CaptionsNotWrittenError: the disk is full or not writable.
     """

@@ -17,7 +17,8 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.batch import EncodedBatch, ReadMedia, encode, join
 from tvr_lightning.extract.cluster import encoded_by_ray
-from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, fingerprints, parts_of
+from tvr_lightning.extract.fingerprint import fingerprints
+from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, parts_of
 from tvr_lightning.media.read_many import read_many
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.store import Part, StoreItem, StoreWriter

@@ -11,7 +11,8 @@ from torch import Tensor
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.extract.plan import ExtractOptions, ExtractSource, fingerprints
+from tvr_lightning.extract.fingerprint import fingerprints
+from tvr_lightning.extract.plan import ExtractOptions, ExtractSource
 from tvr_lightning.extract.run import frozen
 from tvr_lightning.store import FeatureStore, Part, StoreError
 

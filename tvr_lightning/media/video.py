@@ -53,34 +53,22 @@ class VideoInfo:
     """What a video file holds, read from its packets and its first frame.
 
     Attributes:
-        path: the file.
         duration: seconds from the first frame to the end of the last.
-        start: seconds from the container's beginning to the first frame.
         fps: mean frames per second.
         width, height: pixels of a frame as it is shown (rotation applied).
         frames: number of frames.
-        keyframes: number of stored frames where decoding can begin.
         timed: False where all frames have the same time stamp; they are read in order, at the declared rate.
         has_audio: whether there is a sound track.
-        rotation: degrees that the stored frame is turned clockwise to be shown: 0, 90, 180 or 270.
-        codec: name of the video codec.
-        pixel_format: FFmpeg's name of the stored pixel format.
         broken: why the stream ends before its container says, or None.
     """
 
-    path: Path
     duration: float
-    start: float
     fps: float
     width: int
     height: int
     frames: int
-    keyframes: int
     timed: bool
     has_audio: bool
-    rotation: int
-    codec: str
-    pixel_format: str
     broken: str | None
 
 
@@ -209,25 +197,16 @@ def probe(path: str | Path) -> VideoInfo:
         index = _index(container, stream, allowance)
         timeline = packet_timeline(index)
         first = _first_frame(stream, index, timeline, allowance)
-        orientation = orientation_of(first)
-        turned = orientation.quarter_turns % 2 == 1
+        turned = orientation_of(first).quarter_turns % 2 == 1
         count = len(timeline.times)
-        began = 0 if container.start_time is None else container.start_time / av.time_base
-        origin = int(index.presented()[0]) if index.timed else (stream.start_time or 0)
         return VideoInfo(
-            path=path,
             duration=timeline.duration,
-            start=max(0.0, float(origin * index.time_base) - began),
             fps=count / timeline.duration if timeline.duration else 0.0,
             width=first.height if turned else first.width,
             height=first.width if turned else first.height,
             frames=count,
-            keyframes=int(index.keyframe.sum()),
             timed=not index.stopped,
             has_audio=bool(container.streams.audio),
-            rotation=orientation.quarter_turns * 90,
-            codec=stream.codec_context.name,
-            pixel_format=first.format.name,
             broken=cut_short(container, stream, index, allowance),
         )
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.encoders.captioner import load_captioner
-from tvr_lightning.encoders.sources import MissingWeightsError
+from tvr_lightning.encoders.pretrained import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
@@ -28,12 +28,13 @@ from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.captions import describe_videos, join_captions
-from tvr_lightning.search.catalog import FILE, Catalog, Entry
+from tvr_lightning.search.catalog import FILE, Catalog, Entry, SpanEntry
 from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.vectors import VectorStore, follow, open_vectors
+from tvr_lightning.store import differences
 
 LOCK = "writer.lock"
 PICTURE_SIZE = 224
@@ -171,11 +172,11 @@ def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[s
             model = Scorer(ScorerSource(**fact["source"]), device, trust)
         except MissingWeightsError as error:
             raise SearchError(f"{error.looked_for}. The index was made with these weights; bring them back") from error
-        if model.fingerprint != fact["fingerprint"]:
+        differing = differences(fact["fingerprint"], model.fingerprint, "the index")
+        if differing:
             raise SearchError(
-                f"the index was made with {fact['name']} {fact['fingerprint']}, but "
-                f"{fact['source']['checkpoint'] or fact['source']['weights']} now gives {model.fingerprint}; bring the "
-                "former weights back, or index the videos into a new folder"
+                f"{fact['source']['checkpoint'] or fact['source']['weights']} is not what the index was made with; "
+                f"{differing}. Bring the former weights back, or index the videos into a new folder"
             )
         models[fact["name"]] = model
     return models
@@ -200,19 +201,21 @@ def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, tru
             ) from error
         same = sum(name.partition("-")[0] == model.name for name in models)
         models[f"{model.name}-{same + 1}" if same else model.name] = model
-    made = {name: model.fingerprint for name, model in models.items()}
     if facts is None:
         listed = [
             {"name": n, "fingerprint": m.fingerprint, "source": _absolute(dataclasses.asdict(m.source))}
             for n, m in models.items()
         ]
         catalog.set_fact("scorers", listed)
-    elif made != {fact["name"]: fact["fingerprint"] for fact in facts}:
-        before = ", ".join(f"{fact['name']} {fact['fingerprint']}" for fact in facts)
+        return models
+    before = {fact["name"]: fact["fingerprint"] for fact in facts}
+    found = f"it was made with {', '.join(before)}, and you name {', '.join(models)}"
+    if list(before) == list(models):
+        found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
+    if found:
         raise SearchError(
-            f"{catalog.folder} was made with {before}; these weights are "
-            f"{', '.join(f'{name} {value}' for name, value in made.items())}. Index into a new folder, or drop --ckpt "
-            "and --weights to go on with the index's own"
+            f"{catalog.folder}: {found}. Index into a new folder, or drop --ckpt and --weights to go on with the "
+            "index's own"
         )
     return models
 
@@ -231,10 +234,10 @@ def _unwritable(folder: Path) -> Iterator[None]:
     except UserError:
         raise
     except (sqlite3.Error, OSError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         where = error.filename if isinstance(error, OSError) and error.filename else folder
         raise SearchError(
-            f"{where}: cannot be written ({said}): the disk may be full, or the size of files limited. Finished "
+            f"{where}: cannot be written ({reason}): the disk may be full, or the size of files limited. Finished "
             "batches are kept; make room and run tvr index again, which goes on from there"
         ) from error
 
@@ -308,7 +311,7 @@ class _Run:
         if gone:
             self.catalog.remove(gone)
         pending = [file for file in found.files if known.get(file.id) != file.key]
-        there = self.catalog.keys()
+        there = self.catalog.read()
         kept = sum(known.get(file.id) == file.key and file.key in there for file in found.files)
         report = IndexReport(kept=kept, removed=len(gone), problems=found.problems)
         follow(self.vectors, self.catalog)
@@ -371,14 +374,10 @@ class _Run:
     def _entry(read: _Read, row: int, features: dict[str, VideoFeatures], vector: Tensor) -> Entry:
         duration = next(iter(read.clips.values())).media.duration
         assert duration is not None
-        return Entry(
-            read.file,
-            float(duration[0]),
-            vector,
-            {name: found[row : row + 1] for name, found in features.items()},
-            {name: clip.times for name, clip in read.clips.items()},
-            read.pictures,
-        )
+        of_video = {name: found[row : row + 1] for name, found in features.items()}
+        times = {name: clip.times for name, clip in read.clips.items()}
+        whole = SpanEntry(0.0, float(duration[0]), vector, of_video, times)
+        return Entry(read.file, float(duration[0]), [whole], read.pictures)
 
 
 def _pictures(path: Path, model: Scorer, clip: Clip) -> dict[float, bytes]:

@@ -118,8 +118,8 @@ class LanceStore(VectorStore):
         try:
             yield
         except (RuntimeError, OSError) as error:  # as LanceDB's own library reports disks and hosts
-            said = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300]
             raise SearchError(
-                f"{self._connection.uri}: LanceDB cannot write it ({said}); the catalog keeps what was indexed: see to "
-                "the disk, or the address, and run tvr index again"
+                f"{self._connection.uri}: LanceDB cannot write it ({reason}); the catalog keeps what was indexed: see "
+                "to the disk, or the address, and run tvr index again"
             ) from error

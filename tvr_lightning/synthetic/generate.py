@@ -15,7 +15,7 @@ from typing import Any, get_args
 from tvr_lightning.data.recover_captions import Description, write_captions
 from tvr_lightning.media.read_many import read_all
 from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
-from tvr_lightning.synthetic.captions import describe, describe_event, describe_segment
+from tvr_lightning.synthetic.grammar import describe, describe_event, describe_segment
 from tvr_lightning.synthetic.layouts import DatasetName, Item, Layout, Part, span_of, write_json
 from tvr_lightning.synthetic.questions import write_questions
 from tvr_lightning.synthetic.scene import Scene, draw_scenes
@@ -166,26 +166,26 @@ def _ground_truth(dataset: str, layout: Layout, items: list[Item], seed: int) ->
 
 
 def _descriptions(items: list[Item]) -> list[Description]:
-    said = []
+    described = []
     for item in items:
         step = item.scene.duration / SEGMENTS
         for segment in range(SEGMENTS):
             start, end = round(segment * step, 3), round((segment + 1) * step, 3)
             caption = describe_segment(item.scene, start, end)
-            said.append(Description(item.video_id, segment, start, end, caption, model="scene description"))
-    return said
+            described.append(Description(item.video_id, segment, start, end, caption, model="scene description"))
+    return described
 
 
 def _truth_of(item: Item, items: list[Item], fps: int) -> dict[str, Any]:
     scene = dataclasses.asdict(item.scene)
     if item.scene.twin is not None:
         scene["twin"] = items[item.scene.twin].video_id
-    said: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for index, caption in enumerate(item.captions):
         entry: dict[str, Any] = dataclasses.asdict(caption) | {"query": index == item.query}
         if caption.kind.startswith("event"):
             entry["span"] = span_of(caption, item.scene)
-        said.append(entry)
+        entries.append(entry)
     return {
         "part": item.part,
         "file": item.file,
@@ -194,6 +194,6 @@ def _truth_of(item: Item, items: list[Item], fps: int) -> dict[str, Any]:
         "scene": scene,
         "description": describe(item.scene),
         "events": [describe_event(event) for event in item.scene.events],
-        "captions": said,
+        "captions": entries,
         "chinese": [caption.text for caption in item.chinese],
     }

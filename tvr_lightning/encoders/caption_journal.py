@@ -24,7 +24,7 @@ SETTINGS = b"tvr_captions"
 _OWN = ("video_id", "segment", "start", "end", "caption")  # the rest of a row is the same in the whole file
 
 
-class CaptionFileError(UserError, ValueError):
+class CaptionJournalError(UserError, ValueError):
     """A captions file that does not fit what is to be written to it; says which option differs and what to do."""
 
 
@@ -66,7 +66,7 @@ class CaptionJournal:
         made_with: what the new descriptions depend on.
 
     Raises:
-        CaptionFileError: the file or an unfinished journal was made otherwise, or the file is none of descriptions.
+        CaptionJournalError: the file or an unfinished journal was made otherwise, or the file is none of descriptions.
         CaptionsBusyError: another process writes the file.
         CaptionsNotWrittenError: the disk is full or not writable; entering, `add` and `finish` say so.
     """
@@ -175,7 +175,7 @@ def _read(path: Path, made_with: MadeWith) -> list[Description]:
     table = pq.read_table(path)
     settings = (table.schema.metadata or {}).get(SETTINGS)
     if settings is None:
-        raise CaptionFileError(
+        raise CaptionJournalError(
             f"{path} was not written by a captioner (people may have written it); it is left alone: name another file "
             "with --out"
         )
@@ -192,7 +192,7 @@ def _check(path: Path, found: dict[str, Any], made_with: MadeWith) -> None:
     different = [name for name in wanted if found.get(name) != wanted[name]]
     if different:
         name = different[0]
-        raise CaptionFileError(
+        raise CaptionJournalError(
             f"{path} holds descriptions made with {name} {found.get(name)!r}, not {wanted[name]!r}; name another file "
             "with --out, or go on with the same options"
         )

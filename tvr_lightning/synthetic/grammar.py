@@ -1,4 +1,4 @@
-"""What can be said about a synthetic scene: a grammar with synonyms, word orders and things left unsaid."""
+"""What can be sentences about a synthetic scene: a grammar with synonyms, word orders and things left unsaid."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def captions(scene: Scene, count: int, rng: random.Random) -> list[Caption]:
     """
     heard = count // 10
     single = 3 * count // 10
-    said = [full_caption(scene, rng) for _ in range(count - heard - single)]
-    said += [event_caption(scene, index % len(scene.events) + 1, rng) for index in range(single)]
-    return said + [sound_caption(scene, rng) for _ in range(heard)]
+    sentences = [full_caption(scene, rng) for _ in range(count - heard - single)]
+    sentences += [event_caption(scene, index % len(scene.events) + 1, rng) for index in range(single)]
+    return sentences + [sound_caption(scene, rng) for _ in range(heard)]
 
 
 def query(scene: Scene, rng: random.Random) -> Caption:
@@ -120,10 +120,10 @@ def query(scene: Scene, rng: random.Random) -> Caption:
 
 def paragraph(scene: Scene, rng: random.Random) -> list[Caption]:
     """Say each event in a sentence of its own, in order; then, half of the time and for a twin always, the sound."""
-    said = [event_caption(scene, number, rng, backdrop=0.2) for number in range(1, len(scene.events) + 1)]
+    sentences = [event_caption(scene, number, rng, backdrop=0.2) for number in range(1, len(scene.events) + 1)]
     if scene.twin is not None or rng.random() < 0.5:
-        said.append(sound_caption(scene, rng))
-    return said
+        sentences.append(sound_caption(scene, rng))
+    return sentences
 
 
 def describe(scene: Scene) -> str:
@@ -149,22 +149,22 @@ def fits(caption: Caption, scene: Scene, other: Scene) -> bool:
 
     A caption of one event is true of every scene in which any event is like it; a full one needs all events in order.
     """
-    said = set(caption.mentions)
-    if "sound" in said and scene.sound != other.sound:
+    mentioned = set(caption.mentions)
+    if "sound" in mentioned and scene.sound != other.sound:
         return False
-    if "backdrop" in said and scene.backdrop != other.backdrop:
+    if "backdrop" in mentioned and scene.backdrop != other.backdrop:
         return False
     if caption.kind == "sound":
         return True
     if caption.kind == "full":
         pairs = zip(scene.events, other.events, strict=False)
-        return len(scene.events) == len(other.events) and all(_alike(a, b, said) for a, b in pairs)
+        return len(scene.events) == len(other.events) and all(_alike(a, b, mentioned) for a, b in pairs)
     event = scene.events[int(caption.kind.removeprefix("event")) - 1]
-    return any(_alike(event, b, said) for b in other.events)
+    return any(_alike(event, b, mentioned) for b in other.events)
 
 
-def _alike(a: Event, b: Event, said: set[str]) -> bool:
-    same_size = "size" not in said or a.figure.size == b.figure.size
+def _alike(a: Event, b: Event, mentioned: set[str]) -> bool:
+    same_size = "size" not in mentioned or a.figure.size == b.figure.size
     return same_size and (a.figure.shape, a.figure.colour, a.motion) == (b.figure.shape, b.figure.colour, b.motion)
 
 
@@ -223,4 +223,4 @@ def _finish(events: str, kind: str, scene: Scene, rng: random.Random, place: str
             f" {_pick(('with', 'to the sound of'), rng) if scene.sound != 'silence' else 'with'} {_sound(scene, rng)}"
         )
     optional = (("size", sizes), ("backdrop", bool(place)), ("sound", heard))
-    return Caption(text, kind, ("shape", "colour", "motion", *(name for name, said in optional if said)))
+    return Caption(text, kind, ("shape", "colour", "motion", *(name for name, mentioned in optional if mentioned)))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.encoders.sources import MissingWeightsError, find_weights
+from tvr_lightning.encoders.pretrained import MissingWeightsError, find_weights
 
 LOOK_UP = """
 import json, time, tvr_lightning
-from tvr_lightning.encoders.sources import MissingWeightsError, find_weights
+from tvr_lightning.encoders.pretrained import MissingWeightsError, find_weights
 source = find_weights("ViT-B-32", "openai")
 found = [str(source.path), source.quick_gelu, source.mean[0]]
 start = time.monotonic()
