@@ -62,17 +62,17 @@ def verify(
             assert isinstance(media, Media)
             media = media.to(options.device)
             patches = "patches" in parts
-            kept, computed = store.video([item.key], patches), encoder.encode_video(media, patches)
-            _compare(deviations, item.path, "frames", kept.frames, computed.frames)
-            if kept.patches is not None and computed.patches is not None:
-                _compare(deviations, item.path, "patches", kept.patches, computed.patches)
-            if "audio" in parts and audio_encoder is not None and kept.audio is not None:
-                _compare(deviations, item.path, "audio", kept.audio, audio_encoder.encode_audio(media)[0])
+            held, encoded = store.video([item.key], patches), encoder.encode_video(media, patches)
+            _compare(deviations, item.path, "frames", held.frames, encoded.frames)
+            if held.patches is not None and encoded.patches is not None:
+                _compare(deviations, item.path, "patches", held.patches, encoded.patches)
+            if "audio" in parts and audio_encoder is not None and held.audio is not None:
+                _compare(deviations, item.path, "audio", held.audio, audio_encoder.encode_audio(media)[0])
     return deviations
 
 
 def _compare(deviations: dict[str, float], name: str, tensor: str, stored: Tensor, computed: Tensor) -> None:
-    computed = computed.float().cpu()
+    computed = encoded.float().cpu()
     if stored.shape != computed.shape:
         raise StoreError(f"{name}: stored {tensor} are {tuple(stored.shape)}, computed {tuple(computed.shape)}")
     scale = float(computed.abs().max()) or 1.0
