@@ -72,7 +72,7 @@ def verify(
 
 
 def _compare(deviations: dict[str, float], name: str, tensor: str, stored: Tensor, computed: Tensor) -> None:
-    computed = encoded.float().cpu()
+    computed = computed.float().cpu()
     if stored.shape != computed.shape:
         raise StoreError(f"{name}: stored {tensor} are {tuple(stored.shape)}, computed {tuple(computed.shape)}")
     scale = float(computed.abs().max()) or 1.0
