@@ -60,7 +60,7 @@ $TVR_DATA/lsmdc/
 
     @property
     def has_official_validation(self) -> bool:
-        """True: LSMDC16_annos_val.csv."""
+        """True: its validation split is LSMDC16_annos_val.csv."""
         return True
 
     def required_files(self, name: SplitName) -> list[Path]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from open_clip.tokenizer import SimpleTokenizer
 from rich.console import Console
 from rich.table import Table
 
@@ -14,8 +14,6 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.media.read_many import Unread, read_all
 from tvr_lightning.media.video import VideoInfo, probe
-
-START_AND_END = 2  # tokens that CLIP puts around every caption
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,14 @@ class SplitStats:
     with_audio: float | None
 
 
-def stats(data: TextVideoDataModule, *, workers: int = 1, progress: bool = True) -> list[SplitStats]:
+def stats(
+    data: TextVideoDataModule, tokens: Callable[[str], int], *, workers: int = 1, progress: bool = True
+) -> list[SplitStats]:
     """Count what the splits of a dataset consist of, as its options define them.
 
     Args:
         data: the dataset, as configured.
+        tokens: how many tokens of a caption an encoder reads, start and end included.
         workers: processes that look at video files.
         progress: whether a bar is shown.
 
@@ -82,12 +83,11 @@ def stats(data: TextVideoDataModule, *, workers: int = 1, progress: bool = True)
     files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
     probed = read_all(files, probe, workers=workers, title=f"looking at {data.title}", progress=progress)
     found = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, Unread)}
-    tokenizer = SimpleTokenizer()
-    return [_describe(split, data.words, found, tokenizer) for split in splits]
+    return [_describe(split, data.words, found, tokens) for split in splits]
 
 
-def _describe(split: Split, words: int, found: dict[Path, VideoInfo], tokenizer: SimpleTokenizer) -> SplitStats:
-    lengths = [len(tokenizer.encode(text.text)) + START_AND_END for text in split.texts]
+def _describe(split: Split, words: int, found: dict[Path, VideoInfo], tokens: Callable[[str], int]) -> SplitStats:
+    lengths = [tokens(text.text) for text in split.texts]
     seconds, heard = [], []
     for video in split.videos:
         info = found.get(video.path)

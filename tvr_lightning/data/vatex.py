@@ -69,7 +69,7 @@ $TVR_DATA/vatex/
 
     @property
     def has_official_validation(self) -> bool:
-        """True: HGR's."""
+        """True: its validation split is that of HGR."""
         return True
 
     @property

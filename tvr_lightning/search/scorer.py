@@ -162,11 +162,7 @@ class Scorer:
     def truncated(self, text: str) -> bool:
         """Whether a text has more tokens than the method reads."""
         tokenizer: Any = getattr(self.module.encoder, "tokenizer", None)
-        if tokenizer is None:
-            return False
-        before = tokenizer.truncated_captions
-        tokenizer([text], self.module.words)
-        return bool(tokenizer.truncated_captions > before)
+        return tokenizer is not None and bool(tokenizer.needed(text) > self.module.words)
 
 
 def _mean_pooling(source: ScorerSource) -> RetrievalModule:

@@ -72,7 +72,7 @@ class LanceStore(VectorStore):
                 table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def remove(self, keys: Sequence[int]) -> None:
-        """Delete rows."""
+        """Delete the rows of these keys."""
         table = self._open()
         for start in range(0, len(keys) if table is not None else 0, 1000):
             with self._writing():
