@@ -24,6 +24,9 @@ def pytest_configure(config):
         raise pytest.UsageError(f"--cases {error}") from error
 
 
+LONG = "ncl"  # twenty thousand steps of Sinkhorn each
+
+
 def folder_of(config):
     return config.getoption("cases", None) or OWN
 
@@ -32,8 +35,16 @@ def pytest_generate_tests(metafunc):
     if "case_path" in metafunc.fixturenames:
         folder = folder_of(metafunc.config)
         paths = find_cases(folder)
-        names = [str(path.relative_to(folder) if path != folder else path.name) for path in paths]
-        metafunc.parametrize("case_path", paths, ids=[name.removesuffix(".safetensors") for name in names])
+        own = folder == OWN
+        cases = [
+            pytest.param(
+                path,
+                id=str(path.relative_to(folder) if path != folder else path.name).removesuffix(".safetensors"),
+                marks=pytest.mark.slow if own and path.name.startswith(LONG) else (),
+            )
+            for path in paths
+        ]
+        metafunc.parametrize("case_path", cases)
 
 
 def pytest_collection_modifyitems(config, items):
