@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -124,6 +124,32 @@ def _cat(name: str, values: list[Any]) -> Any:
     if isinstance(first, dict):
         return {key: _cat(f"{name}[{key!r}]", [value[key] for value in values]) for key in first}
     return [item for value in values for item in value]
+
+
+@dataclass
+class Placed(Record, Generic[R]):
+    """Features of N items, and where these stand in their split.
+
+    Attributes:
+        index: (N,) int64, places; the same one several times where loaders were padded over devices.
+        features: of the N items.
+    """
+
+    index: Tensor
+    features: R
+
+    def distinct(self) -> Placed[R]:
+        """Return every item once, by rising place."""
+        return self[first_of_each(self.index)[1]]
+
+
+def first_of_each(index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct values of `index` (N,), ascending, and the position (K,) where each occurs first."""
+    values, inverse = index.unique(return_inverse=True)
+    first = torch.full_like(values, len(index)).scatter_reduce(
+        0, inverse, torch.arange(len(index), device=index.device), "amin"
+    )
+    return values, first
 
 
 @dataclass

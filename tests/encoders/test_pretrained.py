@@ -1,11 +1,20 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import tvr_lightning.recipe
+from tvr_lightning.encoders import (
+    ClipEncoder,
+    TinyClipEncoder,
+    TinyWhisperEncoder,
+    Wav2Vec2Encoder,
+    WhisperEncoder,
+)
 from tvr_lightning.encoders.pretrained import MissingWeightsError, find_weights
 
 LOOK_UP = """
@@ -83,3 +92,23 @@ def test_no_weights_is_a_source_without_a_path(weights):
 def test_pixel_statistics_follow_the_architecture(tmp_path: Path):
     assert find_weights("PE-Core-B-16", None).mean == (0.5, 0.5, 0.5)
     assert find_weights("ViT-B-32", None).mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+
+
+def test_encoders_say_which_files_they_will_read(tmp_path, monkeypatch):
+    weights = tmp_path / "some.pt"
+    with pytest.raises(MissingWeightsError, match=r"some\.pt"):
+        WhisperEncoder.required_files(weights=str(weights))
+    weights.touch()
+    assert ClipEncoder.required_files(weights=str(weights), freeze="all") == [weights]
+    assert WhisperEncoder.required_files(size="small", weights=str(weights)) == [weights]
+    assert TinyClipEncoder.required_files(trained_in=str(weights)) == [weights]
+    (tmp_path / "config.json").touch()
+    assert Wav2Vec2Encoder.required_files(weights=str(tmp_path)) == [tmp_path / "config.json"]
+    for kind in (ClipEncoder, WhisperEncoder, Wav2Vec2Encoder):
+        assert kind.required_files(weights=None) == []
+    assert TinyWhisperEncoder.required_files(width=64) == TinyClipEncoder.required_files() == []
+
+
+def test_no_encoder_is_known_by_name_where_recipes_are_read():
+    text = Path(tvr_lightning.recipe.__file__).read_text(encoding="utf-8")
+    assert not re.search(r"Clip|Whisper|Wav2Vec", text)

@@ -161,7 +161,7 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
 
 def overridden(method: RetrievalModule) -> list[str]:
     """Return the parts of an evaluation that a method replaces by its own; what these see, no audit can say."""
-    parts = ("validation_step", "test_step", "predict_step", "collected_features", "_evaluate", "sealed")
+    parts = ("validation_step", "test_step", "predict_step", "_evaluate", "sealed")
     return [name for name in parts if getattr(type(method), name) is not getattr(RetrievalModule, name)]
 
 
@@ -213,9 +213,7 @@ def _compared(name: str, expected: Features, found: Features, noise: float) -> l
 def report_audit(method: RetrievalModule, audit: Audit) -> int:
     """Print what an audit found; returns 1 if anything leaks, 0 otherwise."""
     console = Console()
-    table = Table(
-        title=f"{type(method).__name__}, protocol: {method.protocol}; {audit.texts} texts, {audit.videos} videos"
-    )
+    table = Table(title=f"{method.title}, protocol: {method.protocol}; {audit.texts} texts, {audit.videos} videos")
     for heading in ("the same items again, with", "largest change (deviations)", ""):
         table.add_column(heading)
     for finding in audit.findings:

@@ -17,8 +17,8 @@ from tvr_lightning.data.collate import collate
 from tvr_lightning.data.datasets import TextDataset, VideoDataset
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.evaluation.sealed import SealedTrainer
-from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
-from tvr_lightning.methods.base import RetrievalModule, first_of_each
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures, first_of_each
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.training.sharding import gathered
 
 CAPTIONS = 3  # of a video; more of them would take their time and show nothing new
@@ -123,11 +123,10 @@ class Subject:
                 method.test_step(self.texts[rows], number, 0)
             for number, rows in enumerate(videos.split(size)):
                 method.test_step(self.videos[rows], number, 1)
-        text, text_index, video, video_index = method.collected_features()
-        return (
-            text[_by_row(text_index, self.texts.index, texts)].float(),
-            video[_by_row(video_index, self.videos.index, videos)].float(),
-        )
+        split = method.encoded.join(method.device)
+        text = split.texts.features[_by_row(split.texts.index, self.texts.index, texts)]
+        video = split.videos.features[_by_row(split.videos.index, self.videos.index, videos)]
+        return text.float(), video.float()
 
     def encode_told(self) -> Features:
         """Encode all items in the order of the split, with their places in it and their names: with all help."""

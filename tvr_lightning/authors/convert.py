@@ -24,7 +24,7 @@ from tvr_lightning.authors.tmass import import_tmass
 from tvr_lightning.authors.ucofia import import_ucofia
 from tvr_lightning.authors.xclip import import_xclip
 from tvr_lightning.authors.xpool import import_xpool
-from tvr_lightning.evaluation.weights import CONVERTED
+from tvr_lightning.checkpoints import CONVERTED
 from tvr_lightning.methods.base import RetrievalModule
 
 IMPORT: Mapping[str, Callable[[Mapping[str, Tensor], str, int, int], RetrievalModule]] = {

@@ -133,6 +133,18 @@ class Captioner:
             self.processor.tokenizer.pad_token = self.processor.tokenizer.eos_token
         self.weights_hash = fingerprint({}, model)[:16]
 
+    @staticmethod
+    def required_files(model: str) -> list[Path]:
+        """Return the config.json beside the weights of a captioner; nothing is built.
+
+        Args:
+            model: hub name, or a folder as transformers saves models.
+
+        Raises:
+            MissingCaptionerError: no weights; says what was looked for, and how to go without a model.
+        """
+        return [_find(model) / "config.json"]
+
     @torch.no_grad()
     def describe(self, segments: Tensor, prompt: str, max_new_tokens: int) -> list[str]:
         """Describe B segments, each in the most probable words (greedy decoding).
@@ -186,7 +198,8 @@ def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
         from transformers import AutoModelForImageTextToText, AutoProcessor
     except ImportError as error:
         raise ImportError("captioners need transformers: pip install 'tvr-lightning[audio]'") from error
-    folder = _find(model)
+    (config,) = Captioner.required_files(model)
+    folder = config.parent
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import open_clip
@@ -74,6 +75,14 @@ class ClipEncoder(OpenClipEncoder):
             freeze=freeze,
             compile_towers=compile_towers,
         )
+
+    @classmethod
+    def required_files(
+        cls, *, architecture: str = "ViT-B-32", weights: str | None = "openai", **options: Any
+    ) -> list[Path]:
+        """Return the file of the weights, downloaded where a tag names it; see `Encoder.required_files`."""
+        path = find_weights(architecture, weights).path
+        return [] if path is None else [path]
 
     @staticmethod
     def from_openai_state_dict(

@@ -11,7 +11,7 @@ from torch import Tensor
 from tvr_lightning.layers.clustering import dpc_knn
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingStage
-from tvr_lightning.methods import DPDV, NCL
+from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import (
     COLOURS,
@@ -32,9 +32,8 @@ CELL = 14
 
 
 def merging_of(module: RetrievalModule) -> PatchMerging | None:
-    """Return the patch merging of a DPDV, be it trained by NCL or not; None where there is none."""
-    method = module.base if isinstance(module, NCL) else module
-    merging = method.reduction if isinstance(method, DPDV) else None
+    """Return the patch merging of a DPDV; None where there is none."""
+    merging = module.reduction if isinstance(module, DPDV) else None
     return merging if isinstance(merging, PatchMerging) else None
 
 

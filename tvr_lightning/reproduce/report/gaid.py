@@ -7,7 +7,7 @@ import torch
 
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.video import read_clip
-from tvr_lightning.methods import GAID, NCL
+from tvr_lightning.methods import GAID
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import (
     COLOURS,
@@ -27,9 +27,8 @@ COLUMNS = 240
 
 
 def gated(module: RetrievalModule) -> GAID | None:
-    """Return the GAID with a gate that a method is or trains through NCL; None where there is none."""
-    method = module.base if isinstance(module, NCL) else module
-    return method if isinstance(method, GAID) and method.head.gate is not None else None
+    """Return the GAID with a gate that a method is; None where it is none."""
+    return module if isinstance(module, GAID) and module.head.gate is not None else None
 
 
 @torch.no_grad()

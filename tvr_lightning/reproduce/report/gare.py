@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.methods import GARE, NCL
+from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
@@ -41,10 +41,9 @@ _GEOMETRY = (
 
 
 def gare_of(module: RetrievalModule) -> GARE | None:
-    """Return the GARE with increments of texts that a method is or trains through NCL; None where there is none."""
-    method = module.base if isinstance(module, NCL) else module
-    if isinstance(method, GARE) and method.head.psi is not None and method.head.config.increment.corrected == "text":
-        return method
+    """Return the GARE with increments of texts that a method is; None where it is none."""
+    if isinstance(module, GARE) and module.head.psi is not None and module.head.config.increment.corrected == "text":
+        return module
     return None
 
 

@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.methods import NCL, TCMGC
+from tvr_lightning.methods import TCMGC
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.drawing import (
@@ -30,9 +30,8 @@ ATTENDED = 2
 
 
 def tcmgc_of(module: RetrievalModule) -> TCMGC | None:
-    """Return the TC-MGC that a method is or trains through NCL; None where there is none."""
-    method = module.base if isinstance(module, NCL) else module
-    return method if isinstance(method, TCMGC) else None
+    """Return the TC-MGC that a method is; None where it is none."""
+    return module if isinstance(module, TCMGC) else None
 
 
 def attends(module: RetrievalModule) -> bool:
