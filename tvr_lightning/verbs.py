@@ -20,6 +20,7 @@ from tvr_lightning.data.stats import print_stats, stats
 from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.captioner import MODEL, PROMPT, Captioner, CaptionOptions, caption, load_captioner
+from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.errors import check_present
 from tvr_lightning.extract.plan import Engine, ExtractOptions, ExtractSource, What
 from tvr_lightning.extract.run import extract
@@ -72,7 +73,9 @@ def data_stats(config: list[str], workers: int | None = None) -> int:
         config: recipe files or data overlays, later ones on top of earlier ones.
         workers: processes that look at videos; by default one per core.
     """
-    print_stats(stats(data_from_recipe(config), workers=workers or os.cpu_count() or 1))
+    data = data_from_recipe(config)
+    tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
+    print_stats(stats(data, tokens, workers=workers or os.cpu_count() or 1))
     return 0
 
 

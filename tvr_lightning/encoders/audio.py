@@ -90,6 +90,7 @@ def pool_steps(vectors: Tensor, windows: Tensor) -> Tensor:
     """Average the vectors of each frame's steps.
 
     With the equal windows of "clip30" this is `adaptive_avg_pool1d` (GAID, model/clip_stochastic.py).
+    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L50-L57
 
     Args:
         vectors: (M, S, D_a), one per step of 20 ms.

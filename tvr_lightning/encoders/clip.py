@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.sources import WeightSource, do_weights_follow, find_weights, model_configuration
+from tvr_lightning.encoders.pretrained import WeightSource, do_weights_follow, find_weights, model_configuration
 from tvr_lightning.encoders.weights import CONSTANTS, StateDict, load_weights, read_state_dict
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
 from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.sources import MissingWeightsError, do_weights_follow
+from tvr_lightning.encoders.pretrained import MissingWeightsError, do_weights_follow
 
 PREFIX = "encoder."  # where a run's checkpoint keeps its encoder
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tvr_lightning.data.audio_alignment import MEL_BANDS, WINDOW_STEPS
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.sources import MissingWeightsError, do_weights_follow
+from tvr_lightning.encoders.pretrained import MissingWeightsError, do_weights_follow
 
 WhisperSize = Literal["base", "small"]
 

@@ -192,7 +192,7 @@ class RandomState(Callback):
         self._before_validation = random_state()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore it."""
+        """Go on with the random numbers that training had before the evaluation."""
         if self._before_validation is not None:
             restore_random_state(self._before_validation)
             self._before_validation = None
