@@ -8,8 +8,8 @@ import torch
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
-from tvr_lightning.reproduce.profile import Load, measure_costs, random_batch
-from tvr_lightning.reproduce.profile_card import read_profiles
+from tvr_lightning.reproduce.profile.card import read_profiles
+from tvr_lightning.reproduce.profile.costs import Load, measure_costs, random_batch
 from tvr_lightning.training.optim import OptimizerConfig
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"

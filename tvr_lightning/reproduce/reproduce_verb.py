@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from tvr_lightning.reproduce.card import Card, read_cards
-from tvr_lightning.reproduce.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
-from tvr_lightning.reproduce.plan import Plan, Setting, Share, make_plan
-from tvr_lightning.reproduce.runner import Folders, carry_out, duration, estimate, open_runs, state_of, time_left
+from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
+from tvr_lightning.reproduce.report.formats import write_table
+from tvr_lightning.reproduce.runs.card import Card, read_cards
+from tvr_lightning.reproduce.runs.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
+from tvr_lightning.reproduce.runs.plan import Plan, Setting, Share, make_plan
+from tvr_lightning.reproduce.runs.runner import Folders, carry_out, duration, estimate, open_runs, state_of, time_left
 from tvr_lightning.reproduce.tables import TableError, load_table
-from tvr_lightning.reproduce.view import NOT_COMPARABLE, view_table
-from tvr_lightning.reproduce.write_tables import write_table
 from tvr_lightning.synthetic.generate import LEAST_VIDEOS
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.profile_card import ProfileCard
+from tvr_lightning.reproduce.profile.card import ProfileCard
 from tvr_lightning.reproduce.published import PublishedRow, published_rows
-from tvr_lightning.reproduce.report.drawing import escape
+from tvr_lightning.reproduce.report.figures.drawing import escape
 from tvr_lightning.reproduce.report.tables_html import NOTHING, printed_place
+from tvr_lightning.reproduce.runs.card import Card
 
 TABLES = (
     ("TC-MGC", "14"), ("TC-MGC", "1a"), ("TC-MGC", "1b"), ("GARE", "10"), ("GARE", "11"), ("GAID", "6"), ("GAID", "7"),

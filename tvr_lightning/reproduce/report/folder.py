@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tvr_lightning.reproduce.card import Card, CardError, card_path, read_cards
-from tvr_lightning.reproduce.plan import SHARED_RECIPES, Plan, PlannedRun, Setting, Share
-from tvr_lightning.reproduce.runner import Folders
+from tvr_lightning.reproduce.report.cells import TableView, view_table
+from tvr_lightning.reproduce.runs.card import Card, CardError, card_path, read_cards
+from tvr_lightning.reproduce.runs.plan import SHARED_RECIPES, Plan, PlannedRun, Setting, Share
+from tvr_lightning.reproduce.runs.runner import Folders
 from tvr_lightning.reproduce.tables import TableRecipe, known_tables, load_table
-from tvr_lightning.reproduce.view import TableView, view_table
 
 _SYNTHETIC = re.compile(r"synthetic, (\d+) videos")
 

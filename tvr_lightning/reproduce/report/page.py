@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.profile_card import ProfileCard
-from tvr_lightning.reproduce.report.drawing import Arrays, Chart, escape
+from tvr_lightning.reproduce.profile.card import ProfileCard
+from tvr_lightning.reproduce.report.cells import TableView
 from tvr_lightning.reproduce.report.efficiency import efficiency_section
+from tvr_lightning.reproduce.report.figures.drawing import Arrays, Chart, escape
 from tvr_lightning.reproduce.report.tables_html import run_facts, table_section
-from tvr_lightning.reproduce.view import TableView
+from tvr_lightning.reproduce.runs.card import Card
 
 TITLE = "Text-video retrieval: published and measured"
 

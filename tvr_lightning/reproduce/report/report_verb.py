@@ -15,16 +15,16 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits
 
 from tvr_lightning.media.workers import worker_context
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.profile_card import read_profiles
-from tvr_lightning.reproduce.report.between import Pair, draw_between, pairs_of
-from tvr_lightning.reproduce.report.curves import draw_curves, measure_curves
-from tvr_lightning.reproduce.report.drawing import FAILURES, not_drawn, shortened
-from tvr_lightning.reproduce.report.figures import draw, figures_of
+from tvr_lightning.reproduce.profile.card import read_profiles
+from tvr_lightning.reproduce.report.cells import TableView
+from tvr_lightning.reproduce.report.figures.between import Pair, draw_between, pairs_of
+from tvr_lightning.reproduce.report.figures.curves import draw_curves, measure_curves
+from tvr_lightning.reproduce.report.figures.drawing import FAILURES, not_drawn, shortened
+from tvr_lightning.reproduce.report.figures.kinds import draw, figures_of
 from tvr_lightning.reproduce.report.folder import read_folder, views_of
+from tvr_lightning.reproduce.report.formats import comma_separated, latex, markdown
 from tvr_lightning.reproduce.report.page import RunPart, page
-from tvr_lightning.reproduce.view import TableView
-from tvr_lightning.reproduce.write_tables import comma_separated, latex, markdown
+from tvr_lightning.reproduce.runs.card import Card
 
 MANY_RUNS, MOST_PROCESSES = 8, 4
 """From how many runs on further processes save more time than they take to start, and how many share the memory."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tvr_lightning.reproduce.card import Card
 from tvr_lightning.reproduce.published import PublishedRow, printed_figure
-from tvr_lightning.reproduce.report.drawing import escape
-from tvr_lightning.reproduce.view import DIRECTIONS, Line, TableView
+from tvr_lightning.reproduce.report.cells import DIRECTIONS, Line, TableView
+from tvr_lightning.reproduce.report.figures.drawing import escape
+from tvr_lightning.reproduce.runs.card import Card
 
 NOTHING = "–"  # noqa: RUF001  a dash is what a table shows where there is nothing
 _FACTS = (

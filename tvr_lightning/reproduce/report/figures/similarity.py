@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
-from tvr_lightning.reproduce.report.drawing import (
+from tvr_lightning.reproduce.report.figures.drawing import (
     NEGATIVE,
     POSITIVE,
     Arrays,
@@ -17,7 +17,7 @@ from tvr_lightning.reproduce.report.drawing import (
     picture_uri,
     to_chart,
 )
-from tvr_lightning.reproduce.report.material import Material
+from tvr_lightning.reproduce.report.figures.test_split import Material
 
 BINS = 60
 SHEET_QUERIES, SHEET_VIDEOS = 4, 3

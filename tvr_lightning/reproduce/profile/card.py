@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tvr_lightning.reproduce.card import CardError
-from tvr_lightning.reproduce.profile import Costs
+from tvr_lightning.reproduce.profile.costs import Costs
+from tvr_lightning.reproduce.runs.card import CardError
 
 SCHEMA = 2
 

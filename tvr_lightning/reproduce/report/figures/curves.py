@@ -9,8 +9,7 @@ import numpy as np
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.report.drawing import (
+from tvr_lightning.reproduce.report.figures.drawing import (
     FAILURES,
     Arrays,
     Chart,
@@ -21,6 +20,7 @@ from tvr_lightning.reproduce.report.drawing import (
     styled,
     to_chart,
 )
+from tvr_lightning.reproduce.runs.card import Card
 
 TITLE = "Training curves"
 

@@ -12,23 +12,23 @@ import pytest
 from browser import open_browser, wait
 from run_cards import make_answers, make_card
 
-from tvr_lightning.reproduce.card import CardError
-from tvr_lightning.reproduce.plan import Setting, make_plan
-from tvr_lightning.reproduce.profile import Costs
-from tvr_lightning.reproduce.profile_card import ProfileCard, read_profiles, write_profile
+from tvr_lightning.reproduce.profile.card import ProfileCard, read_profiles, write_profile
+from tvr_lightning.reproduce.profile.costs import Costs
 from tvr_lightning.reproduce.published import printed_figure, published_rows
-from tvr_lightning.reproduce.report.curves import draw_curves
-from tvr_lightning.reproduce.report.drawing import Chart, new_figure, styled, to_chart
-from tvr_lightning.reproduce.report.figures import FiguresError, draw, figures_of
+from tvr_lightning.reproduce.report.figures.curves import draw_curves
+from tvr_lightning.reproduce.report.figures.drawing import Chart, new_figure, styled, to_chart
+from tvr_lightning.reproduce.report.figures.kinds import FiguresError, draw, figures_of
 from tvr_lightning.reproduce.report.folder import read_folder, views_of
 from tvr_lightning.reproduce.report.page import RunPart, page
 from tvr_lightning.reproduce.report.report_verb import run_report
 from tvr_lightning.reproduce.report.tables_html import field_of, printed_place
-from tvr_lightning.reproduce.runner import Folders, carry_out
+from tvr_lightning.reproduce.report.uncertainty import measure
+from tvr_lightning.reproduce.runs.card import CardError
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan
+from tvr_lightning.reproduce.runs.runner import Folders, carry_out
 from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.reproduce.uncertainty import measure
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 SOURCES = ("data-card", "data-published", "data-figures", "data-profile")
 EMPTY = {"meta", "img", "br"}
 

@@ -16,20 +16,25 @@ import numpy as np
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.fingerprint import digest
-from tvr_lightning.reproduce.report.balance import draw_balance, draw_modalities, measure_balance, measure_modalities
-from tvr_lightning.reproduce.report.curves import measure_curves
-from tvr_lightning.reproduce.report.dpdv import (
+from tvr_lightning.reproduce.report.figures.curves import measure_curves
+from tvr_lightning.reproduce.report.figures.dpdv import (
     draw_merging,
     draw_unmatched,
     measure_merging,
     measure_unmatched,
     merging_of,
 )
-from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, NotDrawnError, not_drawn, shortened, styled
-from tvr_lightning.reproduce.report.gaid import draw_gate, gated, measure_gate
-from tvr_lightning.reproduce.report.gare import (
+from tvr_lightning.reproduce.report.figures.drawing import (
+    FAILURES,
+    Arrays,
+    Chart,
+    NotDrawnError,
+    not_drawn,
+    shortened,
+    styled,
+)
+from tvr_lightning.reproduce.report.figures.gaid import draw_gate, gated, measure_gate
+from tvr_lightning.reproduce.report.figures.gare import (
     draw_geometry,
     draw_gradients,
     draw_steps,
@@ -38,14 +43,19 @@ from tvr_lightning.reproduce.report.gare import (
     measure_gradients,
     measure_steps,
 )
-from tvr_lightning.reproduce.report.material import Material, load_material
-from tvr_lightning.reproduce.report.similarity import (
+from tvr_lightning.reproduce.report.figures.ncl import (
+    draw_balance,
+    draw_modalities,
+    measure_balance,
+    measure_modalities,
+)
+from tvr_lightning.reproduce.report.figures.similarity import (
     draw_sheet,
     draw_similarity,
     measure_sheet,
     measure_similarity,
 )
-from tvr_lightning.reproduce.report.tcmgc import (
+from tvr_lightning.reproduce.report.figures.tcmgc import (
     attends,
     draw_attention,
     draw_contrasts,
@@ -53,6 +63,9 @@ from tvr_lightning.reproduce.report.tcmgc import (
     measure_contrasts,
     tcmgc_of,
 )
+from tvr_lightning.reproduce.report.figures.test_split import Material, load_material
+from tvr_lightning.reproduce.runs.card import Card
+from tvr_lightning.reproduce.runs.fingerprint import digest
 
 VERSION = 3
 """Of what is measured; files of another version are made anew."""

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from run_cards import make_card
 
-from tvr_lightning.reproduce.plan import Setting, make_plan
 from tvr_lightning.reproduce.published import printed_figure, published_rows
+from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
+from tvr_lightning.reproduce.report.formats import comma_separated, latex, markdown, write_table
+from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.reproduce.uncertainty import compare_runs, measure, smallest_difference
-from tvr_lightning.reproduce.view import NOT_COMPARABLE, view_table
-from tvr_lightning.reproduce.write_tables import comma_separated, latex, markdown, write_table
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 QUALITIES = {"clip4clip": 1.0, "x-pool": 1.5, "baseline": 1.5, "gare": 3.0}
 
 

@@ -10,12 +10,12 @@ from run_cards import make_answers, make_card
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.metrics import summarize
-from tvr_lightning.reproduce.card import read_card, read_cards, read_ranks
-from tvr_lightning.reproduce.plan import PlannedRun, Setting, make_plan
+from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure
+from tvr_lightning.reproduce.runs.card import read_card, read_cards, read_ranks
+from tvr_lightning.reproduce.runs.plan import PlannedRun, Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.reproduce.uncertainty import compare_runs, measure
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 @pytest.fixture

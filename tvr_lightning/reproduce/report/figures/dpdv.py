@@ -13,7 +13,7 @@ from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingStage
 from tvr_lightning.methods import DPDV, NCL
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.report.drawing import (
+from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     Arrays,
     Chart,
@@ -24,7 +24,7 @@ from tvr_lightning.reproduce.report.drawing import (
     picture_uri,
     to_chart,
 )
-from tvr_lightning.reproduce.report.material import Material
+from tvr_lightning.reproduce.report.figures.test_split import Material
 
 SHOWN_VIDEOS = 2
 CELL = 14

@@ -15,17 +15,24 @@ import torch
 
 from tvr_lightning.cli import Verb, verb_parser
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.card import read_cards, read_ranks
-from tvr_lightning.reproduce.engines import ForkingEngine, SlurmEngine, SlurmOptions
-from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, carry_out_logged, execute, read_order, write_order
-from tvr_lightning.reproduce.plan import FIXTURE_SEED, Setting, make_plan
+from tvr_lightning.reproduce.report.cells import view_table
 from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
-from tvr_lightning.reproduce.runner import Folders, RunnerError, carry_out, duration, open_runs, time_left
+from tvr_lightning.reproduce.runs.card import read_cards, read_ranks
+from tvr_lightning.reproduce.runs.engines import ForkingEngine, SlurmEngine, SlurmOptions
+from tvr_lightning.reproduce.runs.execute import (
+    RunOrder,
+    StoreOrder,
+    carry_out_logged,
+    execute,
+    read_order,
+    write_order,
+)
+from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
+from tvr_lightning.reproduce.runs.runner import Folders, RunnerError, carry_out, duration, open_runs, time_left
 from tvr_lightning.reproduce.tables import load_table
-from tvr_lightning.reproduce.view import view_table
 from tvr_lightning.synthetic import synthesize
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 VIDEOS = 20
 TINY = """
 trainer: {max_epochs: 1, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
@@ -205,7 +212,7 @@ def test_a_run_is_not_made_with_recipes_that_changed_since(root, tmp_path):
 
 
 def test_seconds_of_interrupted_processes_count_up_to_their_checkpoint(tmp_path):
-    from tvr_lightning.reproduce.execute import _earlier_legs
+    from tvr_lightning.reproduce.runs.execute import _earlier_legs
 
     checkpoints = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints"
     checkpoints.mkdir(parents=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.plan import Setting, make_plan, nested
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan, nested
 from tvr_lightning.reproduce.tables import load_table
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_seeds_overlays_data_and_settings_change_the_key(setting, tmp_path):
 
 
 def test_data_are_recognised_by_annotations_and_videos(tmp_path):
-    from tvr_lightning.reproduce.fingerprint import data_fingerprint
+    from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint
 
     found = set()
     for name, caption, video in (("a", "x", b"1"), ("b", "y", b"1"), ("c", "x", b"22")):
@@ -83,7 +83,7 @@ def test_data_are_recognised_by_annotations_and_videos(tmp_path):
 
 
 def test_videos_behind_a_link_count_and_a_link_back_ends(tmp_path):
-    from tvr_lightning.reproduce.fingerprint import data_fingerprint
+    from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint
 
     disk, found = tmp_path / "disk", []
     disk.mkdir()

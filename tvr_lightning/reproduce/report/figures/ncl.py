@@ -14,7 +14,7 @@ from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods import NCL
 from tvr_lightning.methods.clip4clip import masked_mean
-from tvr_lightning.reproduce.report.drawing import (
+from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     NEGATIVE,
     POSITIVE,
@@ -24,7 +24,7 @@ from tvr_lightning.reproduce.report.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.material import Material
+from tvr_lightning.reproduce.report.figures.test_split import Material
 
 LEAST_POINTS = 4
 MOST_MASS = 5

@@ -7,20 +7,20 @@ from browser import open_browser
 
 from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
-from tvr_lightning.reproduce.card import read_ranks
-from tvr_lightning.reproduce.plan import FIXTURE_SEED, Setting, make_plan
-from tvr_lightning.reproduce.report.curves import read_curves
-from tvr_lightning.reproduce.report.figures import figures_of
+from tvr_lightning.reproduce.report.figures.curves import read_curves
+from tvr_lightning.reproduce.report.figures.kinds import figures_of
+from tvr_lightning.reproduce.report.figures.similarity import measure_sheet
+from tvr_lightning.reproduce.report.figures.test_split import load_material
 from tvr_lightning.reproduce.report.folder import read_folder
-from tvr_lightning.reproduce.report.material import load_material
 from tvr_lightning.reproduce.report.page import page
 from tvr_lightning.reproduce.report.report_verb import part_of, run_report
-from tvr_lightning.reproduce.report.similarity import measure_sheet
-from tvr_lightning.reproduce.runner import Folders, carry_out
+from tvr_lightning.reproduce.runs.card import read_ranks
+from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
+from tvr_lightning.reproduce.runs.runner import Folders, carry_out
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.synthetic import synthesize
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 VIDEOS = 20
 TINY = """
 trainer: {max_epochs: 2, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
@@ -84,7 +84,7 @@ def test_a_run_whose_videos_are_gone_loses_the_figures_that_show_them_alone(fold
     hidden = videos.rename(videos.with_name("hidden"))
     try:
         # As with stored features: the test split is encoded, but no video is there to be shown.
-        monkeypatch.setattr("tvr_lightning.reproduce.report.figures.load_material", lambda *_: material)
+        monkeypatch.setattr("tvr_lightning.reproduce.report.figures.kinds.load_material", lambda *_: material)
         part = part_of(card, tmp_path)
         (tmp_path / "cards").symlink_to(folder / "cards")
         written = page([], [part])

@@ -24,7 +24,7 @@ from tvr_lightning.features import Record, TextFeatures, VideoFeatures
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods.base import PAIR_BYTES, RetrievalModule
 from tvr_lightning.recipe import RecipeError, from_recipe
-from tvr_lightning.reproduce.card import Card, read_ranks
+from tvr_lightning.reproduce.runs.card import Card, read_ranks
 
 R = TypeVar("R", bound=Record)
 

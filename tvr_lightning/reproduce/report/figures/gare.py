@@ -15,7 +15,7 @@ from tvr_lightning.methods import GARE, NCL
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
-from tvr_lightning.reproduce.report.drawing import (
+from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     NEGATIVE,
     POSITIVE,
@@ -25,7 +25,7 @@ from tvr_lightning.reproduce.report.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.material import Material
+from tvr_lightning.reproduce.report.figures.test_split import Material
 
 BINS = 40
 MOST_GRADIENTS = 64

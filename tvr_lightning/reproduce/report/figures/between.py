@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.report.drawing import (
+from tvr_lightning.reproduce.report.cells import TableView
+from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     NEGATIVE,
     POSITIVE,
@@ -21,8 +21,8 @@ from tvr_lightning.reproduce.report.drawing import (
     styled,
     to_chart,
 )
-from tvr_lightning.reproduce.report.tcmgc import boxes
-from tvr_lightning.reproduce.view import TableView
+from tvr_lightning.reproduce.report.figures.tcmgc import boxes
+from tvr_lightning.reproduce.runs.card import Card
 
 SDR = "Balance of the contrasts with and without SDR"
 _OVERLAID = {

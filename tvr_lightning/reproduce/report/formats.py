@@ -8,10 +8,10 @@ import math
 from pathlib import Path
 
 from tvr_lightning.evaluation.statistics import Comparison
-from tvr_lightning.reproduce.card import Card
 from tvr_lightning.reproduce.published import printed_figure
-from tvr_lightning.reproduce.uncertainty import Measured
-from tvr_lightning.reproduce.view import Line, TableView
+from tvr_lightning.reproduce.report.cells import Line, TableView
+from tvr_lightning.reproduce.report.uncertainty import Measured
+from tvr_lightning.reproduce.runs.card import Card
 
 MISSING = "-"
 RUN_COLUMNS = (

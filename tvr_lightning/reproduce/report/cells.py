@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tvr_lightning.evaluation.statistics import Comparison
-from tvr_lightning.reproduce.card import Card, CardDirection
-from tvr_lightning.reproduce.plan import Plan, PlannedRun, Setting
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow
-from tvr_lightning.reproduce.tables import TableRecipe
-from tvr_lightning.reproduce.uncertainty import (
+from tvr_lightning.reproduce.report.uncertainty import (
     Measured,
     compare_runs,
     measure,
     smallest_difference,
     unrelated_queries,
 )
+from tvr_lightning.reproduce.runs.card import Card, CardDirection
+from tvr_lightning.reproduce.runs.plan import Plan, PlannedRun, Setting
+from tvr_lightning.reproduce.tables import TableRecipe
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
 NOTE_LENGTH = 400

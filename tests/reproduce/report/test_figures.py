@@ -11,19 +11,19 @@ from torch.nn import functional as F
 
 from tvr_lightning.features import PairedFeatures
 from tvr_lightning.recipe import from_recipe
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.report import figures
-from tvr_lightning.reproduce.report.balance import measure_balance, measure_modalities
-from tvr_lightning.reproduce.report.between import Pair, draw_between
-from tvr_lightning.reproduce.report.dpdv import measure_unmatched
-from tvr_lightning.reproduce.report.drawing import NotDrawnError
-from tvr_lightning.reproduce.report.gare import measure_gradients, measure_steps
-from tvr_lightning.reproduce.report.material import encode_test_split
+from tvr_lightning.reproduce.report.figures import kinds as figures
+from tvr_lightning.reproduce.report.figures.between import Pair, draw_between
+from tvr_lightning.reproduce.report.figures.dpdv import measure_unmatched
+from tvr_lightning.reproduce.report.figures.drawing import NotDrawnError
+from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
+from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
+from tvr_lightning.reproduce.report.figures.similarity import measure_sheet, measure_similarity
+from tvr_lightning.reproduce.report.figures.test_split import encode_test_split
 from tvr_lightning.reproduce.report.page import RunPart, page
-from tvr_lightning.reproduce.report.similarity import measure_sheet, measure_similarity
+from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.synthetic import synthesize
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 TINY = """
 model: {init_args: {encoder: {class_path: TinyClipEncoder,
                               init_args: {width: 64, image_size: 32, patch_size: 8, vision_layers: 1}}}}

@@ -1,7 +1,7 @@
 """One planned run, or one feature store, in a process of its own; a run leaves its card.
 
 A process per run gives each its own memory, and a run that is killed takes no other with it. Which process it is, an
-engine decides (`engines`); `python -m tvr_lightning.reproduce.execute ORDER.json` is one.
+engine decides (`engines`); `python -m tvr_lightning.reproduce.runs.execute ORDER.json` is one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
 from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
-from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
-from tvr_lightning.reproduce.fingerprint import code_fingerprint, config_fingerprint
-from tvr_lightning.reproduce.memory import peak_memory_mib
+from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
+from tvr_lightning.reproduce.runs.fingerprint import code_fingerprint, config_fingerprint
+from tvr_lightning.reproduce.runs.memory import peak_memory_mib
 from tvr_lightning.training.reliability import newest_checkpoint
 
 _WATCH_SECONDS = 1.0

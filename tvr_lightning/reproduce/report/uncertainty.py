@@ -24,7 +24,7 @@ from tvr_lightning.evaluation.statistics import (
     recall_values,
     resample,
 )
-from tvr_lightning.reproduce.card import Asked, Card, CardDirection, card_path, ranks_path, read_ranks
+from tvr_lightning.reproduce.runs.card import Asked, Card, CardDirection, card_path, ranks_path, read_ranks
 
 RESAMPLES = 10_000
 RECALLS = (1, 5, 10)

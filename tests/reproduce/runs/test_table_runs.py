@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.reproduce.card import read_card, read_cards
-from tvr_lightning.reproduce.execute import RunOrder, execute
-from tvr_lightning.reproduce.plan import Setting, make_plan
 from tvr_lightning.reproduce.reproduce_verb import run_reproduce
-from tvr_lightning.reproduce.runner import Folders, arguments_of, write_fixture
+from tvr_lightning.reproduce.runs.card import read_card, read_cards
+from tvr_lightning.reproduce.runs.execute import RunOrder, execute
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan
+from tvr_lightning.reproduce.runs.runner import Folders, arguments_of, write_fixture
 from tvr_lightning.reproduce.tables import known_tables, load_table
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 VIDEOS = 12
 STEP = """
 trainer: {max_epochs: 1, limit_train_batches: 1, check_val_every_n_epoch: 1,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tvr_lightning.data
-from tvr_lightning.reproduce.fingerprint import (
+from tvr_lightning.reproduce.runs.fingerprint import (
     code_fingerprint,
     config_fingerprint,
     data_fingerprint,

@@ -17,8 +17,8 @@ from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods import NCL
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import RecipeCLI, RecipeError, plain, read_recipe
-from tvr_lightning.reproduce.profile import Load, Precision, measure_costs
-from tvr_lightning.reproduce.profile_card import ProfileCard, write_profile
+from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
+from tvr_lightning.reproduce.profile.costs import Load, Precision, measure_costs
 
 STAGES = {
     "encode_video": "encoder, videos",

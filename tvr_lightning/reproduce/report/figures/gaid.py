@@ -9,7 +9,7 @@ from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import GAID, NCL
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.report.drawing import (
+from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     NEGATIVE,
     Arrays,
@@ -20,7 +20,7 @@ from tvr_lightning.reproduce.report.drawing import (
     picture_uri,
     to_chart,
 )
-from tvr_lightning.reproduce.report.material import STRIP_SIZE, Material
+from tvr_lightning.reproduce.report.figures.test_split import STRIP_SIZE, Material
 
 COLUMNS = 240
 """Columns of a drawn waveform."""

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.reproduce.memory import peak_memory_mib
+from tvr_lightning.reproduce.runs.memory import peak_memory_mib
 from tvr_lightning.training.gradient_cache import encode_in_chunks
 from tvr_lightning.training.optim import build_optimizer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.execute import carry_out_logged
+from tvr_lightning.reproduce.runs.execute import carry_out_logged
 
 EngineName = Literal["local", "slurm"]
 LOG = "log.txt"
@@ -60,7 +60,7 @@ class ForkingEngine:
         self.parent: int | None = os.getpid()
         methods = multiprocessing.get_all_start_methods()
         self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        self._context.set_forkserver_preload(["tvr_lightning.reproduce.execute"])
+        self._context.set_forkserver_preload(["tvr_lightning.reproduce.runs.execute"])
 
     def start(self, order: Path) -> Job:
         """Start what an order file says."""
@@ -98,7 +98,7 @@ class CommandEngine:
         with order.with_name(LOG).open("w", encoding="utf-8") as log:
             return _Command(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tvr_lightning.reproduce.execute", str(order)],
+                    [sys.executable, "-m", "tvr_lightning.reproduce.runs.execute", str(order)],
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,

@@ -14,10 +14,10 @@ import yaml
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import held
-from tvr_lightning.reproduce.card import Card, card_path, read_card, read_cards, write_card
-from tvr_lightning.reproduce.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
-from tvr_lightning.reproduce.execute import RunOrder, StoreOrder, write_order
-from tvr_lightning.reproduce.plan import FIXTURE_SEED, Plan, PlannedRun
+from tvr_lightning.reproduce.runs.card import Card, card_path, read_card, read_cards, write_card
+from tvr_lightning.reproduce.runs.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
+from tvr_lightning.reproduce.runs.execute import RunOrder, StoreOrder, write_order
+from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Plan, PlannedRun
 from tvr_lightning.synthetic import synthesize
 
 ERROR_LINES = 15

@@ -12,7 +12,7 @@ from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.methods import NCL, TCMGC
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import DensePairVectors
-from tvr_lightning.reproduce.report.drawing import (
+from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     Arrays,
     Chart,
@@ -21,7 +21,7 @@ from tvr_lightning.reproduce.report.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.material import Material
+from tvr_lightning.reproduce.report.figures.test_split import Material
 
 TITLE = "Attention of sentence and words over frames"
 _MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
