@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
-from tvr_lightning.reproduce.report.formats import write_table
+from tvr_lightning.reproduce.report.formats import write_tables
 from tvr_lightning.reproduce.runs.card import Card, read_cards
 from tvr_lightning.reproduce.runs.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
 from tvr_lightning.reproduce.runs.plan import Plan, Setting, Share, make_plan
@@ -83,7 +83,7 @@ def run_reproduce(
 
     cards = carry_out(plan, folders, say, starts)
     for table in plan.tables:
-        for path in write_table(view_table(table, plan, cards, folders.cards), folders.tables):
+        for path in write_tables([view_table(table, plan, cards, folders.cards)], folders.tables / table.name):
             console.print(f"Wrote {path}", markup=False)
     return 1 if any(card.status == "failed" for card in cards.values()) else 0
 

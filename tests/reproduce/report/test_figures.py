@@ -19,7 +19,7 @@ from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measu
 from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
 from tvr_lightning.reproduce.report.figures.similarity import measure_sheet, measure_similarity
 from tvr_lightning.reproduce.report.figures.test_split import encode_test_split
-from tvr_lightning.reproduce.report.page import RunPart, page
+from tvr_lightning.reproduce.report.page import RunSection, page
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.synthetic import synthesize
 
@@ -69,17 +69,17 @@ def test_every_method_has_the_common_figures_and_its_own(materials, measured, na
     for chart in charts:
         assert "Not drawn" not in chart.note
         assert chart.alt
-        assert "#000000" not in chart.svg  # ink follows the page, in the dark too
+        assert "#000000" not in chart.svg  # the text colour follows the page, in the dark too
         assert chart.svg or chart.html
-        for fact in chart.facts:
-            assert measured[name][fact.field].shape == ()
+        for scalar in chart.scalars:
+            assert measured[name][scalar.field].shape == ()
 
 
 @pytest.mark.parametrize("name", ["gare", "tcmgc", "gaid", "dpdv"])
 def test_every_number_beside_a_figure_is_in_the_file_of_figures(measured, name):
     arrays = measured[name]
     card = Card("run", "table/line", "finished", {"claims": [], "seed": None, "fingerprints": {}}, results={})
-    html = page([], [RunPart(card, figures.draw(arrays, "run"), arrays)])
+    html = page([], [RunSection(card, figures.draw(arrays, "run"), arrays)])
     found = re.findall(r'<span data-figures="run" data-field="([^"]*)">([^<]*)</span>', html)
     assert len(found) > 20
     for field, text in found:
@@ -88,7 +88,7 @@ def test_every_number_beside_a_figure_is_in_the_file_of_figures(measured, name):
             value = value[int(place)]
         assert float(text) == pytest.approx(float(value), rel=0.01, abs=5e-4)
     # Below the drawings no number stands by itself.
-    lists = re.findall(r'<ul class="facts">(.*?)</ul>', html, flags=re.DOTALL)
+    lists = re.findall(r'<ul class="scalars">(.*?)</ul>', html, flags=re.DOTALL)
     assert lists
     assert not [facts for facts in lists if re.search(r"\d\.\d", re.sub(r"<span.*?</span>", "", facts))]
 

@@ -15,13 +15,13 @@ from run_cards import make_answers, make_card
 from tvr_lightning.reproduce.profile.card import ProfileCard, read_profiles, write_profile
 from tvr_lightning.reproduce.profile.costs import Costs
 from tvr_lightning.reproduce.published import printed_figure, published_rows
+from tvr_lightning.reproduce.report.cells import field_of
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.drawing import Chart, new_figure, styled, to_chart
 from tvr_lightning.reproduce.report.figures.kinds import FiguresError, draw, figures_of
 from tvr_lightning.reproduce.report.folder import read_folder, views_of
-from tvr_lightning.reproduce.report.page import RunPart, page
+from tvr_lightning.reproduce.report.page import RunSection, page
 from tvr_lightning.reproduce.report.report_verb import run_report
-from tvr_lightning.reproduce.report.tables_html import field_of, printed_place
 from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.runs.card import CardError
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
@@ -126,7 +126,7 @@ def test_every_number_of_the_page_is_found_in_a_source(name, request):
     parts, arrays = [], {}
     for card in cards.values():
         charts, arrays[card.key] = drawn_figures(card)
-        parts.append(RunPart(card, charts, arrays[card.key]))
+        parts.append(RunSection(card, charts, arrays[card.key]))
     profiles = read_profiles(folder / "profiles")
     checked = check_numbers(page(views, parts, profiles=profiles), cards, folder, arrays, views, profiles)
     assert checked["data-card"] > 50
@@ -146,13 +146,13 @@ def test_a_number_without_a_source_is_noticed(comparable):
     views = views_of(cards, comparable, RECIPES)
     card = next(iter(cards.values()))
     charts, arrays = drawn_figures(card)
-    good = page(views, [RunPart(card, charts, arrays)])
+    good = page(views, [RunSection(card, charts, arrays)])
     check_numbers(good, cards, comparable, {card.key: arrays}, views, [])
     wrong = {
         "<footer>": "<footer>42.0 ",  # a number by itself
         ">3.7</span>": ">3.6</span>",  # another one than in the file of figures
         'aria-label="Two histograms': 'aria-label="17 histograms',
-        "The run's scores are not": "The run's 5 scores are not",
+        "The run&#39;s scores are not": "The run&#39;s 5 scores are not",
     }
     for found, put in wrong.items():
         assert found in good
@@ -175,13 +175,12 @@ ALLOWED = re.compile(
 def check_numbers(text, cards, folder, arrays, views, profiles):
     """Assert that every text and every label with a digit has a source; return how many of each kind there were."""
     profiles = {found.name: found for found in profiles}
-    rows = {printed_place(row): row for row in published_rows()}
+    rows = {row.place: row for row in published_rows()}
     said = {sentence for view in views for sentence in (view.title, *view.statistics, *view.notes)}
     named = {words for card in cards.values() for words in (card.name, *card.run["claims"], card.error or "")}
     named |= {view.name for view in views}
     for row in published_rows():
-        method = f"{row.method}, {row.variant}" if row.variant else row.method
-        named |= {method, row.method, row.dataset, row.backbone, row.direction}
+        named |= {row.full_method, row.method, row.dataset, row.backbone, row.direction}
     fields = ("results.sum_of_recalls", "results.evaluation.accuracy")
     checked = dict.fromkeys((*SOURCES, "minus published", "words", *fields), 0)
     page_texts = Texts(text)
@@ -379,7 +378,7 @@ def test_two_drawings_share_a_page_without_sharing_ids():
     assert not ids[0] & ids[1]
     for name in re.findall(r"url\(#([^)]*)\)", first):
         assert name in ids[0]
-    assert 'aria-label="From &quot;one&quot; to two"' in first
+    assert 'aria-label="From &#34;one&#34; to two"' in page([], [], [drawn("a")])
 
 
 @pytest.fixture(scope="module")
@@ -390,7 +389,7 @@ def browser(tmp_path_factory):
 
 def test_a_phone_in_the_dark_reads_the_page_offline(browser, folder):
     cards = read_folder(folder)
-    parts = [RunPart(card, [drawn(card.key), Chart("Wide", "words", html="<p>x</p>")]) for card in cards.values()]
+    parts = [RunSection(card, [drawn(card.key), Chart("Wide", "words", html="<p>x</p>")]) for card in cards.values()]
     path = folder / "report.html"
     path.write_text(page(views_of(cards, folder, RECIPES), parts), encoding="utf-8")
     phone = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
@@ -416,7 +415,7 @@ def test_a_phone_in_the_dark_reads_the_page_offline(browser, folder):
 def test_a_tables_link_opens_the_run_that_it_leads_to(browser, folder):
     cards = read_folder(folder)
     path = folder / "report.html"
-    path.write_text(page(views_of(cards, folder, RECIPES), [RunPart(card) for card in cards.values()]), "utf-8")
+    path.write_text(page(views_of(cards, folder, RECIPES), [RunSection(card) for card in cards.values()]), "utf-8")
     browser.get(path.as_uri())
     link = browser.find_element("css selector", "table a[href^='#run-']")
     key = link.get_attribute("href").partition("#")[2]

@@ -1,5 +1,6 @@
 """From a real run to its page: figures come from the run's own weights, and once measured need them no more."""
 
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tvr_lightning.reproduce.report.figures.similarity import measure_sheet
 from tvr_lightning.reproduce.report.figures.test_split import load_material
 from tvr_lightning.reproduce.report.folder import read_folder
 from tvr_lightning.reproduce.report.page import page
-from tvr_lightning.reproduce.report.report_verb import part_of, run_report
+from tvr_lightning.reproduce.report.report_verb import run_report, section_of
 from tvr_lightning.reproduce.runs.card import read_ranks
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import Folders, carry_out
@@ -85,17 +86,17 @@ def test_a_run_whose_videos_are_gone_loses_the_figures_that_show_them_alone(fold
     try:
         # As with stored features: the test split is encoded, but no video is there to be shown.
         monkeypatch.setattr("tvr_lightning.reproduce.report.figures.kinds.load_material", lambda *_: material)
-        part = part_of(card, tmp_path)
+        section = section_of(card, tmp_path)
         (tmp_path / "cards").symlink_to(folder / "cards")
-        written = page([], [part])
+        written = page([], [section])
     finally:
         hidden.rename(videos)
-    charts = {chart.title: chart for chart in part.charts}
+    charts = {chart.title: chart for chart in section.charts}
     assert charts["Retrieval sheet"].note.startswith("Not drawn: ")
-    assert charts["Retrieval sheet"].note in written.replace("&quot;", '"')
+    assert charts["Retrieval sheet"].note in unescape(written)
     assert charts["Scores of matching and of other pairs"].svg
     assert charts["Training curves"].svg
-    assert part.missing is None
+    assert section.missing is None
 
 
 def test_the_page_is_drawn_once_the_weights_are_gone(folder):

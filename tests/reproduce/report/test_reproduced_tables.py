@@ -12,7 +12,7 @@ from run_cards import make_card
 
 from tvr_lightning.reproduce.published import printed_figure, published_rows
 from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
-from tvr_lightning.reproduce.report.formats import comma_separated, latex, markdown, write_table
+from tvr_lightning.reproduce.report.formats import comma_separated, latex, markdown, write_tables
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
@@ -51,7 +51,7 @@ def test_printed_lines_without_a_run_are_published_only(tmp_path):
     table, _ = view(tmp_path)
     line = next(line for line in table.lines if line.published.method == "HBI")
     assert line.run is None
-    assert line.measured == {}
+    assert not any(cell.measured for cell in line.cells.values())
     assert "| HBI" in markdown(table)
 
 
@@ -109,7 +109,7 @@ def test_the_tables_own_note_is_the_first(tmp_path):
 def test_seeds_give_mean_and_deviation(tmp_path):
     table, cards = view(tmp_path, {"gare": 1.0}, seeds=(0, 1, 2))
     line = next(line for line in table.lines if line.run == "gare" and line.published.direction == "t2v")
-    found = line.measured["R@1"]
+    found = line.measured("R@1")
     values = [card.metrics("text_to_video")["R@1"] for card in cards.values()]
     mean = sum(values) / 3
     assert found.seeds == 3
@@ -193,7 +193,7 @@ def test_figures_keep_the_digits_of_the_print():
 
 def test_all_three_formats_are_written_and_latex_is_escaped(tmp_path):
     table, _ = view(tmp_path)
-    paths = write_table(table, tmp_path / "tables")
+    paths = write_tables([table], tmp_path / "tables" / "gare-1")
     assert [path.name for path in paths] == ["gare-1.md", "gare-1.csv", "gare-1.tex"]
     text = latex(table)
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]

@@ -1,13 +1,17 @@
-"""A table to be read: the printed lines, what the cards say beside them, and what stands behind it."""
+"""A table to be read: the printed lines, in each a cell per metric, and what stands behind the measured numbers.
+
+Every format writes the same columns of the same cells; `formats` as text, the page as HTML.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from tvr_lightning.evaluation.statistics import Comparison
-from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow
+from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
 from tvr_lightning.reproduce.report.uncertainty import (
     Measured,
     compare_runs,
@@ -23,6 +27,76 @@ NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable wit
 NOTE_LENGTH = 400
 DIRECTIONS: dict[str, CardDirection] = {"t2v": "text_to_video", "v2t": "video_to_text"}
 UNPRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "MnR")  # of figures, which print no numbers
+NAMES = ("method", "data", "backbone", "direction")
+"""Headings of what a line is, before its cells."""
+
+RUN_FIELDS: dict[str, tuple[str, ...]] = {
+    "seed": ("results.seed", "run.seed"),
+    "state": ("status",),
+    "protocol": ("results.protocol",),
+    "encoder frozen": ("results.config.model.init_args.encoder.init_args.freeze",),
+    "encoder from run": ("run.encoder_from",),
+    "read from stored features": ("run.store",),
+    "weights chosen on": ("results.select_on", "results.weights.kind"),
+    "post-processing": ("results.post_processing",),
+    "precision": ("results.precision",),
+    "steps": ("steps",),
+    "epochs": ("epochs",),
+    "seconds": ("seconds",),
+    "peak memory, MiB": ("peak_memory_mib",),
+    "peak memory of the GPU, MiB": ("peak_device_memory_mib",),
+    "texts": ("results.texts",),
+    "videos": ("results.videos",),
+    "data": ("run.fingerprints.data",),
+    "weights": ("run.fingerprints.weights",),
+    "code": ("run.fingerprints.code",),
+    "machine": ("results.environment.machine",),
+    "date": ("results.environment.date",),
+}
+"""What a reader needs to judge a run: the fields of its card, of which the first that is there counts."""
+
+Column = Literal["published", "measured", "difference"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric of one line.
+
+    Attributes:
+        published: as printed; None where the paper does not print it.
+        measured: by the line's run; None without.
+        difference: measured minus published, with the measured interval, for the print has none; None where either is
+            missing or they must not be compared.
+        against_baseline: measured minus what the baseline's run measured; None without.
+    """
+
+    published: float | None
+    measured: Measured | None = None
+    difference: Measured | None = None
+    against_baseline: Comparison | None = None
+
+    def numbers(self, column: Column) -> dict[str, str]:
+        """Return a column's numbers as they are written, by what they are: `published`, or `mean`, `low` and so on."""
+        if column == "published":
+            return {} if self.published is None else {"published": printed_figure(self.published)}
+        found, form = (self.measured, ".1f") if column == "measured" else (self.difference, "+.1f")
+        if found is None:
+            return {}
+        interval = found.interval
+        values = {
+            "mean": found.mean,
+            "deviation": found.deviation,
+            "low": interval.low if interval else None,
+            "high": interval.high if interval else None,
+        }
+        return {name: format(value, form) for name, value in values.items() if value is not None}
+
+    def text(self, column: Column) -> str:
+        """Return a column as text; empty where there is nothing."""
+        numbers = self.numbers(column)
+        deviation = f" ± {numbers['deviation']}" if "deviation" in numbers else ""
+        interval = f" [{numbers['low']}, {numbers['high']}]" if "low" in numbers else ""
+        return numbers.get("published", "") + numbers.get("mean", "") + deviation + interval
 
 
 @dataclass
@@ -33,17 +107,36 @@ class Line:
         published: the row.
         run: name of the run that stands for it, or None where it is published only.
         cards: finished cards of that run, one per seed.
-        measured: metric to figure.
+        cells: by metric.
         baseline: run of the table that it is compared with, of the same backbone and queries; None without.
-        against_baseline: metric to its difference from that run.
     """
 
     published: PublishedRow
     run: str | None
     cards: list[Card] = field(default_factory=list)
-    measured: dict[str, Measured] = field(default_factory=dict)
+    cells: dict[Printed, Cell] = field(default_factory=dict)
     baseline: str | None = None
-    against_baseline: dict[str, Comparison] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """What the line is, one for each of NAMES; None where the print does not say."""
+        row = self.published
+        return row.full_method, row.dataset, row.backbone, row.direction
+
+    @property
+    def keys(self) -> str:
+        """Keys of its cards."""
+        return " ".join(card.key for card in self.cards)
+
+    def measured(self, metric: Printed) -> Measured | None:
+        """Return what was measured of a metric; None where nothing was, or the table lacks the metric."""
+        return self.cells[metric].measured if metric in self.cells else None
+
+    def field(self, metric: Printed) -> str:
+        """Return which field of the line's cards a metric is, as a dotted path."""
+        direction = DIRECTIONS.get(self.published.direction or "", "")
+        elsewhere = {"SumR": "sum_of_recalls", "accuracy": "evaluation.accuracy"}
+        return f"results.{elsewhere.get(metric, f'{direction}.{metric}')}"
 
 
 @dataclass
@@ -53,7 +146,7 @@ class TableView:
     Attributes:
         name: of the table's recipe.
         title: paper, number, and that synthetic numbers are not comparable.
-        metrics: columns.
+        metrics: in the order of the print.
         lines: in the order of the print.
         comparable: whether measured numbers may be set against the published ones.
         runs: what stands behind the measured numbers: run name to its planned runs and their cards.
@@ -69,6 +162,46 @@ class TableView:
     runs: dict[str, list[tuple[PlannedRun, Card | None]]]
     statistics: list[str]
     notes: list[str]
+
+    @property
+    def keys(self) -> str:
+        """Keys of all its cards, each once."""
+        return " ".join(dict.fromkeys(card.key for line in self.lines for card in line.cards))
+
+    @property
+    def columns(self) -> list[tuple[Printed, Column]]:
+        """What every format shows of each line: of each metric what is printed and measured, of R@1 the difference."""
+        shown: list[tuple[Printed, Column]] = []
+        for metric in self.metrics:
+            shown += [(metric, "published"), (metric, "measured")]
+            shown += [(metric, "difference")] if self.comparable and metric == "R@1" else []
+        return shown
+
+
+def field_of(record: object, path: str) -> object:
+    """Return a field by its dotted path; None where it is not there.
+
+    Args:
+        record: an object or a mapping, such as a card.
+        path: such as `results.text_to_video.R@1`.
+    """
+    for name in path.split("."):
+        record = record.get(name) if isinstance(record, dict) else getattr(record, name, None)
+    return record
+
+
+def run_fields(record: object) -> dict[str, tuple[str, object]]:
+    """Return what there is of RUN_FIELDS: words to the dotted path of the field and its value.
+
+    Args:
+        record: a card, or a mapping of the same fields.
+    """
+    found = {}
+    for words, paths in RUN_FIELDS.items():
+        path = next((path for path in paths if field_of(record, path) is not None), None)
+        if path is not None:
+            found[words] = path, field_of(record, path)
+    return found
 
 
 def view_table(table: TableRecipe, plan: Plan, cards: dict[str, Card], folder: Path) -> TableView:
@@ -87,37 +220,55 @@ def view_table(table: TableRecipe, plan: Plan, cards: dict[str, Card], folder: P
         run.name: [(plan.runs[key], cards.get(key)) for key in plan.chosen.get(f"{table.name}/{run.name}", [])]
         for run in table.runs
     }
+    comparable = plan.setting.fixture_videos is None and plan.setting.overlay is None
     run_of = {run.entry: run.name for run in table.runs}
     backbone_of = {run_of.get(row.entry): row.backbone for row in rows}
     lines = []
     for row in rows:
         line = Line(row, run_of.get(row.entry))
-        if line.run is not None:
-            line.cards = _finished(runs[line.run])
-            direction = DIRECTIONS.get(row.direction or "", "text_to_video")
-            for metric in metrics if line.cards else []:
-                found = measure(line.cards, folder, direction, metric) if _belongs(metric, row.direction) else None
-                if found is None:
-                    continue
-                line.measured[metric] = found
-                for baseline in table.baselines if line.run not in table.baselines else ():
-                    # Not every line prints its backbone.
-                    other = len({backbone_of[baseline], row.backbone} - {None}) > 1
-                    base = [] if other else _finished(runs[baseline])
-                    compared = compare_runs(base, line.cards, folder, direction, metric) if base else None
-                    if compared is not None:
-                        line.baseline, line.against_baseline[metric] = baseline, compared
+        line.cards = _finished(runs[line.run]) if line.run is not None else []
+        # Not every line prints its backbone.
+        baselines = {
+            name: base
+            for name in (table.baselines if line.run not in table.baselines else ())
+            if len({backbone_of[name], row.backbone} - {None}) < 2 and (base := _finished(runs[name]))
+        }
+        for metric in metrics:
+            line.cells[metric] = _cell(line, metric, baselines, comparable, folder)
         lines.append(line)
     return TableView(
         name=table.name,
         title=_title(table, plan.setting),
         metrics=metrics,
         lines=lines,
-        comparable=plan.setting.fixture_videos is None and plan.setting.overlay is None,
+        comparable=comparable,
         runs=runs,
         statistics=[*_resolution(lines, folder), *_differences(lines)],
         notes=[*([table.note] if table.note else []), *_notes(lines, runs, plan.setting)],
     )
+
+
+def _cell(line: Line, metric: Printed, baselines: dict[str, list[Card]], comparable: bool, folder: Path) -> Cell:
+    """A cell of a line, whose baseline is the one of those given that ranked the same queries."""
+    published, direction = line.published.printed(metric), line.published.direction
+    found = against = difference = None
+    if line.cards and _belongs(metric, direction):
+        found = measure(line.cards, folder, DIRECTIONS.get(direction or "", "text_to_video"), metric)
+    if found is None:
+        return Cell(published)
+    for name, base in baselines.items():
+        compared = compare_runs(base, line.cards, folder, DIRECTIONS.get(direction or "", "text_to_video"), metric)
+        if compared is not None:
+            line.baseline, against = name, compared
+    if comparable and published is not None:
+        interval = found.interval and replace(
+            found.interval,
+            estimate=found.interval.estimate - published,
+            low=found.interval.low - published,
+            high=found.interval.high - published,
+        )
+        difference = Measured(found.mean - published, None, interval, found.seeds)
+    return Cell(published, found, difference, against)
 
 
 def _belongs(metric: Printed, direction: str | None) -> bool:
@@ -142,8 +293,13 @@ def _title(table: TableRecipe, setting: Setting) -> str:
     return title
 
 
+def one_line(text: str) -> str:
+    """Return the lines of a text behind one another, parted by slashes."""
+    return " / ".join(part.strip() for part in text.splitlines() if part.strip())
+
+
 def _shortened(text: str) -> str:
-    words = " / ".join(part.strip() for part in text.splitlines() if part.strip())
+    words = one_line(text)
     return words if len(words) <= NOTE_LENGTH else words[:NOTE_LENGTH] + " ..."
 
 
@@ -151,15 +307,14 @@ def _resolution(lines: Sequence[Line], folder: Path) -> list[str]:
     said = []
     for direction, long in DIRECTIONS.items():
         # The same sentence for every line of one test set would repeat itself; its best recall gives one per set.
-        best: dict[tuple[str | None, int, int], Line] = {}
+        best: dict[tuple[str | None, int, int], tuple[float, float]] = {}
         for line in lines:
-            if line.published.direction == direction and "R@1" in line.measured:
-                queries, videos, _ = unrelated_queries(line.cards[0], folder, long)
-                other = best.setdefault((line.published.dataset, queries, videos), line)
-                if line.measured["R@1"].mean > other.measured["R@1"].mean:
-                    best[line.published.dataset, queries, videos] = line
-        for (dataset, queries, videos), line in best.items():
-            recall, worth = line.measured["R@1"].mean, unrelated_queries(line.cards[0], folder, long)[2]
+            found = line.measured("R@1")
+            if line.published.direction == direction and found is not None:
+                queries, videos, worth = unrelated_queries(line.cards[0], folder, long)
+                key = line.published.dataset, queries, videos
+                best[key] = max(best.get(key, (found.mean, worth)), (found.mean, worth), key=lambda pair: pair[0])
+        for (dataset, queries, videos), (recall, worth) in best.items():
             of_videos = f" on {videos} videos, worth {worth:.0f} unrelated ones," if videos < queries else ""
             said.append(
                 f"{dataset or 'the test set'}, {direction}: {queries} queries{of_videos} resolve a difference of "
@@ -170,16 +325,15 @@ def _resolution(lines: Sequence[Line], folder: Path) -> list[str]:
 
 def _differences(lines: Sequence[Line]) -> list[str]:
     said = [
-        f"{line.run} against {line.baseline}, {line.published.direction} R@1: "
-        f"{comparison_words(line.against_baseline['R@1'])}"
+        f"{line.run} against {line.baseline}, {line.published.direction} R@1: {_comparison_words(found)}"
         for line in lines
-        if "R@1" in line.against_baseline
+        if "R@1" in line.cells and (found := line.cells["R@1"].against_baseline) is not None
     ]
     return [*dict.fromkeys(said), *(["Differences of the other metrics: in the table's CSV file"] if said else [])]
 
 
-def comparison_words(found: Comparison) -> str:
-    """Return a paired difference in words: points, interval over queries, p-value."""
+def _comparison_words(found: Comparison) -> str:
+    """A paired difference in words: points, interval over queries, p-value."""
     d = found.difference
     verdict = "resolved" if d.low > 0 or d.high < 0 else "not resolved"
     return (
@@ -191,7 +345,7 @@ def _notes(lines: Sequence[Line], runs: dict[str, list[tuple[PlannedRun, Card | 
     notes = []
     for line in lines:
         row = line.published
-        where = ", ".join(filter(None, (row.method, row.variant, row.dataset, row.backbone, row.direction)))
+        where = ", ".join(filter(None, line.names))
         notes += [f"Print, {where}: {remark}" for remark in row.remarks()]
     for name, made in runs.items():
         for _, card in made:

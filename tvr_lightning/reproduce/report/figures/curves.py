@@ -13,7 +13,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     FAILURES,
     Arrays,
     Chart,
-    Fact,
+    Scalar,
     new_figure,
     not_drawn,
     shortened,
@@ -132,14 +132,14 @@ def draw_curves(arrays: Arrays, key: str, kept: bool) -> list[Chart]:
         axis.set_xlabel("optimiser step")
         if len(found) > 1:
             axis.legend()
-    facts = [Fact("first training loss", "curves.loss_first"), Fact("last", "curves.loss_last")]
+    scalars = [Scalar("first training loss", "curves.loss_first"), Scalar("last", "curves.loss_last")]
     return [
         to_chart(
             figures,
             f"{key}-curves",
             TITLE,
             f"Line charts over optimiser steps of {', '.join(title for title, _ in panels)}.",
-            facts if kept and "curves.loss_first" in arrays else [],
+            scalars if kept and "curves.loss_first" in arrays else [],
             f"Not logged: {', '.join(unlogged)}." if unlogged else "",
         )
     ]

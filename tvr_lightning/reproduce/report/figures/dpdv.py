@@ -17,14 +17,14 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     Arrays,
     Chart,
-    Fact,
     NotDrawnError,
-    escape,
+    Scalar,
     new_figure,
-    picture_uri,
+    picture_of,
     to_chart,
 )
 from tvr_lightning.reproduce.report.figures.test_split import Material
+from tvr_lightning.reproduce.report.render import render
 
 SHOWN_VIDEOS = 2
 CELL = 14
@@ -107,31 +107,21 @@ def draw_merging(arrays: Arrays, key: str) -> list[Chart]:
     """
     if arrays["strips"].ndim < 3:
         raise NotDrawnError(f"{arrays['members'].shape[-1]} patches per frame are no square grid")
-    rows = []
-    for place, name in enumerate(arrays["names"]):
-        rows.append(f"<h4>{escape(name)}</h4>" + _picture(arrays["strips"][place], f"Frames of {name}"))
-        for stage, members in enumerate(arrays["members"][place], start=1):
-            left = int(arrays["left"][stage - 1])
-            field = f"merging.left[{stage - 1}]"
-            said = f'<span data-figures="{key}" data-field="{field}">{left}</span>'
-            rows.append(_picture(_merged(arrays["strips"][place], members), f"The same frames after stage {stage}"))
-            rows.append(f'<p class="soft">After stage {stage}: {said} patches per frame.</p>')
+    videos = []
+    for name, strip, stages in zip(arrays["names"], arrays["strips"], arrays["members"], strict=True):
+        merged = [
+            {"left": left, "frames": picture_of(_merged(strip, members), f"The same frames after stage {stage}")}
+            for stage, (members, left) in enumerate(zip(stages, arrays["left"], strict=True), start=1)
+        ]
+        videos.append({"name": name, "frames": picture_of(strip, f"Frames of {name}"), "stages": merged})
     return [
         Chart(
             "Stages of patch merging",
             "Frames of videos, and the same frames with merged patches in one colour each, stage by stage.",
-            html="".join(rows),
+            html=render("merging.html", key=key, videos=videos),
             note="DPDV, Fig. S2; a merged patch has the mean colour of the picture below it.",
         )
     ]
-
-
-def _picture(strip: np.ndarray, alt: str) -> str:
-    wide = np.concatenate(list(strip), axis=1)
-    return (
-        f'<img class="strip" src="{picture_uri(wide)}" width="{wide.shape[1]}" height="{wide.shape[0]}" '
-        f'alt="{escape(alt)}">'
-    )
 
 
 def _merged(strip: np.ndarray, members: np.ndarray) -> np.ndarray:
@@ -208,7 +198,7 @@ def draw_unmatched(arrays: Arrays, key: str) -> list[Chart]:
             f"{key}-unmatched",
             "Frames that match no word",
             "A histogram over frames of how much better they match their own caption's words than others'.",
-            [Fact("frames that match no word of their caption better than words of others", "unmatched.share", " %")],
+            [Scalar("frames that match no word of their caption better than words of others", "unmatched.share", " %")],
             "In the spirit of DPDV, Fig. 1, by a criterion of its own: a frame's match is its largest cosine with a "
             "word. The share that the paper prints is counted by sentence with CLIP4Clip on MSR-VTT-9k, and not "
             "comparable.",

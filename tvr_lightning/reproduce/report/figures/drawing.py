@@ -13,13 +13,14 @@ from typing import Any, ParamSpec, TypeVar
 import matplotlib
 import numpy as np
 from cycler import cycler
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
 from tvr_lightning.errors import UserError
 
-INK = "#010203"
+TEXT_COLOUR = "#010203"
 """Stands for the text's own colour while matplotlib draws; a colour that no data has."""
 
 COLOURS = ("#3b82c4", "#d9812b", "#3f9e6b", "#b8569b", "#8a7cd0", "#a08a2c")
@@ -38,12 +39,12 @@ _STYLE: Any = {
     "svg.hashsalt": "tvr",
     "font.size": 9.0,
     "axes.titlesize": 9.0,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "axes.edgecolor": TEXT_COLOUR,
+    "axes.labelcolor": TEXT_COLOUR,
+    "axes.titlecolor": TEXT_COLOUR,
+    "text.color": TEXT_COLOUR,
+    "xtick.color": TEXT_COLOUR,
+    "ytick.color": TEXT_COLOUR,
     "axes.facecolor": "none",
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
@@ -65,12 +66,12 @@ class NotDrawnError(ValueError):
 
 
 @dataclass
-class Fact:
-    """A number said below a chart.
+class Scalar:
+    """A number printed below a chart.
 
     Attributes:
         words: what it is.
-        field: name of the scalar in the run's figures file.
+        field: its name in the run's file of figures.
         unit: behind the number.
     """
 
@@ -86,9 +87,9 @@ class Chart:
     Attributes:
         title: heading.
         alt: what a reader who cannot see it is told.
-        svg: the drawing; empty where `html` is given, or where nothing is drawn and `note` says why.
-        html: pictures and their captions, in place of a drawing.
-        facts: numbers to print below it.
+        svg: the drawing's panels; empty where `html` is given, or where nothing is drawn and `note` says why.
+        html: pictures and their captions, in place of a drawing; like the panels, markup that is not escaped again.
+        scalars: numbers to print below it.
         note: sentence below it: what it corresponds to, how it was computed.
     """
 
@@ -96,8 +97,24 @@ class Chart:
     alt: str
     svg: str = ""
     html: str = ""
-    facts: list[Fact] = field(default_factory=list)
+    scalars: list[Scalar] = field(default_factory=list)
     note: str = ""
+
+
+@dataclass
+class Picture:
+    """Pixels that the page shows.
+
+    Attributes:
+        source: data URI.
+        width, height: in pixels.
+        alt: what a reader who cannot see it is told.
+    """
+
+    source: str
+    width: int
+    height: int
+    alt: str
 
 
 def not_drawn(title: str, reason: str) -> Chart:
@@ -151,7 +168,7 @@ def new_figure(panels: int, height: float = 2.4, width: float = PANEL) -> tuple[
 
 
 def to_chart(
-    figures: Sequence[Figure], name: str, title: str, alt: str, facts: Sequence[Fact] = (), note: str = ""
+    figures: Sequence[Figure], name: str, title: str, alt: str, scalars: Sequence[Scalar] = (), note: str = ""
 ) -> Chart:
     """Finish panels as inline SVG.
 
@@ -160,7 +177,7 @@ def to_chart(
         name: unique on the page; ids within the drawing begin with it.
         title: heading of the chart.
         alt: its alternative text.
-        facts: numbers below it.
+        scalars: numbers below it.
         note: sentence below it.
     """
     drawn = []
@@ -168,15 +185,14 @@ def to_chart(
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         drawn.append(_inline(file.getvalue(), f"{name}-{place}"))
-    svg = f'<div class="panels" role="img" aria-label="{escape(alt)}">{"".join(drawn)}</div>'
-    return Chart(title, alt, svg=svg, facts=list(facts), note=note)
+    return Chart(title, alt, svg=Markup("").join(drawn), scalars=list(scalars), note=note)
 
 
-def _inline(text: str, name: str) -> str:
+def _inline(text: str, name: str) -> Markup:
     svg = text[text.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     # Black is what matplotlib falls back to where the style does not reach; no data has it.
-    svg = svg.replace(INK, "currentColor").replace("#000000", "currentColor")
+    svg = svg.replace(TEXT_COLOUR, "currentColor").replace("#000000", "currentColor")
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "sans-serif", svg)
     svg = re.sub(r'(?<= )(d|x|y|points|transform)="[^"]*"', lambda found: _rounded(found.group()), svg)
     svg = re.sub(r"\s*\n\s*", " ", svg)
@@ -188,7 +204,7 @@ def _inline(text: str, name: str) -> str:
     svg = svg.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return svg.replace("<svg", '<svg aria-hidden="true"', 1)
+    return Markup(svg.replace("<svg", '<svg aria-hidden="true"', 1))
 
 
 def _rounded(attribute: str) -> str:
@@ -196,20 +212,15 @@ def _rounded(attribute: str) -> str:
     return re.sub(r"-?\d+\.\d+", lambda found: f"{float(found.group()):.1f}".removesuffix(".0"), attribute)
 
 
-def escape(text: object) -> str:
-    """Return text that is safe in HTML, in attributes too."""
-    words = str(text)
-    for raw, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        words = words.replace(raw, safe)
-    return words
-
-
-def picture_uri(pixels: np.ndarray) -> str:
-    """Return a picture as a data URI.
+def picture_of(frames: np.ndarray, alt: str) -> Picture:
+    """Return frames side by side as one picture.
 
     Args:
-        pixels: (H, W, 3) uint8 RGB.
+        frames: (F, H, W, 3) uint8 RGB.
+        alt: what a reader who cannot see it is told.
     """
+    wide = np.concatenate(list(frames), axis=1)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="JPEG", quality=78)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    Image.fromarray(wide).save(file, format="JPEG", quality=78)
+    source = "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    return Picture(source, wide.shape[1], wide.shape[0], alt)

@@ -14,13 +14,13 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     NEGATIVE,
     Arrays,
     Chart,
-    Fact,
-    escape,
+    Scalar,
     new_figure,
-    picture_uri,
+    picture_of,
     to_chart,
 )
 from tvr_lightning.reproduce.report.figures.test_split import STRIP_SIZE, Material
+from tvr_lightning.reproduce.report.render import render
 
 COLUMNS = 240
 """Columns of a drawn waveform."""
@@ -109,11 +109,11 @@ def draw_gate(arrays: Arrays, key: str) -> list[Chart]:
     axis.set_xlabel("weight of the sound in a frame")
     axis.set_ylabel("share of the frames")
     alt = "A histogram over the frames with sound of the weight that the gate gives it."
-    facts = [Fact("mean weight of sound", "gate.mean")]
+    scalars = [Scalar("mean weight of sound", "gate.mean")]
     if not np.isnan(arrays["silent_mean"]):
-        facts.append(Fact("mean weight where there is none", "gate.silent_mean"))
+        scalars.append(Scalar("mean weight where there is none", "gate.silent_mean"))
     charts = [
-        to_chart(figures, f"{key}-gate", "How much frames listen", alt, facts, "Matching pairs of the test split.")
+        to_chart(figures, f"{key}-gate", "How much frames listen", alt, scalars, "Matching pairs of the test split.")
     ]
     for place, caption in enumerate(arrays.get("captions", [])):
         figures, (wave,) = new_figure(1)
@@ -130,11 +130,8 @@ def draw_gate(arrays: Arrays, key: str) -> list[Chart]:
         gate.set_ylabel("weight of the sound")
         alt = "A waveform over time with the gate's weight of each frame as a line above it."
         drawn = to_chart(figures, f"{key}-gate{place}", "", alt)
-        wide = np.concatenate(list(arrays["strips"][place]), axis=1)
-        html = (
-            f'<h4>“{escape(caption)}”</h4><img class="strip" src="{picture_uri(wide)}" width="{wide.shape[1]}" '
-            f'height="{wide.shape[0]}" alt="The frames of its video">{drawn.svg}'
-        )
+        frames = picture_of(arrays["strips"][place], "The frames of its video")
+        html = render("captioned.html", caption=caption, frames=frames, chart=drawn)
         title = "The video that listens most" if place == 0 else "The video that listens least"
         charts.append(Chart(title, alt, html=html, note="GAID, Fig. 5; the gate as the matching caption opens it."))
     return charts

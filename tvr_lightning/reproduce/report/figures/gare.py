@@ -21,7 +21,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     POSITIVE,
     Arrays,
     Chart,
-    Fact,
+    Scalar,
     new_figure,
     to_chart,
 )
@@ -94,11 +94,11 @@ def draw_geometry(arrays: Arrays, key: str) -> list[Chart]:
         axis.set_xlabel(words)
         axis.set_ylabel("share of the pairs")
         axis.legend()
-    facts = [
-        Fact("mean angle of increment and gap, matching pairs, rad", "geometry.angle_to_gap.positive_mean"),
-        Fact("other pairs, rad", "geometry.angle_to_gap.negative_mean"),
-        Fact("mean length of the text", "geometry.text_norm.positive_mean"),
-        Fact("of the corrected text, matching pairs", "geometry.corrected_norm.positive_mean"),
+    scalars = [
+        Scalar("mean angle of increment and gap, matching pairs, rad", "geometry.angle_to_gap.positive_mean"),
+        Scalar("other pairs, rad", "geometry.angle_to_gap.negative_mean"),
+        Scalar("mean length of the text", "geometry.text_norm.positive_mean"),
+        Scalar("of the corrected text, matching pairs", "geometry.corrected_norm.positive_mean"),
     ]
     return [
         to_chart(
@@ -107,7 +107,7 @@ def draw_geometry(arrays: Arrays, key: str) -> list[Chart]:
             "Geometry of the increments",
             "Histograms over matching and other pairs of the increments' angles and lengths, and of the distances of "
             "texts and videos before and after the correction.",
-            facts,
+            scalars,
             "GARE, Figs. 3 and 8, after training, on the test split; dashed is before the correction. The course over "
             "training that Fig. 8 shows is not recorded.",
         )
@@ -203,10 +203,10 @@ def draw_gradients(arrays: Arrays, key: str) -> list[Chart]:
         axis.set_ylabel("gradient")
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
         axis.legend()
-    facts = [
-        Fact("mean length of the anchors' gradient without increments", "gradients.plain_anchor.size"),
-        Fact("with increments held constant", "gradients.anchor.size"),
-        Fact("with increments, through psi", "gradients.total.size"),
+    scalars = [
+        Scalar("mean length of the anchors' gradient without increments", "gradients.plain_anchor.size"),
+        Scalar("with increments held constant", "gradients.anchor.size"),
+        Scalar("with increments, through psi", "gradients.total.size"),
     ]
     return [
         to_chart(
@@ -215,7 +215,7 @@ def draw_gradients(arrays: Arrays, key: str) -> list[Chart]:
             "Gradients by dimension",
             "Four panels of mean and deviation over texts of the gradient in every dimension: without increments and "
             "with, from matching and from other pairs.",
-            facts,
+            scalars,
             "GARE, Figs. 2, 4 and 7: text-to-video InfoNCE with the run's temperature, pooled videos held constant, "
             "after training.",
         )

@@ -20,7 +20,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     POSITIVE,
     Arrays,
     Chart,
-    Fact,
+    Scalar,
     new_figure,
     to_chart,
 )
@@ -125,10 +125,10 @@ def draw_balance(arrays: Arrays, key: str) -> list[Chart]:
         rates.set_xlabel("mass over share, from")
         rates.set_ylabel("errors, %")
         rates.legend()
-    facts = [Fact(f"normalisation error, {words}", f"balance.{name}.error") for name, words in _DIRECTIONS.items()]
+    scalars = [Scalar(f"normalisation error, {words}", f"balance.{name}.error") for name, words in _DIRECTIONS.items()]
     if "normalized.t2v.error" in arrays:
         for name, words in _DIRECTIONS.items():
-            facts.append(Fact(f"normalised, {words}", f"balance.normalized.{name}.error"))
+            scalars.append(Scalar(f"normalised, {words}", f"balance.normalized.{name}.error"))
     lacking = f" Normalised not drawn: {arrays['normalized.missing']}." if "normalized.missing" in arrays else ""
     return [
         to_chart(
@@ -137,7 +137,7 @@ def draw_balance(arrays: Arrays, key: str) -> list[Chart]:
             "Retrieval mass and errors",
             "For both directions a histogram of the items' retrieval mass relative to their share, and lines of the "
             "false negative and false positive rates by that mass.",
-            facts,
+            scalars,
             "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless said." + lacking,
         )
     ]
@@ -226,9 +226,9 @@ def draw_modalities(arrays: Arrays, key: str) -> list[Chart]:
             "The two modalities",
             "Bars of the mean cosines within and between texts and videos, and a map of texts and videos in the plane.",
             [
-                Fact("distance of the modal means", "modalities.mean_distance"),
-                Fact("length of the texts' mean", "modalities.text_mean"),
-                Fact("length of the videos' mean", "modalities.video_mean"),
+                Scalar("distance of the modal means", "modalities.mean_distance"),
+                Scalar("length of the texts' mean", "modalities.text_mean"),
+                Scalar("length of the videos' mean", "modalities.video_mean"),
             ],
             "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on "
             "each other." + ("" if "map" in arrays else f" Map not drawn: it needs {LEAST_POINTS} matching pairs."),

@@ -11,13 +11,13 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     POSITIVE,
     Arrays,
     Chart,
-    Fact,
-    escape,
+    Scalar,
     new_figure,
-    picture_uri,
+    picture_of,
     to_chart,
 )
 from tvr_lightning.reproduce.report.figures.test_split import Material
+from tvr_lightning.reproduce.report.render import render
 
 BINS = 60
 SHEET_QUERIES, SHEET_VIDEOS = 4, 3
@@ -74,9 +74,9 @@ def draw_similarity(arrays: Arrays, key: str) -> list[Chart]:
             "Scores of matching and of other pairs",
             "Two histograms of scores: of texts with their own videos, and of texts with other videos.",
             [
-                Fact("mean of matching pairs", "similarity.positive_mean"),
-                Fact("mean of other pairs", "similarity.negative_mean"),
-                Fact("chance that another pair outscores a matching one", "similarity.overlap", " %"),
+                Scalar("mean of matching pairs", "similarity.positive_mean"),
+                Scalar("mean of other pairs", "similarity.negative_mean"),
+                Scalar("chance that another pair outscores a matching one", "similarity.overlap", " %"),
             ],
             "DPDV, Fig. S1, and GAID, Fig. 6, show them of a baseline too: see between runs.",
         )
@@ -124,23 +124,17 @@ def draw_sheet(arrays: Arrays, key: str) -> list[Chart]:
         arrays: from `measure_sheet`.
         key: of the card.
     """
-    rows = []
+    queries = []
     for query, caption in enumerate(arrays["captions"]):
-        clips = []
-        for place in range(1, arrays["names"].shape[1]):
-            clips.append(_clip(arrays, key, query, place, f"{place}."))
+        clips = [_clip(arrays, query, place, f"{place}.") for place in range(1, arrays["names"].shape[1])]
         if not arrays["correct"][query, 1:].any():
-            clips.append(_clip(arrays, key, query, 0, "its own:"))
-        rank = f'<span data-figures="{key}" data-field="sheet.rank[{query}]">{arrays["rank"][query]:g}</span>'
-        rows.append(
-            f'<div class="query"><h4>“{escape(caption)}”</h4><p>Its own video is ranked {rank}.</p>'
-            f'<div class="clips">{"".join(clips)}</div></div>'
-        )
+            clips.append(_clip(arrays, query, 0, "its own:"))
+        queries.append({"caption": caption, "rank": arrays["rank"][query], "clips": clips})
     return [
         Chart(
             "Retrieval sheet",
             "Queries with the frames of their best three videos.",
-            html="".join(rows),
+            html=render("sheet.html", key=key, queries=queries),
             note="The query's own video is framed green; queries run from the best found to the worst (TC-MGC, Figs. 9 "
             f"and 14). Ranks are the card's; tied videos share theirs. {_before(str(arrays['post_processing']))}",
         )
@@ -155,17 +149,14 @@ def _before(post_processing: str) -> str:
     )
 
 
-def _clip(arrays: Arrays, key: str, query: int, place: int, label: str) -> str:
-    correct, name = bool(arrays["correct"][query, place]), str(arrays["names"][query, place])
-    strip = arrays["strips"][query, place]
-    wide = np.concatenate(list(strip), axis=1)
-    score = (
-        f'<span data-figures="{key}" data-field="sheet.score[{query}][{place}]">'
-        f"{arrays['score'][query, place]:.3f}</span>"
-    )
-    what = "the query's own video" if correct else "another video"
-    return (
-        f'<figure class="clip {"own" if correct else "other"}"><img src="{picture_uri(wide)}" width="{wide.shape[1]}" '
-        f'height="{wide.shape[0]}" alt="Frames of {escape(name)}, {what}">'
-        f"<figcaption>{label} {escape(name)}, score {score}</figcaption></figure>"
-    )
+def _clip(arrays: Arrays, query: int, place: int, label: str) -> dict[str, object]:
+    own, name = bool(arrays["correct"][query, place]), str(arrays["names"][query, place])
+    whose = "the query's own video" if own else "another video"
+    return {
+        "label": label,
+        "name": name,
+        "own": own,
+        "place": place,
+        "score": arrays["score"][query, place],
+        "frames": picture_of(arrays["strips"][query, place], f"Frames of {name}, {whose}"),
+    }

@@ -16,12 +16,12 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     Arrays,
     Chart,
-    Fact,
-    escape,
+    Scalar,
     new_figure,
     to_chart,
 )
 from tvr_lightning.reproduce.report.figures.test_split import Material
+from tvr_lightning.reproduce.report.render import render
 
 TITLE = "Attention of sentence and words over frames"
 _MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
@@ -99,8 +99,8 @@ def draw_contrasts(arrays: Arrays, key: str) -> list[Chart]:
             f"Box plots over matching pairs of the scores of {', '.join(names).replace('_', '-')}, and of their "
             "weights.",
             [
-                Fact("mean deviation of a pair's scores over the contrasts", "contrasts.spread"),
-                Fact("weight of SDR in training", "contrasts.regularization"),
+                Scalar("mean deviation of a pair's scores over the contrasts", "contrasts.spread"),
+                Scalar("weight of SDR in training", "contrasts.regularization"),
             ],
             "TC-MGC, Fig. 13, over all matching pairs of the test split.",
         )
@@ -195,7 +195,7 @@ def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
         scale.ax.set_title("weight", loc="left")
         alt = "A row of frames, and below it a heat map of the sentence and the words, one row each, over them."
         drawn = to_chart(figures, f"{key}-attention{place}", "", alt)
-        html = f"<h4>“{escape(caption)}”</h4>{drawn.svg}"
+        html = render("captioned.html", caption=caption, frames=None, chart=drawn)
         charts.append(
             Chart(
                 TITLE,
