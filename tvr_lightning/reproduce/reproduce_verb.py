@@ -14,7 +14,7 @@ from tvr_lightning.reproduce.report.formats import write_tables
 from tvr_lightning.reproduce.runs.card import Card, read_cards
 from tvr_lightning.reproduce.runs.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
 from tvr_lightning.reproduce.runs.plan import Plan, Setting, Share, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, carry_out, duration, estimate, open_runs, state_of, time_left
+from tvr_lightning.reproduce.runs.runner import Folders, duration, estimate, open_runs, run_plan, state_of, time_left
 from tvr_lightning.reproduce.tables import TableError, load_table
 from tvr_lightning.synthetic.generate import LEAST_VIDEOS
 
@@ -77,11 +77,11 @@ def run_reproduce(
         return 0
     starts: Engine | None = SlurmEngine(slurm, (out / "slurm").absolute()) if slurm is not None else None
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         console.print(line, markup=False)
         sys.stdout.flush()  # into a log, too, as it happens
 
-    cards = carry_out(plan, folders, say, starts)
+    cards = run_plan(plan, folders, log, starts)
     for table in plan.tables:
         for path in write_tables([view_table(table, plan, cards, folders.cards)], folders.tables / table.name):
             console.print(f"Wrote {path}", markup=False)

@@ -25,7 +25,7 @@ from tvr_lightning.reproduce.report.report_verb import run_report
 from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.runs.card import CardError
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, carry_out
+from tvr_lightning.reproduce.runs.runner import Folders, run_plan
 from tvr_lightning.reproduce.tables import load_table
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -313,7 +313,7 @@ def test_a_run_made_for_one_table_stands_for_its_lines_in_a_later_one_too(tmp_pa
     (run,) = plan.runs.values()
     make_card(replace(run, claims=["gaid-1/x-pool"]), tmp_path / "cards", 1.0)
     later = make_plan([load_table("gaid-1", RECIPES)], plan.setting, ["x-pool", "x-pool-b16"])
-    carry_out(later, Folders(tmp_path), lambda line: None)
+    run_plan(later, Folders(tmp_path), lambda line: None)
     (card,) = read_folder(tmp_path).values()
     assert card.run["claims"] == ["gaid-1/x-pool", "gaid-1/x-pool-b16"]
     (view,) = views_of(read_folder(tmp_path), tmp_path, RECIPES)

@@ -11,13 +11,13 @@ from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.kinds import figures_of
 from tvr_lightning.reproduce.report.figures.similarity import measure_sheet
-from tvr_lightning.reproduce.report.figures.test_split import load_material
+from tvr_lightning.reproduce.report.figures.test_split import encode_run
 from tvr_lightning.reproduce.report.folder import read_folder
 from tvr_lightning.reproduce.report.page import page
 from tvr_lightning.reproduce.report.report_verb import run_report, section_of
 from tvr_lightning.reproduce.runs.card import read_ranks
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, carry_out
+from tvr_lightning.reproduce.runs.runner import Folders, run_plan
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.synthetic import synthesize
 
@@ -39,15 +39,15 @@ def folder(tmp_path_factory):
     plan = make_plan(
         [load_table("gare-1", RECIPES)], Setting(RECIPES, out / "fixture", VIDEOS, out / "tiny.yaml"), ["baseline"]
     )
-    (card,) = carry_out(plan, Folders(out), lambda line: None).values()
+    (card,) = run_plan(plan, Folders(out), lambda line: None).values()
     assert card.status == "finished", card.error
     return out
 
 
 def test_the_run_is_rebuilt_with_its_own_weights(folder):
     (card,) = read_folder(folder).values()
-    material = load_material(card, folder / "cards")
-    ranks = text_to_video_ranks(material.similarity, material.matching)
+    encoded = encode_run(card, folder / "cards")
+    ranks = text_to_video_ranks(encoded.similarity, encoded.matching)
     assert summarize(ranks, (1, 5, 10)) == pytest.approx(card.metrics("text_to_video"))
 
 
@@ -61,7 +61,7 @@ def test_curves_are_those_that_the_run_logged(folder):
 def test_ranks_of_the_sheet_are_the_cards(folder):
     (card,) = read_folder(folder).values()
     ranks, _ = read_ranks(card.key, folder / "cards", "text_to_video")
-    assert set(measure_sheet(load_material(card, folder / "cards"))["rank"]) <= set(ranks.expected().tolist())
+    assert set(measure_sheet(encode_run(card, folder / "cards"))["rank"]) <= set(ranks.expected().tolist())
 
 
 def test_a_repeated_run_is_measured_again(folder, tmp_path):
@@ -80,12 +80,12 @@ def test_a_repeated_run_is_measured_again(folder, tmp_path):
 
 def test_a_run_whose_videos_are_gone_loses_the_figures_that_show_them_alone(folder, tmp_path, monkeypatch):
     (card,) = read_folder(folder).values()
-    material = load_material(card, folder / "cards")
+    encoded = encode_run(card, folder / "cards")
     videos = folder / "fixture" / "msrvtt" / "videos"
     hidden = videos.rename(videos.with_name("hidden"))
     try:
         # As with stored features: the test split is encoded, but no video is there to be shown.
-        monkeypatch.setattr("tvr_lightning.reproduce.report.figures.kinds.load_material", lambda *_: material)
+        monkeypatch.setattr("tvr_lightning.reproduce.report.figures.kinds.encode_run", lambda *_: encoded)
         section = section_of(card, tmp_path)
         (tmp_path / "cards").symlink_to(folder / "cards")
         written = page([], [section])

@@ -20,15 +20,15 @@ from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
 from tvr_lightning.reproduce.runs.card import read_cards, read_ranks
 from tvr_lightning.reproduce.runs.engines import ForkingEngine, SlurmEngine, SlurmOptions
 from tvr_lightning.reproduce.runs.execute import (
-    RunOrder,
-    StoreOrder,
-    carry_out_logged,
+    RunTask,
+    StoreTask,
     execute,
-    read_order,
-    write_order,
+    read_task,
+    run_task_logged,
+    write_task,
 )
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, RunnerError, carry_out, duration, open_runs, time_left
+from tvr_lightning.reproduce.runs.runner import Folders, RunnerError, duration, open_runs, run_plan, time_left
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.synthetic import synthesize
 
@@ -64,7 +64,7 @@ def tiny_plan(root, folder, table="gaid-1", only=("clip4clip",), extra=""):
 
 def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
     plan, folders, said = tiny_plan(root, tmp_path), Folders(tmp_path / "out"), []
-    cards = carry_out(plan, folders, said.append)
+    cards = run_plan(plan, folders, said.append)
     (card,) = cards.values()
     assert card.status == "finished", card.error
     results = card.results
@@ -79,7 +79,7 @@ def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
     assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
     assert any("nothing left to run" in line for line in said)
     said.clear()
-    assert carry_out(plan, folders, said.append) == cards
+    assert run_plan(plan, folders, said.append) == cards
     assert said == []
 
 
@@ -88,7 +88,7 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
     setting = Setting(RECIPES, root, VIDEOS, tmp_path / "tiny.yaml", share="features")
     plan = make_plan([load_table("gaid-1", RECIPES)], setting, ["clip4clip", "gaid"])
     folders, said = Folders(tmp_path / "out"), []
-    cards = carry_out(plan, folders, said.append)
+    cards = run_plan(plan, folders, said.append)
     assert [card.status for card in cards.values()] == ["finished"] * 3, [card.error for card in cards.values()]
     assert sum(line.startswith("Storing the features") for line in said) == 1
     (shared,) = (card for card in cards.values() if card.name == "shared/encoder")
@@ -107,35 +107,35 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
 def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
     plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
     engine = SlurmEngine(SlurmOptions(at_once=1), tmp_path / "jobs", cluster="local")
-    engine.patience = 0.2
-    (card,) = carry_out(plan, folders, [].append, engine).values()
+    engine.poll_seconds = 0.2
+    (card,) = run_plan(plan, folders, [].append, engine).values()
     assert card.status == "finished", card.error
-    order = folders.runs.absolute() / card.key / "run.json"
-    assert read_order(order).parent is None
+    task = folders.runs.absolute() / card.key / "run.json"
+    assert read_task(task).parent is None
     assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 1
-    assert not order.with_name("job.txt").exists()
+    assert not task.with_name("job.txt").exists()
 
 
 def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_path):
     engine = SlurmEngine(SlurmOptions(), tmp_path / "jobs", cluster="local")
-    order = tmp_path / "run" / "run.json"
-    write_order(StoreOrder(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), order)
-    order.with_name("job.txt").write_text("12345678")
-    job = engine.start(order)
-    assert order.with_name("job.txt").read_text() == job.job.job_id != "12345678"
+    task = tmp_path / "run" / "run.json"
+    write_task(StoreTask(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), task)
+    task.with_name("job.txt").write_text("12345678")
+    job = engine.start(task)
+    assert task.with_name("job.txt").read_text() == job.job.job_id != "12345678"
     while job.status() is None:
         time.sleep(0.2)
     assert job.status() == 1
-    assert "absent.yaml" in order.with_name("log.txt").read_text()
-    assert not order.with_name("job.txt").exists()
+    assert "absent.yaml" in task.with_name("log.txt").read_text()
+    assert not task.with_name("job.txt").exists()
 
 
 def test_the_processes_of_a_job_write_into_one_log(tmp_path):
     """SLURM starts one per device; what any of them says before it dies is kept."""
-    order = tmp_path / "run.json"
-    write_order(StoreOrder(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), order)
+    task = tmp_path / "run.json"
+    write_task(StoreTask(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), task)
     context = multiprocessing.get_context("forkserver")
-    processes = [context.Process(target=carry_out_logged, args=(order, tmp_path / "log.txt")) for _ in range(2)]
+    processes = [context.Process(target=run_task_logged, args=(task, tmp_path / "log.txt")) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -145,7 +145,7 @@ def test_the_processes_of_a_job_write_into_one_log(tmp_path):
 
 def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
     plan, folders = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), Folders(tmp_path / "out")
-    (card,) = carry_out(plan, folders, [].append).values()
+    (card,) = run_plan(plan, folders, [].append).values()
     assert card.status == "finished", card.error
     ranks, video = read_ranks(card.key, folders.cards, "question")
     assert len(ranks) == len(video) == card.results["evaluation"]["questions"]
@@ -157,7 +157,7 @@ def test_a_run_on_two_devices_ends_in_its_card(root, tmp_path):
     overlay = tmp_path / "two.yaml"
     overlay.write_text(TWO_DEVICES)
     plan = make_plan([load_table("gaid-1", RECIPES)], Setting(RECIPES, root, overlay=overlay), ["clip4clip"])
-    (card,) = carry_out(plan, Folders(tmp_path / "out"), [].append).values()
+    (card,) = run_plan(plan, Folders(tmp_path / "out"), [].append).values()
     assert card.status == "finished", card.error
     assert card.results["config"]["trainer"]["devices"] == 2
     assert card.steps == 2
@@ -167,12 +167,12 @@ def test_two_invocations_do_not_share_a_folder(root, tmp_path):
     plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
 
     class Second(ForkingEngine):
-        def start(self, order):
+        def start(self, task):
             with pytest.raises(RunnerError, match="another tvr reproduce works in"):
-                carry_out(plan, folders, [].append)
-            return super().start(order)
+                run_plan(plan, folders, [].append)
+            return super().start(task)
 
-    (card,) = carry_out(plan, folders, [].append, Second()).values()
+    (card,) = run_plan(plan, folders, [].append, Second()).values()
     assert card.status == "finished", card.error
 
 
@@ -182,7 +182,7 @@ def test_on_a_disk_without_file_locks_runs_are_made_and_it_is_said(root, tmp_pat
 
     monkeypatch.setattr("fcntl.flock", refuse)
     said = []
-    assert carry_out(replace(tiny_plan(root, tmp_path), runs={}), Folders(tmp_path / "out"), said.append) == {}
+    assert run_plan(replace(tiny_plan(root, tmp_path), runs={}), Folders(tmp_path / "out"), said.append) == {}
     assert any("without file locks" in line and "start no second tvr reproduce in it" in line for line in said)
 
 
@@ -192,27 +192,27 @@ def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
     class Refusing(ForkingEngine):
         refused = False
 
-        def start(self, order):
+        def start(self, task):
             if not self.refused:
                 self.refused = True
                 raise OSError("the queue is full")
-            return super().start(order)
+            return super().start(task)
 
-    first, second = carry_out(plan, folders, said.append, Refusing()).values()
+    first, second = run_plan(plan, folders, said.append, Refusing()).values()
     assert (first.status, first.error) == ("failed", "OSError: the queue is full")
     assert second.status == "finished", second.error
 
 
 def test_a_run_is_not_made_with_recipes_that_changed_since(root, tmp_path):
     (run,) = tiny_plan(root, tmp_path).runs.values()
-    order = RunOrder(run.plain(), [], str(tmp_path / "cards"), str(tmp_path))
+    task = RunTask(run.plain(), [], str(tmp_path / "cards"), str(tmp_path))
     (tmp_path / "tiny.yaml").write_text(TINY.replace("max_epochs: 1", "max_epochs: 2"))
     with pytest.raises(UserError, match=r"gaid-1/clip4clip: config changed after the run was planned"):
-        execute(order)
+        execute(task)
 
 
 def test_seconds_of_interrupted_processes_count_up_to_their_checkpoint(tmp_path):
-    from tvr_lightning.reproduce.runs.execute import _earlier_legs
+    from tvr_lightning.reproduce.runs.execute import _earlier_seconds
 
     checkpoints = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints"
     checkpoints.mkdir(parents=True)
@@ -221,20 +221,20 @@ def test_seconds_of_interrupted_processes_count_up_to_their_checkpoint(tmp_path)
         torch.save({"global_step": step, "hyper_parameters": {}}, checkpoints / name)
         os.utime(checkpoints / name, (began + after, began + after))
 
-    assert _earlier_legs(tmp_path) == 0
+    assert _earlier_seconds(tmp_path) == 0
     began = time.time()
     write("last.ckpt", 6, 40)
     write("running.ckpt", 8, 60)  # from which the next process goes on
-    assert _earlier_legs(tmp_path) == pytest.approx(60, abs=5)
-    (tmp_path / "legs.json").write_text(f"[60.0, {began + 100}]")  # a second, killed before its first checkpoint
-    assert _earlier_legs(tmp_path) == 60
+    assert _earlier_seconds(tmp_path) == pytest.approx(60, abs=5)
+    (tmp_path / "attempts.json").write_text(f"[60.0, {began + 100}]")  # a second, killed before its first checkpoint
+    assert _earlier_seconds(tmp_path) == 60
 
 
 def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):
     only = ("gaid-dsl-b16",)
     plan = tiny_plan(root, tmp_path, only=only, extra="results: {select_on: never}\n")
     folders, said = Folders(tmp_path / "out"), []
-    train, test = carry_out(plan, folders, said.append).values()
+    train, test = run_plan(plan, folders, said.append).values()
     assert train.status == test.status == "failed"
     assert "select_on" in train.error
     assert "which failed" in test.error

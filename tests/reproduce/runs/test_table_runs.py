@@ -7,7 +7,7 @@ import pytest
 
 from tvr_lightning.reproduce.reproduce_verb import run_reproduce
 from tvr_lightning.reproduce.runs.card import read_card, read_cards
-from tvr_lightning.reproduce.runs.execute import RunOrder, execute
+from tvr_lightning.reproduce.runs.execute import RunTask, execute
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import Folders, arguments_of, write_fixture
 from tvr_lightning.reproduce.tables import known_tables, load_table
@@ -53,7 +53,7 @@ def test_a_run_trains_a_step_and_is_evaluated(table, run_name, folder):
         place = folder / "runs" / run.key
         place.mkdir(parents=True)
         arguments = arguments_of(run, place, checkpoint)
-        path = execute(RunOrder(run.plain(), arguments, str(cards), str(place)))
+        path = execute(RunTask(run.plain(), arguments, str(cards), str(place)))
         card = read_card(path)
         assert card.status == "finished"
         assert card.steps == 1

@@ -66,7 +66,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What is run.
 
     Attributes:
@@ -82,21 +82,21 @@ class Load:
     captions: int = 6
 
 
-def random_batch(module: RetrievalModule, load: Load) -> PairBatch:
+def random_batch(module: RetrievalModule, workload: Workload) -> PairBatch:
     """Return B pairs of a fixed caption and random media with sound, of the method's sizes.
 
     Args:
-        module: says how many frames, how large, and what hears.
-        load: says how many.
+        module: says how many frames, how large, and whether there is an audio encoder.
+        workload: says how many.
     """
     generator = torch.Generator().manual_seed(0)
-    count, frames, size = load.batch, module.frames, module.image_size
+    count, frames, size = workload.batch, module.frames, module.image_size
     pixels = torch.randint(0, 256, (count, frames, 3, size, size), dtype=torch.uint8, generator=generator)
     mask = torch.ones(count, frames, dtype=torch.bool)
     audio = _random_audio(module, count, frames, generator)
     index = torch.arange(count)
     media = Media(pixels, mask, audio, None if audio is None else audio.mask)
-    extras = {"recover_captions": [[WORDS] * load.captions for _ in range(count)]}
+    extras = {"recover_captions": [[WORDS] * workload.captions for _ in range(count)]}
     videos = VideoBatch(media, index, [f"video{place}" for place in range(count)])
     return PairBatch(TextBatch([WORDS] * count, index), videos, extras).to(module.device)
 
@@ -117,29 +117,29 @@ def _random_audio(module: RetrievalModule, count: int, frames: int, generator: t
     )
 
 
-def measure_costs(module: RetrievalModule, load: Load, precision: Precision = nullcontext) -> Costs:
+def measure_costs(module: RetrievalModule, workload: Workload, precision: Precision = nullcontext) -> Costs:
     """Measure a method.
 
     Args:
         module: on the device where it is to be measured.
-        load: batch, queries, repeats.
+        workload: batch, queries, repeats.
         precision: context that forward passes run in, such as autocast; times and memory are those of it.
     """
-    batch = random_batch(module, load)
+    batch = random_batch(module, workload)
     # Operations are counted last: the form of attention that can be counted takes more memory than the one that runs.
     _reset_peak(module.device)
     module.eval()
     with torch.no_grad():
         with precision():
             text, video = module.text_features(batch.text), module.video_features(batch.video)
-        text_ms = _median_ms(module, load, lambda: module.text_features(batch.text), precision) / load.batch
-        video_ms = _median_ms(module, load, lambda: module.video_features(batch.video), precision) / load.batch
-        asked = _repeated(text, load.queries)
-        score_ms = _median_ms(module, load, lambda: module.score(asked, video), precision) / load.batch
+        text_ms = _median_ms(module, workload, lambda: module.text_features(batch.text), precision) / workload.batch
+        video_ms = _median_ms(module, workload, lambda: module.video_features(batch.video), precision) / workload.batch
+        repeated = _repeated(text, workload.queries)
+        score_ms = _median_ms(module, workload, lambda: module.score(repeated, video), precision) / workload.batch
     inference = _peak_mib(module.device)
     _reset_peak(module.device)
     module.train()
-    step_ms = _training_ms(module, batch, load, precision)
+    step_ms = _training_ms(module, batch, workload, precision)
     training = _peak_mib(module.device)
     module.eval()
     with torch.no_grad():
@@ -179,14 +179,14 @@ def _inference_flops(
     encoder = module.encoder
     raw_text = count(lambda: encoder.encode_text(batch.text.text, module.words))
     raw_video = count(lambda: encoder.encode_video(batch.video.video, patches=module.needs_patches))
-    heard = _heard_flops(module, batch)
+    audio = _audio_flops(module, batch)
     whole_text = count(lambda: module.text_features(batch.text), by_module)
     whole_video = count(lambda: module.video_features(batch.video), by_module)
     stages = {
         "encode_text": raw_text,
-        "encode_video": raw_video + heard,
+        "encode_video": raw_video + audio,
         "text_layers": whole_text - raw_text,
-        "video_layers": whole_video - raw_video - heard,
+        "video_layers": whole_video - raw_video - audio,
         "score": count(lambda: module.score(text, video), by_module),
     }
     return stages, {name: value for name, value in by_module.items() if value}
@@ -214,7 +214,7 @@ def _watched(module: RetrievalModule, counter: FlopCounterMode, into: dict[str, 
             handle.remove()
 
 
-def _heard_flops(module: RetrievalModule, batch: PairBatch) -> int:
+def _audio_flops(module: RetrievalModule, batch: PairBatch) -> int:
     encoder = getattr(getattr(module, "base", module), "audio_encoder", None)
     if encoder is None:
         return 0
@@ -239,8 +239,8 @@ def _training_flops(module: RetrievalModule, batch: PairBatch) -> int:
     return int(counter.get_total_flops())
 
 
-def _training_ms(module: RetrievalModule, batch: PairBatch, load: Load, precision: Precision) -> float:
-    optimizer, scheduler = build_optimizer(module, module.optimizer_config, total_steps=load.repeats + 1, epochs=1)
+def _training_ms(module: RetrievalModule, batch: PairBatch, workload: Workload, precision: Precision) -> float:
+    optimizer, scheduler = build_optimizer(module, module.optimizer_config, total_steps=workload.repeats + 1, epochs=1)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -250,19 +250,19 @@ def _training_ms(module: RetrievalModule, batch: PairBatch, load: Load, precisio
         optimizer.step()
         scheduler.step()
 
-    return _median_ms(module, load, step)
+    return _median_ms(module, workload, step)
 
 
 def _median_ms(
-    module: RetrievalModule, load: Load, run: Callable[[], object], precision: Precision = nullcontext
+    module: RetrievalModule, workload: Workload, run: Callable[[], object], precision: Precision = nullcontext
 ) -> float:
     times = []
-    for _ in range(load.repeats + 1):
-        _wait(module.device)
+    for _ in range(workload.repeats + 1):
+        _synchronize(module.device)
         began = time.perf_counter()
         with precision():
             run()
-        _wait(module.device)
+        _synchronize(module.device)
         times.append(1000 * (time.perf_counter() - began))
     return median(times[1:])
 
@@ -271,7 +271,7 @@ def _repeated(text: TextFeatures, queries: int) -> TextFeatures:
     return text[torch.arange(queries, device=text.sentence.device) % len(text)]
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

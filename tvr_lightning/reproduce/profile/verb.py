@@ -18,7 +18,7 @@ from tvr_lightning.methods import NCL
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import RecipeCLI, RecipeError, plain, read_recipe
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
-from tvr_lightning.reproduce.profile.costs import Load, Precision, measure_costs
+from tvr_lightning.reproduce.profile.costs import Precision, Workload, measure_costs
 
 STAGES = {
     "encode_video": "encoder, videos",
@@ -80,10 +80,10 @@ def run_profile(
         raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")
     options = plain(cli.parser, cli.config)["model"]
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    load = Load(batch_size, queries, repeats)
+    workload = Workload(batch_size, queries, repeats)
     plugin = cli.trainer.precision_plugin
     plugin.convert_module(module.to(chosen))
-    card = profile_card(module, options, load, str(cli.trainer.precision), plugin.forward_context)
+    card = profile_card(module, options, workload, str(cli.trainer.precision), plugin.forward_context)
     _print(card)
     Console(highlight=False, soft_wrap=True).print(f"Wrote {write_profile(card, out / 'profiles')}", markup=False)
     return 0
@@ -93,11 +93,11 @@ def _random(config: Sequence[str]) -> list[str]:
     """Options that build the encoders of picture, text and sound with random weights."""
     models = [read_recipe(path).get("model") or {} for path in config]
     options = ["--model.init_args.encoder.init_args.weights=none"]
-    hears = any(str(model.get("class_path")).rpartition(".")[2] == "GAID" for model in models)
+    has_audio = any(str(model.get("class_path")).rpartition(".")[2] == "GAID" for model in models)
     named = any("audio_encoder" in (model.get("init_args") or {}) for model in models)
-    if hears and not named:
+    if has_audio and not named:
         options.append("--model.init_args.audio_encoder=WhisperEncoder")
-    if hears:
+    if has_audio:
         options.append("--model.init_args.audio_encoder.init_args.weights=none")
     return options
 
@@ -105,7 +105,7 @@ def _random(config: Sequence[str]) -> list[str]:
 def profile_card(
     module: RetrievalModule,
     options: dict[str, Any],
-    load: Load,
+    workload: Workload,
     precision: str = "32-true",
     context: Precision = nullcontext,
 ) -> ProfileCard:
@@ -114,7 +114,7 @@ def profile_card(
     Args:
         module: on the device where it is to be measured.
         options: of the method, for the card.
-        load: batch, queries, repeats.
+        workload: batch, queries, repeats.
         precision: name of what `context` sets.
         context: that forward passes run in.
     """
@@ -127,14 +127,14 @@ def profile_card(
         method=method,
         encoder=encoder,
         options=options,
-        batch=load.batch,
-        queries=load.queries,
+        batch=workload.batch,
+        queries=workload.queries,
         frames=module.frames,
         words=module.words,
         image_size=module.image_size,
-        repeats=load.repeats,
+        repeats=workload.repeats,
         precision=precision,
-        costs=measure_costs(module, load, context),
+        costs=measure_costs(module, workload, context),
         environment={**environment(), "device": str(module.device)},
     )
 

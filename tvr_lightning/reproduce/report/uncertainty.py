@@ -24,7 +24,7 @@ from tvr_lightning.evaluation.statistics import (
     recall_values,
     resample,
 )
-from tvr_lightning.reproduce.runs.card import Asked, Card, CardDirection, card_path, ranks_path, read_ranks
+from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, card_path, ranks_path, read_ranks
 
 RESAMPLES = 10_000
 RECALLS = (1, 5, 10)
@@ -95,26 +95,26 @@ def _drawn(card: Card, folder: Path, direction: CardDirection, metric: str) -> T
         return texts + videos if texts is not None and videos is not None and _same_videos(card, folder) else None
     if per_query(metric) is None:
         return None
-    return _resampled(card.key, folder, _written(card, folder), _asked(direction, metric), metric)
+    return _resampled(card.key, folder, _written(card, folder), _query_kind(direction, metric), metric)
 
 
 # A baseline is read and drawn for every run that is compared with it, and a run for every metric.
 @lru_cache(maxsize=256)
-def _resampled(key: str, folder: Path, written: int, asked: Asked, metric: str) -> Tensor:
+def _resampled(key: str, folder: Path, written: int, kind: QueryKind, metric: str) -> Tensor:
     found = per_query(metric)
     assert found is not None
     values_of, statistic = found
-    ranks, video = _read(key, folder, written, asked)
+    ranks, video = _read(key, folder, written, kind)
     return resample(values_of(ranks), video, statistic, resamples=RESAMPLES)
 
 
 @lru_cache(maxsize=256)
-def _read(key: str, folder: Path, _written: int, asked: Asked) -> tuple[Ranks, Tensor]:
-    return read_ranks(key, folder, asked)
+def _read(key: str, folder: Path, _written: int, kind: QueryKind) -> tuple[Ranks, Tensor]:
+    return read_ranks(key, folder, kind)
 
 
-def _ranks(card: Card, folder: Path, asked: Asked) -> tuple[Ranks, Tensor]:
-    return _read(card.key, folder, _written(card, folder), asked)
+def _ranks(card: Card, folder: Path, kind: QueryKind) -> tuple[Ranks, Tensor]:
+    return _read(card.key, folder, _written(card, folder), kind)
 
 
 def _written(card: Card, folder: Path) -> int:
@@ -122,7 +122,7 @@ def _written(card: Card, folder: Path) -> int:
     return ranks_path(card_path(folder, card.key)).stat().st_mtime_ns
 
 
-def _asked(direction: CardDirection, metric: str) -> Asked:
+def _query_kind(direction: CardDirection, metric: str) -> QueryKind:
     return "question" if metric == "accuracy" else direction
 
 
@@ -157,7 +157,7 @@ def compare_runs(
     cards = [*first, *second]
     if any((card.accuracy() is None) == (metric == "accuracy") for card in cards) or len(set(map(_data, cards))) > 1:
         return None
-    stored = [_ranks(card, folder, _asked(direction, metric)) for card in cards]
+    stored = [_ranks(card, folder, _query_kind(direction, metric)) for card in cards]
     if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
         return None
     drawn = [_drawn(card, folder, direction, metric) for card in cards]
@@ -195,7 +195,7 @@ def _averaged(cards: Sequence[Card], folder: Path, direction: CardDirection, met
     """Per-query values over seeds, and the video of each query."""
     found = per_query(metric)
     assert found is not None
-    stored = [_ranks(card, folder, _asked(direction, metric)) for card in cards]
+    stored = [_ranks(card, folder, _query_kind(direction, metric)) for card in cards]
     return torch.stack([found[0](ranks) for ranks, _ in stored]).mean(0), stored[0][1]
 
 

@@ -22,7 +22,7 @@ from tvr_lightning.evaluation.ranks import Ranks
 
 SCHEMA = 2
 CardDirection = Literal["text_to_video", "video_to_text"]
-Asked = Literal["text_to_video", "video_to_text", "question"]
+QueryKind = Literal["text_to_video", "video_to_text", "question"]
 
 
 class CardError(UserError, ValueError):
@@ -139,15 +139,15 @@ def ranks_path(card: Path) -> Path:
     return card.with_suffix(".parquet")
 
 
-def write_ranks(path: Path, asked: Mapping[Asked, tuple[Ranks, Tensor]]) -> None:
+def write_ranks(path: Path, ranked: Mapping[QueryKind, tuple[Ranks, Tensor]]) -> None:
     """Write the ranks of every query.
 
     Args:
         path: the parquet file.
-        asked: direction to the ranks of its Q queries, by place in the split, and the (Q,) int64 video of each.
+        ranked: direction to the ranks of its Q queries, by place in the split, and the (Q,) int64 video of each.
     """
     parts = []
-    for direction, (ranks, video) in asked.items():
+    for direction, (ranks, video) in ranked.items():
         columns = {"index": ranks.index, "video": video, "better": ranks.better, "tied": ranks.tied}
         frame = pd.DataFrame({name: column.cpu().numpy() for name, column in columns.items()})
         parts.append(frame.assign(direction=direction))
@@ -157,7 +157,7 @@ def write_ranks(path: Path, asked: Mapping[Asked, tuple[Ranks, Tensor]]) -> None
     temporary.replace(path)
 
 
-def read_ranks(key: str, folder: Path, direction: Asked) -> tuple[Ranks, Tensor]:
+def read_ranks(key: str, folder: Path, direction: QueryKind) -> tuple[Ranks, Tensor]:
     """Read the stored ranks of a finished run.
 
     Args:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.runs.execute import carry_out_logged
+from tvr_lightning.reproduce.runs.execute import run_task_logged
 
 EngineName = Literal["local", "slurm"]
 LOG = "log.txt"
@@ -30,20 +30,20 @@ class Job(Protocol):
 
 
 class Engine(Protocol):
-    """Starts the process that carries out an order.
+    """Starts the process that carries out a task.
 
     Attributes:
         at_once: how many may run at a time.
-        patience: seconds between two looks at what runs.
-        parent: process that an order dies with, or None where it goes on alone.
+        poll_seconds: seconds between two looks at what runs.
+        parent: process that a task dies with, or None where it goes on alone.
     """
 
     at_once: int
-    patience: float
+    poll_seconds: float
     parent: int | None
 
-    def start(self, order: Path) -> Job:
-        """Start what an order file says; its output goes to `log.txt` beside it."""
+    def start(self, task: Path) -> Job:
+        """Start what a task file says; its output goes to `log.txt` beside it."""
 
 
 class ForkingEngine:
@@ -54,7 +54,7 @@ class ForkingEngine:
     """
 
     at_once = 1
-    patience = 0.05
+    poll_seconds = 0.05
 
     def __init__(self) -> None:
         self.parent: int | None = os.getpid()
@@ -62,17 +62,17 @@ class ForkingEngine:
         self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         self._context.set_forkserver_preload(["tvr_lightning.reproduce.runs.execute"])
 
-    def start(self, order: Path) -> Job:
-        """Start what an order file says."""
-        order.with_name(LOG).write_text("", encoding="utf-8")
+    def start(self, task: Path) -> Job:
+        """Start what a task file says."""
+        task.with_name(LOG).write_text("", encoding="utf-8")
         # Not daemonic: daemons may not start the processes that decode videos.
-        process = self._context.Process(target=_forked, args=(order, order.with_name(LOG)))
+        process = self._context.Process(target=_forked, args=(task, task.with_name(LOG)))
         process.start()
         return _Forked(process)
 
 
-def _forked(order: Path, log: Path) -> None:
-    sys.exit(carry_out_logged(order, log))
+def _forked(task: Path, log: Path) -> None:
+    sys.exit(run_task_logged(task, log))
 
 
 @dataclass
@@ -88,17 +88,17 @@ class CommandEngine:
     """On this machine, one run after another, each with a command line of its own, which Lightning may repeat."""
 
     at_once = 1
-    patience = 0.2
+    poll_seconds = 0.2
 
     def __init__(self) -> None:
         self.parent: int | None = os.getpid()
 
-    def start(self, order: Path) -> Job:
-        """Start what an order file says."""
-        with order.with_name(LOG).open("w", encoding="utf-8") as log:
+    def start(self, task: Path) -> Job:
+        """Start what a task file says."""
+        with task.with_name(LOG).open("w", encoding="utf-8") as log:
             return _Command(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tvr_lightning.reproduce.runs.execute", str(order)],
+                    [sys.executable, "-m", "tvr_lightning.reproduce.runs.execute", str(task)],
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
@@ -151,7 +151,7 @@ class SlurmEngine:
         EngineError: submitit is not installed.
     """
 
-    patience = 5.0
+    poll_seconds = 5.0
     parent: int | None = None
 
     def __init__(self, options: SlurmOptions, folder: Path, cluster: Literal["slurm", "local"] = "slurm") -> None:
@@ -173,33 +173,33 @@ class SlurmEngine:
             **({"slurm_partition": options.partition} if options.partition and cluster == "slurm" else {}),
         )
 
-    def start(self, order: Path) -> Job:
-        """Submit what an order file says, or find the job that an earlier invocation submitted and that still runs."""
-        known = order.with_name(JOB)
+    def start(self, task: Path) -> Job:
+        """Submit what a task file says, or find the job that an earlier invocation submitted and that still runs."""
+        known = task.with_name(JOB)
         if known.is_file():
             job = self._kind(self._folder, known.read_text(encoding="utf-8").strip())
             if not job.done():
-                return _Submitted(job, order)
-        order.with_name(LOG).write_text("", encoding="utf-8")  # here, for the job's processes all write to it
-        job = self._executor.submit(carry_out_logged, order, order.with_name(LOG))
+                return _Submitted(job, task)
+        task.with_name(LOG).write_text("", encoding="utf-8")  # here, for the job's processes all write to it
+        job = self._executor.submit(run_task_logged, task, task.with_name(LOG))
         known.write_text(job.job_id, encoding="utf-8")
-        return _Submitted(job, order)
+        return _Submitted(job, task)
 
 
 @dataclass
 class _Submitted:
     job: Any
-    order: Path
+    task: Path
 
     def status(self) -> int | None:
         """Return the exit status; None while it waits or runs."""
         if not self.job.done():
             return None
-        self.order.with_name(JOB).unlink(missing_ok=True)
+        self.task.with_name(JOB).unlink(missing_ok=True)
         failure = self.job.exception()
         if failure is None:
             return int(self.job.results()[0])
         # Killed for time or memory, it could not say so itself.
-        with self.order.with_name(LOG).open("a", encoding="utf-8") as log:
+        with self.task.with_name(LOG).open("a", encoding="utf-8") as log:
             log.write(f"{failure}\n")
         return 1

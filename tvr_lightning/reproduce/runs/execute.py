@@ -1,7 +1,7 @@
 """One planned run, or one feature store, in a process of its own; a run leaves its card.
 
 A process per run gives each its own memory, and a run that is killed takes no other with it. Which process it is, an
-engine decides (`engines`); `python -m tvr_lightning.reproduce.runs.execute ORDER.json` is one.
+engine decides (`engines`); `python -m tvr_lightning.reproduce.runs.execute TASK.json` is one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tvr_lightning.reproduce.runs.memory import peak_memory_mib
 from tvr_lightning.training.reliability import newest_checkpoint
 
 _WATCH_SECONDS = 1.0
-_LEGS = "legs.json"
+_ATTEMPTS = "attempts.json"
 # Of the code that this process computes with, which an editor may change on disk while it runs.
 _CODE = code_fingerprint()
 
 
 @dataclass
-class RunOrder:
+class RunTask:
     """A run to make.
 
     Attributes:
@@ -60,14 +60,14 @@ class RunOrder:
 
 
 @dataclass
-class StoreOrder:
+class StoreTask:
     """A feature store to write.
 
     Attributes:
         configs, overrides: recipe that data and encoders come from.
         store: folder of the store.
         finished: file that says, once it is there, that the store is complete.
-        parent: as of `RunOrder`.
+        parent: as of `RunTask`.
     """
 
     configs: list[str]
@@ -77,33 +77,33 @@ class StoreOrder:
     parent: int | None = None
 
 
-def write_order(order: RunOrder | StoreOrder, path: Path) -> None:
-    """Write an order for the process that carries it out."""
+def write_task(task: RunTask | StoreTask, path: Path) -> None:
+    """Write a task for the process that carries it out."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(order), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(asdict(task), indent=2) + "\n", encoding="utf-8")
 
 
-def read_order(path: Path) -> RunOrder | StoreOrder:
-    """Read an order."""
+def read_task(path: Path) -> RunTask | StoreTask:
+    """Read a task."""
     raw = json.loads(path.read_text(encoding="utf-8"))
-    return StoreOrder(**raw) if "store" in raw else RunOrder(**raw)
+    return StoreTask(**raw) if "store" in raw else RunTask(**raw)
 
 
-def write_store(order: StoreOrder) -> None:
+def write_store(task: StoreTask) -> None:
     """Write a feature store, or complete it.
 
     Raises:
         UserError: what a user can mend, such as missing data.
     """
-    method, data = from_recipe(order.configs, order.overrides)
+    method, data = from_recipe(task.configs, task.overrides)
     encoder, audio_encoder = method.encoder, getattr(method, "audio_encoder", None)
-    options = ExtractOptions(order.store, num_workers=0, progress=False, command="tvr reproduce")
+    options = ExtractOptions(task.store, num_workers=0, progress=False, command="tvr reproduce")
     for line in extract(source_of_data(data), encoder, audio_encoder, options).lines():
         print(line)
-    Path(order.finished).touch()
+    Path(task.finished).touch()
 
 
-def execute(order: RunOrder) -> Path | None:
+def execute(task: RunTask) -> Path | None:
     """Make a run and write its card and ranks.
 
     Returns:
@@ -113,24 +113,24 @@ def execute(order: RunOrder) -> Path | None:
         RecipeError: code or recipes are no longer those that the run was planned with, or it evaluates nothing.
         UserError: what else a user can mend, such as missing data.
     """
-    _check_plan(order.run)
-    earlier, began = _earlier_legs(Path(order.folder)), time.time()
+    _check_plan(task.run)
+    earlier, began = _earlier_seconds(Path(task.folder)), time.time()
     warned: list[str] = []
     _collect_warnings(warned)
-    cli = AuditedCLI(args=order.arguments)
+    cli = AuditedCLI(args=task.arguments)
     logs = cli.trainer.log_dir  # asks every process, so that none may have left
     if not cli.trainer.is_global_zero:
         return None
     evaluation = cli.model.evaluation
     if not isinstance(evaluation, Evaluation | AnswerEvaluation) or logs is None:
-        raise RecipeError(f"{order.run['name']} evaluated nothing; a table's run must end in an evaluation")
+        raise RecipeError(f"{task.run['name']} evaluated nothing; a table's run must end in an evaluation")
     results = json.loads((Path(logs) / "results.json").read_text(encoding="utf-8"))
     steps, epochs = _trained(results["checkpoint"], cli)
     card = Card(
-        key=order.run["key"],
-        name=order.run["name"],
+        key=task.run["key"],
+        name=task.run["name"],
         status="finished",
-        run=order.run,
+        run=task.run,
         results=results,
         checkpoint=results["checkpoint"],
         steps=steps,
@@ -140,7 +140,7 @@ def execute(order: RunOrder) -> Path | None:
         peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         warnings=list(dict.fromkeys(warned)),
     )
-    folder = Path(order.cards)
+    folder = Path(task.cards)
     ranks = ranks_path(card_path(folder, card.key))
     if isinstance(evaluation, Evaluation):
         texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
@@ -170,12 +170,12 @@ def _check_plan(run: dict[str, Any]) -> None:
         )
 
 
-def _earlier_legs(folder: Path) -> float:
+def _earlier_seconds(folder: Path) -> float:
     """Seconds of interrupted legs of this run, each up to the checkpoint that the next went on from.
 
     Notes the start of this leg. Processes of further devices only read.
     """
-    path = folder / _LEGS
+    path = folder / _ATTEMPTS
     done, began = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else (0.0, None)
     # A run's folder holds one method's runs on one dataset.
     left = (newest_checkpoint(runs) for runs in folder.iterdir() if runs.is_dir())
@@ -197,7 +197,7 @@ def _collect_warnings(into: list[str]) -> None:
     warnings.showwarning = collect
 
 
-def _end_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     """Leave when the parent has gone: a killed `tvr reproduce` must not leave a run that its successor repeats."""
     process = multiprocessing.parent_process()
     if process is not None:
@@ -208,30 +208,30 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def carry_out_order(path: Path) -> int:
-    """Carry out an order; return the exit status. What a user can mend is one sentence on the error stream.
+def run_task(path: Path) -> int:
+    """Carry out a task; return the exit status. What a user can mend is one sentence on the error stream.
 
     Args:
-        path: of the order, as `write_order` wrote it.
+        path: of the task, as `write_task` wrote it.
     """
-    order = read_order(path)
-    if order.parent is not None:
+    task = read_task(path)
+    if task.parent is not None:
         # For further devices Lightning repeats this command: such a process lives as long as the one that started it.
-        parent = os.getppid() if "LOCAL_RANK" in os.environ else order.parent
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        parent = os.getppid() if "LOCAL_RANK" in os.environ else task.parent
+        threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     try:
-        write_store(order) if isinstance(order, StoreOrder) else execute(order)
+        write_store(task) if isinstance(task, StoreTask) else execute(task)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def carry_out_logged(path: Path, log: Path) -> int:
-    """Carry out an order with everything it says going to a file; return the exit status.
+def run_task_logged(path: Path, log: Path) -> int:
+    """Carry out a task with everything it says going to a file; return the exit status.
 
     Args:
-        path: of the order.
+        path: of the task.
         log: file for output and errors of this process and of those it starts, behind what it holds already: SLURM
             starts a process per device, and all of them write here.
     """
@@ -239,7 +239,7 @@ def carry_out_logged(path: Path, log: Path) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
-        return carry_out_order(path)
+        return run_task(path)
     except Exception:  # noqa: BLE001  it is written where the parent looks for it
         traceback.print_exc()
         return 1
@@ -249,4 +249,4 @@ def carry_out_logged(path: Path, log: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(carry_out_order(Path(sys.argv[1])))
+    sys.exit(run_task(Path(sys.argv[1])))

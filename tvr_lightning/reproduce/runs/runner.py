@@ -16,7 +16,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.files import held
 from tvr_lightning.reproduce.runs.card import Card, card_path, read_card, read_cards, write_card
 from tvr_lightning.reproduce.runs.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
-from tvr_lightning.reproduce.runs.execute import RunOrder, StoreOrder, write_order
+from tvr_lightning.reproduce.runs.execute import RunTask, StoreTask, write_task
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Plan, PlannedRun
 from tvr_lightning.synthetic import synthesize
 
@@ -24,7 +24,7 @@ ERROR_LINES = 15
 # A card written on another machine may take a while to be seen on a shared disk.
 CARD_SECONDS = 30.0
 TRAINED_IN = "--model.init_args.encoder.init_args.trained_in"
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class RunnerError(UserError, RuntimeError):
@@ -97,7 +97,7 @@ def estimate(run: PlannedRun, cards: dict[str, Card]) -> float | None:
     return median(card.seconds for card in same if card.seconds) if same else None
 
 
-def carry_out(plan: Plan, folders: Folders, say: Say = print, engine: Engine | None = None) -> dict[str, Card]:
+def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | None = None) -> dict[str, Card]:
     """Make every open run of a plan and return all its cards.
 
     A run that fails leaves a card that says why; what needs its weights fails with it. Failed runs are made again by
@@ -106,42 +106,42 @@ def carry_out(plan: Plan, folders: Folders, say: Say = print, engine: Engine | N
     Args:
         plan: the runs.
         folders: where cards, checkpoints and logs go.
-        say: takes the lines of progress.
+        log: takes the lines of progress.
         engine: starts the processes; by default this machine, one run after another.
 
     Raises:
         CardError: a card in the folder cannot be used.
         RunnerError: another invocation makes runs in the same folder.
     """
-    with _alone(folders.out, say):
-        return _carry_out(plan, folders, say, engine)
+    with _locked(folders.out, log):
+        return _run_plan(plan, folders, log, engine)
 
 
 @contextmanager
-def _alone(out: Path, say: Say) -> Iterator[None]:
+def _locked(out: Path, log: Log) -> Iterator[None]:
     """Hold the folder: two invocations would write into each other's runs. The system drops the lock of the dead."""
     out.mkdir(parents=True, exist_ok=True)
     busy = RunnerError(f"another tvr reproduce works in {out}; wait for it, or give another --out")
-    with held(out / ".lock", busy, "start no second tvr reproduce in it", say):
+    with held(out / ".lock", busy, "start no second tvr reproduce in it", log):
         yield
 
 
-def _carry_out(plan: Plan, folders: Folders, say: Say, engine: Engine | None) -> dict[str, Card]:
+def _run_plan(plan: Plan, folders: Folders, log: Log, engine: Engine | None) -> dict[str, Card]:
     cards = read_cards(folders.cards)
     for key in cards.keys() & plan.runs.keys():
-        _claim(plan.runs[key], cards[key], folders)
+        _add_claims(plan.runs[key], cards[key], folders)
     todo = open_runs(plan, cards)
     fixture = plan.setting.fixture_videos
     if fixture is not None:
         for dataset in dict.fromkeys(run.dataset for run in todo):
-            write_fixture(dataset, plan.setting.root, fixture, say)
+            write_fixture(dataset, plan.setting.root, fixture, log)
     if engine is None:
         engine = CommandEngine() if fixture is None else ForkingEngine()
-    _Invocation(plan, folders, say, engine, cards, waiting=todo, total=len(todo)).make_all()
+    _Invocation(plan, folders, log, engine, cards, waiting=todo, total=len(todo)).run_all()
     return {key: card for key, card in cards.items() if key in plan.runs}
 
 
-def _claim(run: PlannedRun, card: Card, folders: Folders) -> None:
+def _add_claims(run: PlannedRun, card: Card, folders: Folders) -> None:
     """Have the card of an earlier invocation name the lines that the run stands for now: reports read cards alone."""
     claims = list(dict.fromkeys([*card.run["claims"], *run.claims]))
     if claims != card.run["claims"]:
@@ -155,7 +155,7 @@ class _Invocation:
 
     plan: Plan
     folders: Folders
-    say: Say
+    log: Log
     engine: Engine
     cards: dict[str, Card]
     waiting: list[PlannedRun]
@@ -163,17 +163,17 @@ class _Invocation:
     running: dict[str, tuple[PlannedRun, Job, float]] = field(default_factory=dict)
     started: int = 0
 
-    def make_all(self) -> None:
+    def run_all(self) -> None:
         """Start what may start, and take in what has ended, until nothing is left."""
         while self.waiting or self.running:
-            for run in [run for run in self.waiting if self._may_start(run)]:
+            for run in [run for run in self.waiting if self._is_ready(run)]:
                 if len(self.running) < self.engine.at_once:
                     self.waiting.remove(run)
                     self._guarded(run, self._start)
             for run, _, _ in list(self.running.values()):
-                self._guarded(run, self._take_in)
+                self._guarded(run, self._collect)
             if self.running:
-                time.sleep(self.engine.patience)
+                time.sleep(self.engine.poll_seconds)
 
     def _guarded(self, run: PlannedRun, step: Callable[[PlannedRun], None]) -> None:
         """Whatever goes wrong with a run is its card's error, and the others go on."""
@@ -182,41 +182,41 @@ class _Invocation:
             step(run)
         except Exception as error:  # noqa: BLE001  a queue that refuses, a full disk: the card says it
             self.running.pop(run.key, None)
-            self._ended(run, _failed(run, self.folders, f"{type(error).__name__}: {error}", began))
+            self._finish(run, _failed(run, self.folders, f"{type(error).__name__}: {error}", began))
 
-    def _take_in(self, run: PlannedRun) -> None:
+    def _collect(self, run: PlannedRun) -> None:
         _, job, began = self.running[run.key]
         status = job.status()
         if status is not None:
             del self.running[run.key]
-            self._ended(run, self._card(run, status, began))
+            self._finish(run, self._card(run, status, began))
 
-    def _may_start(self, run: PlannedRun) -> bool:
+    def _is_ready(self, run: PlannedRun) -> bool:
         open_keys = {waiting.key for waiting in self.waiting} | set(self.running)
         return not open_keys & {run.trained_by, run.encoder_from}
 
     def _start(self, run: PlannedRun) -> None:
         self.started += 1
         seed = "" if run.seed is None else f", seed {run.seed}"
-        self.say(f"[{self.started}/{self.total}] {run.name}{seed} ...")
+        self.log(f"[{self.started}/{self.total}] {run.name}{seed} ...")
         began = time.time()
         checkpoints = {}
         for name, key in (("weights", run.trained_by), ("encoder", run.encoder_from)):
             checkpoint, problem = self._checkpoint(name, key)
             if problem:
-                return self._ended(run, _failed(run, self.folders, problem, began))
+                return self._finish(run, _failed(run, self.folders, problem, began))
             checkpoints[name] = checkpoint
         problem = self._write_store(run, checkpoints["encoder"])
         if problem:
-            return self._ended(run, _failed(run, self.folders, problem, began))
+            return self._finish(run, _failed(run, self.folders, problem, began))
         folder = (self.folders.runs / run.key).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         arguments = arguments_of(run, folder, checkpoints["weights"], checkpoints["encoder"], self.folders)
         cards = self.folders.cards.absolute()
         if run.key in self.cards:  # of a failure, which is made good now
             card_path(cards, run.key).unlink(missing_ok=True)
-        order = RunOrder(run.plain(), arguments, str(cards), str(folder), self.engine.parent)
-        write_order(order, folder / "run.json")
+        task = RunTask(run.plain(), arguments, str(cards), str(folder), self.engine.parent)
+        write_task(task, folder / "run.json")
         self.running[run.key] = (run, self.engine.start(folder / "run.json"), began)
         return None
 
@@ -239,14 +239,14 @@ class _Invocation:
         finished = folder / "finished"
         if finished.is_file():
             return None
-        self.say(f"Storing the features of the shared encoder on {run.dataset}")
+        self.log(f"Storing the features of the shared encoder on {run.dataset}")
         store = self.plan.stores[run.store]
         overrides = [*store.overrides, f"{TRAINED_IN}={encoder}"]
-        order = StoreOrder(store.configs, overrides, str(folder / "features"), str(finished), self.engine.parent)
-        write_order(order, folder / "store.json")
+        task = StoreTask(store.configs, overrides, str(folder / "features"), str(finished), self.engine.parent)
+        write_task(task, folder / "store.json")
         job = self.engine.start(folder / "store.json")
         while (status := job.status()) is None:
-            time.sleep(self.engine.patience)
+            time.sleep(self.engine.poll_seconds)
         return f"its features could not be stored: {_tail(folder, status)}" if status else None
 
     def _card(self, run: PlannedRun, status: int, began: float) -> Card:
@@ -254,16 +254,16 @@ class _Invocation:
         path = card_path(self.folders.cards, run.key)
         deadline = time.monotonic() + CARD_SECONDS
         while status == 0 and not path.is_file() and time.monotonic() < deadline:
-            time.sleep(self.engine.patience)
+            time.sleep(self.engine.poll_seconds)
         if not path.is_file():
             return _failed(run, self.folders, _tail(self.folders.runs / run.key, status), began)
         return read_card(path)
 
-    def _ended(self, run: PlannedRun, card: Card) -> None:
+    def _finish(self, run: PlannedRun, card: Card) -> None:
         self.cards[run.key] = card
         left = [*self.waiting, *(other for other, _, _ in self.running.values())]
         remains = time_left(left, self.cards, self.engine.at_once)
-        self.say(f"[{self.total - len(left)}/{self.total}] {_outcome(card)}; {remains}")
+        self.log(f"[{self.total - len(left)}/{self.total}] {_outcome(card)}; {remains}")
 
 
 def _tail(folder: Path, status: int) -> str:
@@ -300,17 +300,17 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def write_fixture(dataset: str, root: Path, videos: int, say: Say = print) -> None:
+def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> None:
     """Write a synthetic dataset unless it is there as a whole.
 
     Args:
         dataset: layout, such as `msrvtt`.
         root: parent folder of the datasets.
         videos: how many.
-        say: takes the lines of progress.
+        log: takes the lines of progress.
     """
     if not (root / dataset).is_dir():
-        say(f"Writing the synthetic {dataset}: {videos} videos into {root}")
+        log(f"Writing the synthetic {dataset}: {videos} videos into {root}")
     synthesize(dataset, root, videos, FIXTURE_SEED, workers=os.cpu_count() or 1, progress=False)  # type: ignore[arg-type]
 
 

@@ -23,7 +23,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     picture_of,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import Material
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit
 from tvr_lightning.reproduce.report.render import render
 
 SHOWN_VIDEOS = 2
@@ -62,21 +62,21 @@ def stage_members(merging: PatchMerging, patches: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def measure_merging(material: Material) -> Arrays:
+def measure_merging(encoded: EncodedSplit) -> Arrays:
     """Return the stages of patch merging in the frames of some test videos.
 
     Args:
-        material: of a run whose `merging_of` is not None.
+        encoded: test split of a run whose `merging_of` is not None.
 
     Returns:
         `names` (K,) of the videos, `members` (K, S, F, P) int64, the merged patch of each patch after each of S stages,
         `left` (S,), patches per frame after each, `strips` (K, F, G CELL, G CELL, 3) uint8 where P is a square G x G,
         else (K, 0).
     """
-    module = material.module
+    module = encoded.module
     merging = merging_of(module)
     assert merging is not None
-    batch = next(iter(material.data.evaluation_dataloaders("test")[1]))[:SHOWN_VIDEOS].to(module.device)
+    batch = next(iter(encoded.data.evaluation_dataloaders("test")[1]))[:SHOWN_VIDEOS].to(module.device)
     patches = module.encoder.encode_video(batch.video, patches=True).patches
     assert patches is not None
     videos, frames, count = patches.shape[:3]
@@ -85,8 +85,8 @@ def measure_merging(material: Material) -> Arrays:
     grid = math.isqrt(count)
     strips = np.zeros((videos, 0), dtype=np.uint8)
     if grid * grid == count:
-        rows = [int(torch.nonzero(material.video_index == index)) for index in batch.index.cpu()]
-        strips = np.stack([material.strip(row, frames=frames, size=grid * CELL) for row in rows])
+        rows = [int(torch.nonzero(encoded.video_index == index)) for index in batch.index.cpu()]
+        strips = np.stack([encoded.strip(row, frames=frames, size=grid * CELL) for row in rows])
     return {
         "names": np.array(batch.video_id),
         "members": members.cpu().numpy(),
@@ -138,14 +138,14 @@ def _merged(strip: np.ndarray, members: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def measure_unmatched(material: Material) -> Arrays:
+def measure_unmatched(encoded: EncodedSplit) -> Arrays:
     """Return how many frames match no word of their own caption better than words of others.
 
     A frame's match with a caption is its largest cosine with one of the words (SOT, EOT and padding left out). It is
     unmatched where that is below the mean of its matches with the other captions. The paper does not say how it counts.
 
     Args:
-        material: of the run; methods whose features have no words are left out.
+        encoded: test split of the run; methods whose features have no words are left out.
 
     Returns:
         `edges` (41,) and `histogram` (40,) of the frames' margin, own match minus mean of the others, and the
@@ -154,7 +154,7 @@ def measure_unmatched(material: Material) -> Arrays:
     Raises:
         NotDrawnError: fewer than two captions have words.
     """
-    text, video = material.paired()
+    text, video = encoded.paired()
     words, frames = unit(text.words), unit(video.frames)
     position = torch.arange(words.shape[1], device=words.device)
     length = text.word_mask.sum(1, keepdim=True)

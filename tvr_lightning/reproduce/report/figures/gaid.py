@@ -19,7 +19,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     picture_of,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import STRIP_SIZE, Material
+from tvr_lightning.reproduce.report.figures.test_split import STRIP_SIZE, EncodedSplit
 from tvr_lightning.reproduce.report.render import render
 
 COLUMNS = 240
@@ -33,61 +33,61 @@ def gated(module: RetrievalModule) -> GAID | None:
 
 
 @torch.no_grad()
-def measure_gate(material: Material) -> Arrays:
+def measure_gate(encoded: EncodedSplit) -> Arrays:
     """Return the gate of matching pairs, and the sound of the two that listen most and least.
 
     Args:
-        material: of a run whose `gated` is not None.
+        encoded: test split of a run whose `gated` is not None.
 
     Returns:
         `edges`, `histogram` of the weights of all frames that have sound; scalars `mean` and, over frames without
         sound, `silent_mean` (NaN where there are none); for the two pairs `captions`, `weights` (2, F), `times`
         (2, F) seconds, `durations` (2,), `low`, `high` (2, COLUMNS) of the waveform, `strips` (2, F, S, S, 3).
     """
-    method = gated(material.module)
+    method = gated(encoded.module)
     assert method is not None
     assert method.head.gate is not None
-    text, video = material.paired()
+    text, video = encoded.paired()
     logits = method.head.gate.of_video(video) + method.head.gate.of_text(text.sentence).unsqueeze(1)
     frames = video.frames.shape[1]
     weights = logits.sigmoid().mean(-1).expand(-1, frames)  # (B, F); a token gate by its mean over dimensions
     assert video.audio_mask is not None
-    heard = (video.audio_mask & video.frame_mask).cpu()
+    sounding = (video.audio_mask & video.frame_mask).cpu()
     silent = (~video.audio_mask & video.frame_mask).cpu()
     weights = weights.cpu()
     edges = np.linspace(0, 1, 41)
     arrays: Arrays = {
         "edges": edges,
-        "histogram": np.histogram(weights[heard].numpy(), edges)[0] / max(int(heard.sum()), 1),
-        "mean": np.array(float(weights[heard].mean())),
+        "histogram": np.histogram(weights[sounding].numpy(), edges)[0] / max(int(sounding.sum()), 1),
+        "mean": np.array(float(weights[sounding].mean())),
         "silent_mean": np.array(float(weights[silent].mean())),
     }
-    mean = (weights * heard).sum(1) / heard.sum(1).clamp(min=1)
-    mean = mean.masked_fill(~heard.any(1), torch.nan)
+    mean = (weights * sounding).sum(1) / sounding.sum(1).clamp(min=1)
+    mean = mean.masked_fill(~sounding.any(1), torch.nan)
     audible = torch.nonzero(~mean.isnan()).flatten()
     if len(audible):
         order = audible[mean[audible].argsort(descending=True)]
-        arrays |= _examples(material, [int(order[0]), int(order[-1])], weights.numpy())
+        arrays |= _examples(encoded, [int(order[0]), int(order[-1])], weights.numpy())
     return arrays
 
 
-def _examples(material: Material, rows: list[int], weights: np.ndarray) -> Arrays:
+def _examples(encoded: EncodedSplit, rows: list[int], weights: np.ndarray) -> Arrays:
     found: dict[str, list] = {
         name: [] for name in ("captions", "weights", "times", "durations", "low", "high", "strips")
     }
     for row in rows:
-        text, video = material.pairs[row].tolist()
-        record = material.split.videos[int(material.video_index[video])]
+        text, video = encoded.pairs[row].tolist()
+        record = encoded.split.videos[int(encoded.video_index[video])]
         clip = read_clip(
             record.path,
             frames=weights.shape[1],
             image_size=STRIP_SIZE,
-            sampling=material.data.sampling,
+            sampling=encoded.data.sampling,
             span=record.span,
         )
         track = read_audio(record.path, span=record.span)
         columns = np.array_split(track.waveform, COLUMNS)
-        found["captions"].append(material.caption(text))
+        found["captions"].append(encoded.caption(text))
         found["weights"].append(weights[row])
         found["times"].append(clip.timestamps.numpy() - (record.span[0] if record.span else 0.0))
         found["durations"].append(len(track.waveform) / track.rate)

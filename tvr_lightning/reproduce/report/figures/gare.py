@@ -25,7 +25,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import Material
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit
 
 BINS = 40
 MOST_GRADIENTS = 64
@@ -49,19 +49,19 @@ def gare_of(module: RetrievalModule) -> GARE | None:
 
 
 @torch.no_grad()
-def measure_geometry(material: Material) -> Arrays:
+def measure_geometry(encoded: EncodedSplit) -> Arrays:
     """Return histograms of what Figs. 3 and 8 show, over matching pairs and over all others.
 
     Args:
-        material: of a run whose `gare_of` is not None.
+        encoded: test split of a run whose `gare_of` is not None.
 
     Returns:
         For each quantity its `<name>.edges` (BINS + 1,), which those of one panel share, `<name>.positive` and
         `<name>.negative` (BINS,) shares, and the scalars `<name>.positive_mean` and `<name>.negative_mean`.
     """
-    method = gare_of(material.module)
+    method = gare_of(encoded.module)
     assert method is not None
-    text, video = material.paired()
+    text, video = encoded.paired()
     own = torch.eye(len(text), dtype=torch.bool)
     arrays: Arrays = {}
     found = {name: values.double().cpu() for name, values in method.head.geometry(text, video).items()}
@@ -114,7 +114,7 @@ def draw_geometry(arrays: Arrays, key: str) -> list[Chart]:
     ]
 
 
-def measure_gradients(material: Material) -> Arrays:
+def measure_gradients(encoded: EncodedSplit) -> Arrays:
     """Return the gradients of text-to-video InfoNCE on the anchors and on their corrected texts, by dimension.
 
     The pooled videos are held constant. `anchor` is what reaches t_i through the corrected texts of all its pairs with
@@ -122,15 +122,15 @@ def measure_gradients(material: Material) -> Arrays:
     corrected text of the matching pair and, added up, of the others; `plain_*` are the same without increments.
 
     Args:
-        material: of a run whose `gare_of` is not None.
+        encoded: test split of a run whose `gare_of` is not None.
 
     Returns:
         For each of them `<name>.mean` and `<name>.deviation` (D,) over texts, and the scalar `<name>.size`, the mean
         length of the gradient.
     """
-    method = gare_of(material.module)
+    method = gare_of(encoded.module)
     assert method is not None
-    text, video = _batch(material)
+    text, video = _batch(encoded)
     scale = method.temperature().detach()
     head = method.head
     sentence = text.sentence.detach().clone().requires_grad_(True)
@@ -158,8 +158,8 @@ def measure_gradients(material: Material) -> Arrays:
     return arrays
 
 
-def _batch(material: Material) -> tuple[TextFeatures, VideoFeatures]:
-    text, video = material.paired()
+def _batch(encoded: EncodedSplit) -> tuple[TextFeatures, VideoFeatures]:
+    text, video = encoded.paired()
     return text[:MOST_GRADIENTS], video[:MOST_GRADIENTS]
 
 
@@ -222,22 +222,22 @@ def draw_gradients(arrays: Arrays, key: str) -> list[Chart]:
     ]
 
 
-def measure_steps(material: Material) -> Arrays:
+def measure_steps(encoded: EncodedSplit) -> Arrays:
     """Return how far AdamW's steps of the increments are from the analytic step, |eta - alpha| (Eq. 43).
 
     A copy of psi goes on for a few steps on one batch of matching pairs at the recipe's rate. eta is the length of an
     increment's change in a step; alpha comes from Eq. 41 with the longest increment of the text as radius.
 
     Args:
-        material: of a run whose `gare_of` is not None.
+        encoded: test split of a run whose `gare_of` is not None.
 
     Returns:
         `positive` and `negative` (STEPS,), means over matching and other pairs; NaN where there are none. Pairs whose
         gradient has vanished in floating point have no analytic step and are left out.
     """
-    method = gare_of(material.module)
+    method = gare_of(encoded.module)
     assert method is not None
-    text, video = _batch(material)
+    text, video = _batch(encoded)
     rows = torch.arange(len(text), device=text.sentence.device)
     pairs = PairedFeatures(text.detach(), video.detach(), rows, rows)
     trained = copy.deepcopy(method.head)

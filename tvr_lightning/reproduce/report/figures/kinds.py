@@ -63,7 +63,7 @@ from tvr_lightning.reproduce.report.figures.tcmgc import (
     measure_contrasts,
     tcmgc_of,
 )
-from tvr_lightning.reproduce.report.figures.test_split import Material, load_material
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, encode_run
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.reproduce.runs.fingerprint import digest
 
@@ -82,14 +82,14 @@ class FigureKind:
     Attributes:
         name: of its arrays.
         title: of its chart where it is not drawn.
-        measure: from a run's material to arrays.
+        measure: from a run's encoded test split to arrays.
         draw: from the arrays to charts; told the card's key.
         applies: whether a method has such a figure.
     """
 
     name: str
     title: str
-    measure: Callable[[Material], Arrays]
+    measure: Callable[[EncodedSplit], Arrays]
     draw: Callable[[Arrays, str], list[Chart]]
     applies: Callable[[RetrievalModule], bool] = lambda module: True
 
@@ -144,12 +144,12 @@ def figures_of(card: Card, folder: Path, kinds: Sequence[FigureKind] = KINDS) ->
         found = _read(path)
         if int(found.get("version", -1)) == VERSION and str(found.get("results")) == results:
             return found
-    material = load_material(card, folder.parent / "cards")
+    encoded = encode_run(card, folder.parent / "cards")
     arrays = {
         "version": np.array(VERSION),
         "results": np.array(results),
         **measure_curves(card),
-        **measure(material, kinds),
+        **measure(encoded, kinds),
     }
     folder.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".partial")
@@ -159,11 +159,11 @@ def figures_of(card: Card, folder: Path, kinds: Sequence[FigureKind] = KINDS) ->
     return arrays
 
 
-def measure(material: Material, kinds: Sequence[FigureKind] = KINDS) -> Arrays:
+def measure(encoded: EncodedSplit, kinds: Sequence[FigureKind] = KINDS) -> Arrays:
     """Measure every figure that a method has; one that fails leaves its reason and no other out.
 
     Args:
-        material: of a run.
+        encoded: test split of a run.
         kinds: of figures.
 
     Returns:
@@ -171,10 +171,10 @@ def measure(material: Material, kinds: Sequence[FigureKind] = KINDS) -> Arrays:
     """
     arrays: Arrays = {}
     for kind in kinds:
-        if not kind.applies(material.module):
+        if not kind.applies(encoded.module):
             continue
         try:
-            own = {name: np.asarray(value) for name, value in kind.measure(material).items()}
+            own = {name: np.asarray(value) for name, value in kind.measure(encoded).items()}
         except NotDrawnError as error:
             own = {"missing": np.array(str(error))}
         except FAILURES as error:

@@ -24,7 +24,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import Material
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit
 
 LEAST_POINTS = 4
 MOST_MASS = 5
@@ -34,11 +34,11 @@ TSNE_STEPS = 500
 _DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 
 
-def measure_balance(material: Material) -> Arrays:
+def measure_balance(encoded: EncodedSplit) -> Arrays:
     """Return retrieval mass and error rates of both directions, before post-processing.
 
     Args:
-        material: of the run.
+        encoded: test split of the run.
 
     Returns:
         For t2v and v2t: `<direction>.mass` (G,) relative to its share, `<direction>.edges`, `.items`,
@@ -46,26 +46,26 @@ def measure_balance(material: Material) -> Arrays:
         normalises scores by its queues or the test set, `normalized.<direction>.mass` and `.error` too, and where it
         does so by anything else `normalized.missing`, why they are not measured.
     """
-    source = MatrixSource(material.similarity.double())
+    source = MatrixSource(encoded.similarity.double())
     videos = torch.arange(source.gallery)
-    temperature = material.module.score_temperature()
+    temperature = encoded.module.score_temperature()
     arrays: Arrays = {}
     for name, scores, queries, gallery in (
-        ("t2v", source, material.matching, videos),
-        ("v2t", TransposedSource(source), videos, material.matching),
+        ("t2v", source, encoded.matching, videos),
+        ("v2t", TransposedSource(source), videos, encoded.matching),
     ):
         found: Balance = balance(scores, temperature, queries, gallery)
         arrays[f"{name}.mass"] = (found.mass / found.share).numpy()
         arrays[f"{name}.error"] = np.array(found.error)
         for field in ("edges", "items", "false_negative", "false_positive"):
             arrays[f"{name}.{field}"] = getattr(found.rates, field).numpy()
-    return arrays | _normalized(material)
+    return arrays | _normalized(encoded)
 
 
 @torch.no_grad()
-def _normalized(material: Material) -> Arrays:
+def _normalized(encoded: EncodedSplit) -> Arrays:
     """Mass and error behind the run's score normalisation; nothing without one."""
-    module = material.module
+    module = encoded.module
     normalizer = module.evaluation_config.normalization
     if normalizer is None:
         return {}
@@ -78,10 +78,8 @@ def _normalized(material: Material) -> Arrays:
             return {"normalized.missing": np.array("the queues of training queries are empty")}
         bank = module.bank()
     evaluator = Evaluator(module.score, temperature=module.score_temperature(), measure_balance=True)
-    index = (material.text_index, material.video_index)
-    evaluation = evaluator.evaluate(
-        material.texts, index[0], material.videos, index[1], material.truth, normalizer, bank
-    )
+    index = (encoded.text_index, encoded.video_index)
+    evaluation = evaluator.evaluate(encoded.texts, index[0], encoded.videos, index[1], encoded.truth, normalizer, bank)
     arrays: Arrays = {}
     directions: tuple[tuple[str, Direction], ...] = (("t2v", "text-to-video"), ("v2t", "video-to-text"))
     for name, direction in directions:
@@ -148,25 +146,25 @@ def _counted(mass: np.ndarray, bins: np.ndarray) -> np.ndarray:
     return np.histogram(np.minimum(mass, bins[-1]), bins)[0]
 
 
-def sentence_and_video(material: Material) -> tuple[Tensor, Tensor]:
+def sentence_and_video(encoded: EncodedSplit) -> tuple[Tensor, Tensor]:
     """Return unit vectors (B, D) of the texts and of the mean frames of the matching pairs."""
-    text, video = material.paired()
+    text, video = encoded.paired()
     return unit(text.sentence).cpu(), unit(masked_mean(unit(video.frames), video.frame_mask)).cpu()
 
 
 @torch.no_grad()
-def measure_modalities(material: Material) -> Arrays:
+def measure_modalities(encoded: EncodedSplit) -> Arrays:
     """Return where the two modalities lie: mean similarities within and between them, modal means, and a t-SNE map.
 
     Args:
-        material: of the run.
+        encoded: test split of the run.
 
     Returns:
         Scalars `text_text`, `video_video` (different items), `text_video` (pairs that do not match), `matching`,
         `mean_distance` between the modal means and their lengths `text_mean`, `video_mean`; and, where there are
         enough items, `map` (2, B, 2): texts and videos in the plane.
     """
-    text, video = sentence_and_video(material)
+    text, video = sentence_and_video(encoded)
     count = len(text)
     others = ~torch.eye(count, dtype=torch.bool)
 

@@ -16,27 +16,27 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     picture_of,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import Material
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit
 from tvr_lightning.reproduce.report.render import render
 
 BINS = 60
 SHEET_QUERIES, SHEET_VIDEOS = 4, 3
 
 
-def measure_similarity(material: Material) -> Arrays:
+def measure_similarity(encoded: EncodedSplit) -> Arrays:
     """Return histograms and means of the scores of matching pairs and of all others.
 
     Args:
-        material: of the run.
+        encoded: test split of the run.
 
     Returns:
         `edges` (BINS + 1,), `positive` and `negative` (BINS,) shares that add up to 1, and the scalars
         `positive_mean`, `negative_mean` and `overlap`, the chance in percent that another pair outscores a matching
         one, ties counted half.
     """
-    scores = material.similarity
+    scores = encoded.similarity
     own = torch.zeros_like(scores, dtype=torch.bool)
-    own[torch.arange(len(scores)), material.matching] = True
+    own[torch.arange(len(scores)), encoded.matching] = True
     positive, negative = scores[own].double(), scores[~own].double()
     edges = np.linspace(float(scores.min()), float(scores.max()) + 1e-6, BINS + 1)
     above = np.sort(negative.numpy())
@@ -83,36 +83,36 @@ def draw_similarity(arrays: Arrays, key: str) -> list[Chart]:
     ]
 
 
-def measure_sheet(material: Material) -> Arrays:
+def measure_sheet(encoded: EncodedSplit) -> Arrays:
     """Return pictures of the best videos of some queries, and of each query's own video.
 
     Queries are spread evenly from the best found to the worst by the ranks of the run's card, so that the sheet shows
     failures as they come. The best videos are those of the scores before post-processing.
 
     Args:
-        material: of the run.
+        encoded: test split of the run.
 
     Returns:
         `captions` and `names` as text, `score` and `correct` (Q, 1 + K), `rank` (Q,) expected rank of the own video
         from 1, `strips` (Q, 1 + K, F, S, S, 3) uint8: the own video first, then the K best; `post_processing`, what
         the ranks went through, empty for nothing.
     """
-    scores, matching = material.similarity, material.matching
-    rank = material.ranks if material.ranks is not None else text_to_video_ranks(scores, matching).expected()
+    scores, matching = encoded.similarity, encoded.matching
+    rank = encoded.ranks if encoded.ranks is not None else text_to_video_ranks(scores, matching).expected()
     order = torch.argsort(rank, stable=True)
     places = np.linspace(0, len(order) - 1, min(SHEET_QUERIES, len(order))).round().astype(int)
     queries = order[torch.as_tensor(places)]
     best = scores[queries].topk(min(SHEET_VIDEOS, scores.shape[1])).indices
     shown = torch.cat([matching[queries].unsqueeze(1), best], dim=1)
-    strips = {video: material.strip(video) for video in sorted(set(shown.flatten().tolist()))}
-    ids = [material.split.videos[int(place)].video_id for place in material.video_index]
+    strips = {video: encoded.strip(video) for video in sorted(set(shown.flatten().tolist()))}
+    ids = [encoded.split.videos[int(place)].video_id for place in encoded.video_index]
     return {
-        "captions": np.array([material.caption(int(query)) for query in queries]),
+        "captions": np.array([encoded.caption(int(query)) for query in queries]),
         "names": np.array([[ids[int(video)] for video in row] for row in shown]),
         "score": np.take_along_axis(scores[queries].numpy(), shown.numpy(), axis=1),
         "correct": (shown == matching[queries].unsqueeze(1)).numpy(),
         "rank": rank[queries].double().numpy(),
-        "post_processing": np.array(material.post_processing or ""),
+        "post_processing": np.array(encoded.post_processing or ""),
         "strips": np.stack([np.stack([strips[int(video)] for video in row]) for row in shown]),
     }
 

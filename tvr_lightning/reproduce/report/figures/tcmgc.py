@@ -20,7 +20,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import Material
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit
 from tvr_lightning.reproduce.report.render import render
 
 TITLE = "Attention of sentence and words over frames"
@@ -42,20 +42,20 @@ def attends(module: RetrievalModule) -> bool:
 
 
 @torch.no_grad()
-def measure_contrasts(material: Material) -> Arrays:
+def measure_contrasts(encoded: EncodedSplit) -> Arrays:
     """Return the contrasts' scores of matching pairs, and the weights of their aggregation.
 
     Args:
-        material: of a run of TC-MGC.
+        encoded: test split of a run of TC-MGC.
 
     Returns:
         `names` (G,) of the contrasts, `scores` and `softmax` (G, B): cosines and their softmax at the scale that LSA
         reads; `lsa` (G, B) where the run has LSA; scalars `spread`, the mean deviation of a pair's scores over the
         contrasts, and `regularization`, the weight of SDR in training.
     """
-    method = tcmgc_of(material.module)
+    method = tcmgc_of(encoded.module)
     assert method is not None
-    text, video = material.paired()
+    text, video = encoded.paired()
     found = method.score(text, video)
     own = torch.arange(len(text), device=found.similarity.device)
     scores = torch.stack([part[own, own] for part in found.parts.values()])
@@ -119,45 +119,45 @@ def boxes(axis: Axes, values: np.ndarray, names: Sequence[str]) -> None:
 
 
 @torch.no_grad()
-def measure_attention(material: Material) -> Arrays:
+def measure_attention(encoded: EncodedSplit) -> Arrays:
     """Return how sentence and words attend to the frames of their own videos.
 
     Args:
-        material: of a run whose `attends` is true.
+        encoded: test split of a run whose `attends` is true.
 
     Returns:
         `captions` (K,), `words` (K, 1 + W) as text, the sentence first, empty where padded; `weights` (K, 1 + W, F),
         averaged over heads; `strips` (K, F, S, S, 3) uint8.
     """
-    method = tcmgc_of(material.module)
+    method = tcmgc_of(encoded.module)
     assert method is not None
     assert method.head.attention is not None
     attention = method.head.attention
-    pairs = material.pairs[torch.linspace(0, len(material.pairs) - 1, min(ATTENDED, len(material.pairs))).long()]
+    pairs = encoded.pairs[torch.linspace(0, len(encoded.pairs) - 1, min(ATTENDED, len(encoded.pairs))).long()]
     words, weights, strips = [], [], []
     for text_row, video_row in pairs.tolist():
-        text = material.texts[[text_row]]
-        video = material.videos[[video_row]]
+        text = encoded.texts[[text_row]]
+        video = encoded.videos[[video_row]]
         asked = attention.queries(torch.cat([text.sentence.unsqueeze(1), text.words], dim=1))
         mask = video.frame_mask if method.head.config.mask_frames else None
         found = attention.frame_weights(DensePairVectors.from_texts(asked, videos=1), video.frames, mask)
         found = found[0, :, 0].unflatten(0, (attention.heads, -1)).mean(0).T  # (1 + W, F)
-        pieces = _pieces(material, text_row, text.words.shape[1])
+        pieces = _pieces(encoded, text_row, text.words.shape[1])
         words.append([*pieces, *[""] * (len(found) - len(pieces))])
         weights.append(found.cpu().numpy())
-        strips.append(material.strip(video_row, frames=video.frames.shape[1]))
+        strips.append(encoded.strip(video_row, frames=video.frames.shape[1]))
     return {
-        "captions": np.array([material.caption(text) for text, _ in pairs.tolist()]),
+        "captions": np.array([encoded.caption(text) for text, _ in pairs.tolist()]),
         "words": np.array(words),
         "weights": np.stack(weights),
         "strips": np.stack(strips),
     }
 
 
-def _pieces(material: Material, text: int, words: int) -> list[str]:
-    encoder = material.module.encoder
+def _pieces(encoded: EncodedSplit, text: int, words: int) -> list[str]:
+    encoder = encoded.module.encoder
     if isinstance(encoder, OpenClipEncoder):
-        return ["sentence", *encoder.tokenizer.pieces(material.caption(text), words)]
+        return ["sentence", *encoder.tokenizer.pieces(encoded.caption(text), words)]
     return ["sentence", *[f"word {place}" for place in range(1, words + 1)]]
 
 

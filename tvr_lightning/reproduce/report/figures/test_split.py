@@ -38,7 +38,7 @@ STRIP_FRAMES, STRIP_SIZE = 4, 72
 
 
 @dataclass
-class Material:
+class EncodedSplit:
     """A run's test split as its weights see it.
 
     Attributes:
@@ -84,7 +84,7 @@ class Material:
         return clip.pixels.permute(0, 2, 3, 1).numpy()
 
 
-def load_material(card: Card, cards: Path) -> Material:
+def encode_run(card: Card, cards: Path) -> EncodedSplit:
     """Rebuild a run from its card and encode its test split.
 
     Args:
@@ -103,12 +103,12 @@ def load_material(card: Card, cards: Path) -> Material:
     module.on_load_checkpoint(saved)
     module.load_state_dict(saved["state_dict"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    material = encode_test_split(module.to(device).eval(), data)
-    material.post_processing = results["post_processing"]
+    encoded = encode_test_split(module.to(device).eval(), data)
+    encoded.post_processing = results["post_processing"]
     ranks, _ = read_ranks(card.key, cards, "text_to_video")
-    if torch.equal(ranks.index, material.text_index):  # else the run left texts out, and its ranks are of others
-        material.ranks = ranks.expected().double()
-    return material
+    if torch.equal(ranks.index, encoded.text_index):  # else the run left texts out, and its ranks are of others
+        encoded.ranks = ranks.expected().double()
+    return encoded
 
 
 def _rebuilt(config: dict[str, object]) -> tuple[RetrievalModule, TextVideoDataModule]:
@@ -122,7 +122,7 @@ def _rebuilt(config: dict[str, object]) -> tuple[RetrievalModule, TextVideoDataM
 
 
 @torch.no_grad()
-def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Material:
+def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> EncodedSplit:
     """Encode the test split and score all its pairs, (N, M) on the CPU.
 
     Args:
@@ -164,7 +164,7 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Mat
     )
     for block in source.blocks():
         similarity[block.rows, block.columns] = block.values.float().cpu()
-    return Material(
+    return EncodedSplit(
         module, data, data.load_split("test"), truth, text_features, video_features, text_index, video_index,
         similarity, matching, _matching_pairs(matching),
     )  # fmt: skip
