@@ -83,7 +83,8 @@ def run_reproduce(
 
     cards = run_plan(plan, folders, log, starts)
     for table in plan.tables:
-        for path in write_tables([view_table(table, plan, cards, folders.cards)], folders.tables / table.name):
+        made = {name: [(run, cards.get(run.key)) for run in runs] for name, runs in plan.runs_of(table).items()}
+        for path in write_tables([view_table(table, made, folders.cards)], folders.tables / table.name):
             console.print(f"Wrote {path}", markup=False)
     return 1 if any(card.status == "failed" for card in cards.values()) else 0
 
@@ -103,7 +104,7 @@ def plan_lines(plan: Plan, cards: dict[str, Card]) -> list[str]:
         seed = "" if run.seed is None else f", seed {run.seed}"
         also = f" (also {', '.join(run.claims[1:])})" if len(run.claims) > 1 else ""
         lines.append(
-            f"{state:8s} {run.verb:4s} {run.claims[0] if run.claims else run.name}{also} on {run.dataset}{seed}{about}"
+            f"{state:8s} {run.verb:7s} {run.claims[0] if run.claims else run.name}{also} on {run.dataset}{seed}{about}"
         )
     return [*lines, time_left(open_runs(plan, cards), cards)]
 

@@ -447,17 +447,3 @@ def test_runs_without_an_overlay_are_compared(tmp_path):
     make_card(plan.runs[key], tmp_path / "cards", 1.0)
     (view,) = views_of(read_folder(tmp_path), tmp_path, RECIPES)
     assert view.comparable
-
-
-def test_cards_that_do_not_say_what_lay_on_top_are_judged_by_their_recipes(tmp_path):
-    overlay = tmp_path / "short.yaml"
-    overlay.write_text("trainer: {max_epochs: 1}\n")
-    plan = make_plan([load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, overlay=overlay))
-    (key,) = plan.chosen["gare-1/gare"]
-    make_card(plan.runs[key], tmp_path / "cards", 1.0)
-    path = tmp_path / "cards" / f"{key}.json"
-    card = json.loads(path.read_text())
-    del card["run"]["overlay"]
-    path.write_text(json.dumps(card))
-    (view,) = views_of(read_folder(tmp_path), tmp_path, RECIPES)
-    assert not view.comparable

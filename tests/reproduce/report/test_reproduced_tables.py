@@ -30,7 +30,11 @@ def view(tmp_path, qualities=QUALITIES, name="gare-1", **changes):
     for run, quality in qualities.items():
         for place, key in enumerate(plan.chosen[f"{name}/{run}"]):
             made[key] = make_card(plan.runs[key], folder, quality + 0.3 * place)
-    return view_table(table, plan, made, folder), made
+    return view_table(table, with_cards(plan.runs_of(table), made), folder), made
+
+
+def with_cards(runs, cards):
+    return {name: [(run, cards.get(run.key)) for run in found] for name, found in runs.items()}
 
 
 def test_every_measured_number_is_found_in_a_card(tmp_path):
@@ -89,7 +93,7 @@ def test_a_failed_run_is_a_note_and_not_a_lost_table(tmp_path):
     plan = make_plan([table], setting)
     (key,) = plan.chosen["gare-1/gare"]
     card = make_card(plan.runs[key], tmp_path, 2.0, status="failed", results=None, error="exit status 1\nout of memory")
-    text = markdown(view_table(table, plan, {key: card}, tmp_path))
+    text = markdown(view_table(table, with_cards(plan.runs_of(table), {key: card}), tmp_path))
     assert "Run gare FAILED" in text
     assert "out of memory" in text
     assert "| gare | - | failed |" in text

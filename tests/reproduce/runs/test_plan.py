@@ -42,7 +42,7 @@ def test_every_run_takes_the_synthetic_dataset_of_its_own_layout(setting):
     made = plan(setting, "gare-1", "ncl-1", "gaid-1")
     assert {made.runs[made.chosen["ncl-1/ncl"][0]].dataset} == {"activitynet"}
     assert made.runs[made.chosen["gaid-1/gaid-didemo"][0]].dataset == "didemo"
-    assert set(made.datasets()) == {"msrvtt", "activitynet", "didemo"}
+    assert {run.dataset for run in made.runs.values()} == {"msrvtt", "activitynet", "didemo"}
 
 
 def test_seeds_overlays_data_and_settings_change_the_key(setting, tmp_path):
@@ -161,17 +161,19 @@ def test_runs_that_share_an_encoder_name_the_run_that_trains_it(setting):
         if run is not shared:
             assert run.encoder_from == shared.key
             assert any(path.endswith("fixture-shared.yaml") for path in run.configs)
-    assert made.stores == {}
+    assert {run.verb for run in made.runs.values()} == {"fit", "test"}
 
 
 def test_stored_features_are_one_store_per_dataset_without_further_backbones(setting):
     made = plan(replace(setting, share="features"), "gare-1", "gaid-1")
-    assert {store.dataset for store in made.stores.values()} == {"msrvtt", "didemo"}
+    assert [run.dataset for run in made.runs.values() if run.verb == "extract"] == ["msrvtt", "didemo"]
     assert "gaid-1/gaid" in made.chosen
     assert "gaid-1/gaid-b16" not in made.chosen
     (key,) = made.chosen["gaid-1/gaid"]
-    store = made.stores[made.runs[key].store]
+    store = made.runs[made.runs[key].store]
     assert store.encoder_from == made.runs[key].encoder_from
+    assert store.claims == []
+    assert list(made.runs).index(store.encoder_from) < list(made.runs).index(store.key) < list(made.runs).index(key)
     assert key not in plan(setting, "gaid-1").runs
 
 

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,16 +18,16 @@ from tvr_lightning.cli import Verb, verb_parser
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.report.cells import view_table
 from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
-from tvr_lightning.reproduce.runs.card import read_cards, read_ranks
+from tvr_lightning.reproduce.runs.card import card_path, read_cards, read_ranks
 from tvr_lightning.reproduce.runs.engines import ForkingEngine, SlurmEngine, SlurmOptions
 from tvr_lightning.reproduce.runs.execute import (
     RunTask,
-    StoreTask,
     execute,
     read_task,
     run_task_logged,
     write_task,
 )
+from tvr_lightning.reproduce.runs.fingerprint import config_fingerprint
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import Folders, RunnerError, duration, open_runs, run_plan, time_left
 from tvr_lightning.reproduce.tables import load_table
@@ -89,19 +90,26 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
     plan = make_plan([load_table("gaid-1", RECIPES)], setting, ["clip4clip", "gaid"])
     folders, said = Folders(tmp_path / "out"), []
     cards = run_plan(plan, folders, said.append)
-    assert [card.status for card in cards.values()] == ["finished"] * 3, [card.error for card in cards.values()]
-    assert sum(line.startswith("Storing the features") for line in said) == 1
-    (shared,) = (card for card in cards.values() if card.name == "shared/encoder")
+    assert [card.status for card in cards.values()] == ["finished"] * 4, [card.error for card in cards.values()]
+    shared, stored, *heads = cards.values()
+    assert [card.name for card in (shared, stored)] == ["shared/encoder", "shared/features-msrvtt"]
+    assert (stored.run["verb"], stored.run["encoder_from"]) == ("extract", shared.key)
+    assert stored.results["written"]["frames"] == stored.results["written"]["audio"] == VIDEOS
+    assert sum("features stored in" in line for line in said) == 1
     weights = torch.load(shared.checkpoint, weights_only=True)["state_dict"]
-    for card in cards.values():
-        if card is not shared:
-            assert card.run["encoder_from"] == shared.key
-            own = torch.load(card.checkpoint, weights_only=True)["state_dict"]
-            for name, value in weights.items():
-                if name.startswith("encoder."):
-                    assert torch.equal(own[name], value)
-    view = view_table(plan.tables[0], plan, cards, folders.cards)
+    for card in heads:
+        assert (card.run["encoder_from"], card.run["store"]) == (shared.key, stored.key)
+        own = torch.load(card.checkpoint, weights_only=True)["state_dict"]
+        for name, value in weights.items():
+            if name.startswith("encoder."):
+                assert torch.equal(own[name], value)
+    runs = {name: [(run, cards[run.key]) for run in made] for name, made in plan.runs_of(plan.tables[0]).items()}
+    view = view_table(plan.tables[0], runs, folders.cards)
     assert any("Heads train for 1 epochs on the stored features" in note for note in view.notes)
+    shutil.rmtree(stored.features)
+    card_path(folders.cards, heads[0].key).unlink()
+    again = run_plan(plan, folders, said.append)[heads[0].key]
+    assert again.error == f"the features {stored.features} are gone; delete the card of their run as well"
 
 
 def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
@@ -116,31 +124,38 @@ def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
     assert not task.with_name("job.txt").exists()
 
 
+def outdated(folder):
+    """A task of another version of the code."""
+    run = {"name": "table/run", "configs": [], "settings": {}}
+    fingerprints = {"config": config_fingerprint([], {}), "code": "another"}
+    return RunTask(run | {"fingerprints": fingerprints}, [], str(folder / "cards"), str(folder))
+
+
 def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_path):
     engine = SlurmEngine(SlurmOptions(), tmp_path / "jobs", cluster="local")
     task = tmp_path / "run" / "run.json"
-    write_task(StoreTask(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), task)
+    write_task(outdated(tmp_path), task)
     task.with_name("job.txt").write_text("12345678")
     job = engine.start(task)
     assert task.with_name("job.txt").read_text() == job.job.job_id != "12345678"
     while job.status() is None:
         time.sleep(0.2)
     assert job.status() == 1
-    assert "absent.yaml" in task.with_name("log.txt").read_text()
+    assert "changed after the run was planned" in task.with_name("log.txt").read_text()
     assert not task.with_name("job.txt").exists()
 
 
 def test_the_processes_of_a_job_write_into_one_log(tmp_path):
     """SLURM starts one per device; what any of them says before it dies is kept."""
     task = tmp_path / "run.json"
-    write_task(StoreTask(["absent.yaml"], [], str(tmp_path / "store"), str(tmp_path / "finished")), task)
+    write_task(outdated(tmp_path), task)
     context = multiprocessing.get_context("forkserver")
     processes = [context.Process(target=run_task_logged, args=(task, tmp_path / "log.txt")) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert (tmp_path / "log.txt").read_text().count("absent.yaml: no such file") == 2
+    assert (tmp_path / "log.txt").read_text().count("code changed after the run was planned") == 2
 
 
 def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):

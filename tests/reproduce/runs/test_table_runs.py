@@ -45,14 +45,13 @@ def test_a_run_trains_a_step_and_is_evaluated(table, run_name, folder):
     runs = make_plan([load_table(table, RECIPES)], setting, [f"{table}/{run_name}"]).runs
     for run in runs.values():
         write_fixture(run.dataset, setting.root, VIDEOS, lambda line: None)
-        cards, checkpoint = Folders(folder).cards, None
-        if run.trained_by:
-            checkpoint = read_card(cards / f"{run.trained_by}.json").checkpoint
+        cards = Folders(folder).cards
+        taken = {name: read_card(cards / f"{key}.json").checkpoint for name, key in run.needs.items()}
         if (cards / f"{run.key}.json").is_file():
             continue
         place = folder / "runs" / run.key
         place.mkdir(parents=True)
-        arguments = arguments_of(run, place, checkpoint)
+        arguments = arguments_of(run, place, taken)
         path = execute(RunTask(run.plain(), arguments, str(cards), str(place)))
         card = read_card(path)
         assert card.status == "finished"
@@ -68,7 +67,7 @@ def test_a_real_recipe_runs_on_real_annotations_and_says_what_is_absent(test_dat
     overlay.write_text(REAL)
     assert run_reproduce(["gare-1"], only="gare", out=out, recipes=RECIPES, overlay=overlay) == 0
     (card,) = read_cards(out / "cards").values()
-    assert card.run["fixture"] is False
+    assert card.run["fixture_videos"] is None
     assert card.run["fingerprints"]["data"] not in ("absent", "synthetic")
     assert card.results["partial"] is True
     assert 0 < card.results["videos"] < 15

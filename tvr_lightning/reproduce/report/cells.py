@@ -5,7 +5,7 @@ Every format writes the same columns of the same cells; `formats` as text, the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,7 @@ from tvr_lightning.reproduce.report.uncertainty import (
     unrelated_queries,
 )
 from tvr_lightning.reproduce.runs.card import Card, CardDirection
-from tvr_lightning.reproduce.runs.plan import Plan, PlannedRun, Setting
+from tvr_lightning.reproduce.runs.plan import PlannedRun
 from tvr_lightning.reproduce.tables import TableRecipe
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
@@ -56,6 +56,8 @@ RUN_FIELDS: dict[str, tuple[str, ...]] = {
 """What a reader needs to judge a run: the fields of its card, of which the first that is there counts."""
 
 Column = Literal["published", "measured", "difference"]
+MadeRuns = Mapping[str, Sequence[tuple[PlannedRun, Card | None]]]
+"""Runs of a table by their names in it, one per seed, each with its card where it has one."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class TableView:
         metrics: in the order of the print.
         lines: in the order of the print.
         comparable: whether measured numbers may be set against the published ones.
-        runs: what stands behind the measured numbers: run name to its planned runs and their cards.
+        runs: what stands behind the measured numbers.
         statistics: sentences on differences and resolution.
         notes: what a reader must know: notes of the print, failed runs, marks, skipped files.
     """
@@ -159,7 +161,7 @@ class TableView:
     metrics: list[Printed]
     lines: list[Line]
     comparable: bool
-    runs: dict[str, list[tuple[PlannedRun, Card | None]]]
+    runs: MadeRuns
     statistics: list[str]
     notes: list[str]
 
@@ -204,23 +206,18 @@ def run_fields(record: object) -> dict[str, tuple[str, object]]:
     return found
 
 
-def view_table(table: TableRecipe, plan: Plan, cards: dict[str, Card], folder: Path) -> TableView:
+def view_table(table: TableRecipe, runs: MadeRuns, folder: Path) -> TableView:
     """Set a table's cards beside its printed lines.
 
     Args:
-        table: of the plan.
-        plan: which run has which key.
-        cards: by key.
+        table: with its printed lines.
+        runs: by name in the table.
         folder: of the cards, for their ranks.
     """
     rows = table.published()
     shown = UNPRINTED if any(run.shows is not None for run in table.runs) else ()
     metrics = [name for name in PRINTED if name in shown or any(row.printed(name) is not None for row in rows)]
-    runs = {
-        run.name: [(plan.runs[key], cards.get(key)) for key in plan.chosen.get(f"{table.name}/{run.name}", [])]
-        for run in table.runs
-    }
-    comparable = plan.setting.fixture_videos is None and plan.setting.overlay is None
+    synthetic, overlay = _circumstances(runs)
     run_of = {run.entry: run.name for run in table.runs}
     backbone_of = {run_of.get(row.entry): row.backbone for row in rows}
     lines = []
@@ -234,18 +231,31 @@ def view_table(table: TableRecipe, plan: Plan, cards: dict[str, Card], folder: P
             if len({backbone_of[name], row.backbone} - {None}) < 2 and (base := _finished(runs[name]))
         }
         for metric in metrics:
-            line.cells[metric] = _cell(line, metric, baselines, comparable, folder)
+            line.cells[metric] = _cell(line, metric, baselines, not synthetic and overlay is None, folder)
         lines.append(line)
+    number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
+    title = f"{rows[0].paper}, {number}"
+    if synthetic:
+        title += f" - {NOT_COMPARABLE}"
+    if overlay is not None:
+        title += f" - every run with {overlay} on top, not the published settings"
     return TableView(
         name=table.name,
-        title=_title(table, plan.setting),
+        title=title,
         metrics=metrics,
         lines=lines,
-        comparable=comparable,
+        comparable=not synthetic and overlay is None,
         runs=runs,
         statistics=[*_resolution(lines, folder), *_differences(lines)],
-        notes=[*([table.note] if table.note else []), *_notes(lines, runs, plan.setting)],
+        notes=[*([table.note] if table.note else []), *_notes(lines, runs)],
     )
+
+
+def _circumstances(runs: MadeRuns) -> tuple[bool, str | None]:
+    """Whether any run was made on synthetic data, and the recipe that was laid on top of any."""
+    planned = [run for made in runs.values() for run, _ in made]
+    overlays = [run.overlay["path"] for run in planned if run.overlay is not None]
+    return any(run.fixture_videos is not None for run in planned), overlays[0] if overlays else None
 
 
 def _cell(line: Line, metric: Printed, baselines: dict[str, list[Card]], comparable: bool, folder: Path) -> Cell:
@@ -280,17 +290,6 @@ def _belongs(metric: Printed, direction: str | None) -> bool:
 
 def _finished(runs: Sequence[tuple[PlannedRun, Card | None]]) -> list[Card]:
     return [card for _, card in runs if card is not None and card.status == "finished"]
-
-
-def _title(table: TableRecipe, setting: Setting) -> str:
-    paper = table.published()[0].paper
-    number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
-    title = f"{paper}, {number}"
-    if setting.fixture_videos is not None:
-        title += f" - {NOT_COMPARABLE}"
-    if setting.overlay is not None:
-        title += f" - every run with {setting.overlay} on top, not the published settings"
-    return title
 
 
 def one_line(text: str) -> str:
@@ -341,12 +340,11 @@ def _comparison_words(found: Comparison) -> str:
     )
 
 
-def _notes(lines: Sequence[Line], runs: dict[str, list[tuple[PlannedRun, Card | None]]], setting: Setting) -> list[str]:
+def _notes(lines: Sequence[Line], runs: MadeRuns) -> list[str]:
     notes = []
     for line in lines:
-        row = line.published
         where = ", ".join(filter(None, line.names))
-        notes += [f"Print, {where}: {remark}" for remark in row.remarks()]
+        notes += [f"Print, {where}: {remark}" for remark in line.published.remarks()]
     for name, made in runs.items():
         for _, card in made:
             if card is None:
@@ -361,24 +359,25 @@ def _notes(lines: Sequence[Line], runs: dict[str, list[tuple[PlannedRun, Card | 
                 notes.append(f"Run {name}: {results['post_processing']} sees the test set as a whole")
             if results.get("skipped"):
                 notes.append(f"Run {name}: skipped {len(results['skipped'])} files")
-    notes += _shared(setting, runs)
-    if setting.fixture_videos is not None:
+    notes += _shared(runs)
+    if _circumstances(runs)[0]:
         notes.append("The fixture's tiny encoder stands for every backbone, so lines of two backbones share one run")
     return list(dict.fromkeys(notes))
 
 
-def _shared(setting: Setting, runs: dict[str, list[tuple[PlannedRun, Card | None]]]) -> list[str]:
+def _shared(runs: MadeRuns) -> list[str]:
     """What runs on the fixture have in common, and how long they train."""
-    if setting.share == "nothing":
-        return []
-    keys = sorted({run.encoder_from for made in runs.values() for run, _ in made if run.encoder_from})
+    planned = [run for made in runs.values() for run, _ in made]
+    encoders = ", ".join(sorted({f"{run.encoder_from}.json" for run in planned if run.encoder_from}))
     epochs = sorted({card.epochs for made in runs.values() for _, card in made if card and card.epochs})
     trained = ", ".join(map(str, epochs)) or "no"
-    encoders = ", ".join(f"{key}.json" for key in keys)
-    if setting.share == "encoder":
+    shared = {run.share for run in planned}
+    if "features" in shared:
+        return [
+            f"Heads train for {trained} epochs on the stored features of one frozen encoder: {encoders}; what "
+            "a method does to its encoder is not in these numbers",
+            "Runs of further backbones are left out: the fixture has one encoder",
+        ]
+    if "encoder" in shared:
         return [f"Every run goes on, for {trained} epochs, from one encoder, trained once: {encoders}"]
-    return [
-        f"Heads train for {trained} epochs on the stored features of one frozen encoder: {encoders}; what "
-        "a method does to its encoder is not in these numbers",
-        "Runs of further backbones are left out: the fixture has one encoder",
-    ]
+    return []

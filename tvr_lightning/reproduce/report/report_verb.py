@@ -94,6 +94,9 @@ def section_of(card: Card, directory: Path, tables_only: bool = False) -> RunSec
     if card.status == "failed":
         section.missing = "the run failed"
         return section
+    if card.features is not None:
+        section.missing = "the run stored features and ranks nothing"
+        return section
     if tables_only:
         section.charts = draw_curves(measure_curves(card), card.key, kept=False)
         return section

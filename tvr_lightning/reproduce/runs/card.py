@@ -2,7 +2,8 @@
 
 `<key>.json` holds the fields of `Card`; `<key>.parquet` one row per query: `direction`, `index` (place of the text or
 video in its split), `video` (whose text or video it is), `better` and `tied` (see `Ranks`). Of question answering,
-which ranks nothing, a right answer has none better than it, and a wrong one has one.
+which ranks nothing, a right answer has none better than it, and a wrong one has one. A run that stores features has no
+queries and leaves no such file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
 
-SCHEMA = 2
+SCHEMA = 3
 CardDirection = Literal["text_to_video", "video_to_text"]
 QueryKind = Literal["text_to_video", "video_to_text", "question"]
 
@@ -37,11 +38,13 @@ class Card:
         key: fingerprint of what decides the run; name of the card's files.
         name: `<table>/<run>` it was made for.
         status: `finished`, or `failed` with its `error`.
-        run: the planned run: verb, recipes, overrides, seed, dataset, fixture, fingerprints, trained_by.
+        run: the planned run, all fields of `PlannedRun`: what it read, what it shared, what lay on top of it.
         error: the last lines of a failed run.
         results: what `results.json` of the run holds (`evaluation.results.Results`): method, dataset, protocol,
-            metrics, resolved config, precision, seed, skipped files, versions, git state, machine, date.
+            metrics, resolved config, precision, seed, skipped files, versions, git state, machine, date; of a run that
+            stores features, what its `ExtractReport` holds.
         checkpoint: file of the weights that made the results.
+        features: folder of the features that it stored.
         steps, epochs: optimiser steps and epochs behind the weights.
         seconds: wall time from the start of the run's process to the card. Of a run that was interrupted, also that of
             the earlier processes, each up to the checkpoint that the next one went on from.
@@ -58,6 +61,7 @@ class Card:
     error: str | None = None
     results: dict[str, Any] | None = None
     checkpoint: str | None = None
+    features: str | None = None
     steps: int | None = None
     epochs: int | None = None
     seconds: float | None = None
@@ -118,7 +122,8 @@ def read_card(path: Path) -> Card:
             f"line {raw['name']}; delete one of them"
         )
     card = Card(**raw)
-    if card.status == "finished" and (card.results is None or not ranks_path(path).is_file()):
+    ranked = card.run["verb"] == "extract" or ranks_path(path).is_file()
+    if card.status == "finished" and (card.results is None or not ranked):
         raise CardError(
             f"{path} is half-written: it says finished, but results or {ranks_path(path).name} lack; {way_out}"
         )

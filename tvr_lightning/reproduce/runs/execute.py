@@ -1,4 +1,4 @@
-"""One planned run, or one feature store, in a process of its own; a run leaves its card.
+"""One planned run in a process of its own, which leaves its card.
 
 A process per run gives each its own memory, and a run that is killed takes no other with it. Which process it is, an
 engine decides (`engines`); `python -m tvr_lightning.reproduce.runs.execute TASK.json` is one.
@@ -46,7 +46,7 @@ class RunTask:
 
     Attributes:
         run: the planned run, as plain values.
-        arguments: of Lightning's command line, the verb first.
+        arguments: of Lightning's command line, the verb first; none is there where features are stored.
         cards: folder of the cards.
         folder: of the run's logs and checkpoints.
         parent: process that waits for this one; where it ends, so does this one. None for a job that outlives it.
@@ -59,48 +59,15 @@ class RunTask:
     parent: int | None = None
 
 
-@dataclass
-class StoreTask:
-    """A feature store to write.
-
-    Attributes:
-        configs, overrides: recipe that data and encoders come from.
-        store: folder of the store.
-        finished: file that says, once it is there, that the store is complete.
-        parent: as of `RunTask`.
-    """
-
-    configs: list[str]
-    overrides: list[str]
-    store: str
-    finished: str
-    parent: int | None = None
-
-
-def write_task(task: RunTask | StoreTask, path: Path) -> None:
+def write_task(task: RunTask, path: Path) -> None:
     """Write a task for the process that carries it out."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(task), indent=2) + "\n", encoding="utf-8")
 
 
-def read_task(path: Path) -> RunTask | StoreTask:
+def read_task(path: Path) -> RunTask:
     """Read a task."""
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    return StoreTask(**raw) if "store" in raw else RunTask(**raw)
-
-
-def write_store(task: StoreTask) -> None:
-    """Write a feature store, or complete it.
-
-    Raises:
-        UserError: what a user can mend, such as missing data.
-    """
-    method, data = from_recipe(task.configs, task.overrides)
-    encoder, audio_encoder = method.encoder, getattr(method, "audio_encoder", None)
-    options = ExtractOptions(task.store, num_workers=0, progress=False, command="tvr reproduce")
-    for line in extract(source_of_data(data), encoder, audio_encoder, options).lines():
-        print(line)
-    Path(task.finished).touch()
+    return RunTask(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def execute(task: RunTask) -> Path | None:
@@ -117,6 +84,36 @@ def execute(task: RunTask) -> Path | None:
     earlier, began = _earlier_seconds(Path(task.folder)), time.time()
     warned: list[str] = []
     _collect_warnings(warned)
+    made = _extract(task) if task.run["verb"] == "extract" else _evaluate(task)
+    if made is None:
+        return None
+    card = Card(
+        key=task.run["key"],
+        name=task.run["name"],
+        status="finished",
+        run=task.run,
+        seconds=round(earlier + time.time() - began, 1),
+        peak_memory_mib=None if (peak := peak_memory_mib()) is None else round(peak, 1),
+        peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
+        warnings=list(dict.fromkeys(warned)),
+        **made,
+    )
+    return write_card(card, Path(task.cards))
+
+
+def _extract(task: RunTask) -> dict[str, Any]:
+    """Store the features of a recipe's dataset, or complete them; return the card's fields."""
+    method, data = from_recipe([], task.arguments)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    store = Path(task.folder) / "features"
+    options = ExtractOptions(str(store), num_workers=0, progress=False, device=device, command="tvr reproduce")
+    report = extract(source_of_data(data), method.encoder, getattr(method, "audio_encoder", None), options)
+    print("\n".join(report.lines()))
+    return {"features": str(store), "results": asdict(report)}
+
+
+def _evaluate(task: RunTask) -> dict[str, Any] | None:
+    """Train where it is asked for, evaluate, and write the ranks; return the card's fields."""
     cli = AuditedCLI(args=task.arguments)
     logs = cli.trainer.log_dir  # asks every process, so that none may have left
     if not cli.trainer.is_global_zero:
@@ -125,23 +122,7 @@ def execute(task: RunTask) -> Path | None:
     if not isinstance(evaluation, Evaluation | AnswerEvaluation) or logs is None:
         raise RecipeError(f"{task.run['name']} evaluated nothing; a table's run must end in an evaluation")
     results = json.loads((Path(logs) / "results.json").read_text(encoding="utf-8"))
-    steps, epochs = _trained(results["checkpoint"], cli)
-    card = Card(
-        key=task.run["key"],
-        name=task.run["name"],
-        status="finished",
-        run=task.run,
-        results=results,
-        checkpoint=results["checkpoint"],
-        steps=steps,
-        epochs=epochs,
-        seconds=round(earlier + time.time() - began, 1),
-        peak_memory_mib=None if (peak := peak_memory_mib()) is None else round(peak, 1),
-        peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
-        warnings=list(dict.fromkeys(warned)),
-    )
-    folder = Path(task.cards)
-    ranks = ranks_path(card_path(folder, card.key))
+    ranks = ranks_path(card_path(Path(task.cards), task.run["key"]))
     if isinstance(evaluation, Evaluation):
         texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
         video_of_text = cli.datamodule.ground_truth("test").video_of_text
@@ -149,7 +130,8 @@ def execute(task: RunTask) -> Path | None:
         write_ranks(ranks, {"text_to_video": (texts, own), "video_to_text": (videos, videos.index)})
     else:
         write_ranks(ranks, {"question": cli.model.hits})
-    return write_card(card, folder)
+    steps, epochs = _trained(results["checkpoint"], cli)
+    return {"results": results, "checkpoint": results["checkpoint"], "steps": steps, "epochs": epochs}
 
 
 def _trained(checkpoint: str | None, cli: RecipeCLI) -> tuple[int, int]:
@@ -220,7 +202,7 @@ def run_task(path: Path) -> int:
         parent = os.getppid() if "LOCAL_RANK" in os.environ else task.parent
         threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     try:
-        write_store(task) if isinstance(task, StoreTask) else execute(task)
+        execute(task)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1

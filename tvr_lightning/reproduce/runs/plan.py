@@ -59,25 +59,6 @@ class Setting:
 
 
 @dataclass
-class PlannedStore:
-    """A feature store to write: the shared encoder's features of one dataset.
-
-    Attributes:
-        key: fingerprint of what decides it; name of its folder.
-        dataset: name of the layout.
-        configs: recipe files that data and sound encoder come from.
-        overrides: command-line style, on top of them.
-        encoder_from: key of the run that trained the encoder.
-    """
-
-    key: str
-    dataset: str
-    configs: list[str]
-    overrides: list[str]
-    encoder_from: str
-
-
-@dataclass
 class PlannedRun:
     """One run to make, or made already.
 
@@ -85,35 +66,43 @@ class PlannedRun:
         key: fingerprint of all that decides it; its card bears it.
         name: `<table>/<run>` of the first line it stands for.
         claims: every `<table>/<run>` that it stands for.
-        verb: `fit`, or `test` where another run trained the weights.
+        verb: `fit`; `test` where another run trained the weights; `extract` for a run that stores features.
         configs: recipe files, as on the command line.
         settings: the table's own values, nested as in a recipe, on top of them.
         overrides: command-line style, on top of all.
         seed: of the run; None for the recipe's own.
         dataset: name of the layout, such as `msrvtt`.
-        fixture: runs on the synthetic dataset.
+        fixture_videos: videos of the synthetic dataset that it runs on; None with real data.
+        share: what the runs of its invocation share, as of `Setting`.
         fingerprints: of `config`, `code`, `data`, `weights`, and `files` that options name besides.
         trained_by: key of the run that trained the weights, for `test`.
         encoder_from: key of the run that trained the encoder it starts with, or None.
-        store: key of the feature store it reads, or None.
+        store: key of the run that stored the features it reads, or None.
         overlay: `path` and `digest` of the recipe that was laid on top of it for the whole invocation, or None.
     """
 
     key: str
     name: str
     claims: list[str]
-    verb: Literal["fit", "test"]
+    verb: Literal["fit", "test", "extract"]
     configs: list[str]
     settings: dict[str, Any]
     overrides: list[str]
     seed: int | None
     dataset: str
-    fixture: bool
+    fixture_videos: int | None
+    share: Share
     fingerprints: dict[str, str]
     trained_by: str | None = None
     encoder_from: str | None = None
     store: str | None = None
     overlay: dict[str, str] | None = None
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """Keys of the runs that must be finished before it, by what it takes of them."""
+        made = {"weights": self.trained_by, "encoder": self.encoder_from, "features": self.store}
+        return {name: key for name, key in made.items() if key is not None}
 
     def plain(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -122,13 +111,12 @@ class PlannedRun:
 
 @dataclass
 class Plan:
-    """The runs of some tables, in an order in which trained weights come before what evaluates them.
+    """The runs of some tables, in an order in which every run comes after those whose weights or features it takes.
 
     Attributes:
         tables: the tables.
         runs: by key.
         chosen: `<table>/<run>` to the keys of its seeds.
-        stores: feature stores that the runs read, by key.
         setting: what holds for all of them.
     """
 
@@ -136,11 +124,11 @@ class Plan:
     setting: Setting
     runs: dict[str, PlannedRun] = field(default_factory=dict)
     chosen: dict[str, list[str]] = field(default_factory=dict)
-    stores: dict[str, PlannedStore] = field(default_factory=dict)
 
-    def datasets(self) -> list[str]:
-        """Return the layouts that the runs need, each once."""
-        return list(dict.fromkeys(run.dataset for run in self.runs.values()))
+    def runs_of(self, table: TableRecipe) -> dict[str, list[PlannedRun]]:
+        """Return the runs that stand for a table's lines, one per seed, by their names in it."""
+        keys = {run.name: self.chosen.get(f"{table.name}/{run.name}", []) for run in table.runs}
+        return {name: [self.runs[key] for key in found] for name, found in keys.items()}
 
 
 def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[str] = ()) -> Plan:
@@ -180,9 +168,12 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
 
 def _add(plan: Plan, table: TableRecipe, runs: Mapping[str, TableRun], run: TableRun, seed: int | None) -> PlannedRun:
     trained_by = _add(plan, table, runs, runs[run.trained_by], seed) if run.trained_by else None
-    claim = f"{table.name}/{run.name}"
-    planned = _planned(plan, claim, _files(plan.setting, run), run.settings, seed, trained_by)
-    planned = plan.runs.setdefault(planned.key, planned)
+    claim, share = f"{table.name}/{run.name}", plan.setting.share
+    files = _files(plan.setting, run)
+    encoder = _shared_encoder(plan) if share != "nothing" else None
+    dataset = _dataset(claim, files, run.settings)
+    store = _shared_store(plan, encoder, dataset) if encoder is not None and share == "features" else None
+    planned = _planned(plan, claim, files, run.settings, seed=seed, trained_by=trained_by, encoder=encoder, store=store)
     if claim not in planned.claims:
         planned.claims.append(claim)
     keys = plan.chosen.setdefault(claim, [])
@@ -208,23 +199,22 @@ def _planned(
     name: str,
     files: Sequence[Path],
     settings: Mapping[str, Any],
-    seed: int | None,
+    *,
+    seed: int | None = None,
     trained_by: PlannedRun | None = None,
-    starts_fresh: bool = False,
+    encoder: PlannedRun | None = None,
+    store: PlannedRun | None = None,
+    extracts: bool = False,
 ) -> PlannedRun:
+    """Plan a run, or find the one of the plan that does the same."""
     setting = plan.setting
     contents = [*(read_recipe(path) for path in files), nested(settings)]
-    kind = str(_last(contents, "data.class_path")).rpartition(".")[2]
-    if kind not in tvr_lightning.data.__all__:
-        raise TableError(f"{name}: the recipes name no dataset (data.class_path is {kind})")
-    layout = getattr(tvr_lightning.data, kind).directory
-    shared = None if setting.share == "nothing" or starts_fresh else _shared_encoder(plan)
-    store = _shared_store(plan, shared, layout) if shared is not None and setting.share == "features" else None
+    dataset = _dataset(name, files, settings)
     fingerprints = {
         "config": config_fingerprint(files, nested(settings)),
         "code": code_fingerprint(),
-        "data": _data(setting, layout),
-        "weights": f"run {shared.key}" if shared else _weights(setting, contents),
+        "data": _data(setting, dataset),
+        "weights": f"run {encoder.key}" if encoder else _weights(setting, contents),
         "files": _further_files(contents),
     }
     overrides = [f"--data.init_args.root={setting.root}"]
@@ -232,23 +222,36 @@ def _planned(
         overrides.append(f"--seed_everything={seed}")
     # A seed that is asked for and is the recipe's own makes the same run.
     decided = _last(contents, "seed_everything") if seed is None else seed
-    return PlannedRun(
-        key=digest(fingerprints, decided, trained_by.key if trained_by else None, store.key if store else None),
+    keys = [run.key if run else None for run in (trained_by, encoder, store)]
+    verb: Literal["fit", "test", "extract"] = "extract" if extracts else "test" if trained_by else "fit"
+    planned = PlannedRun(
+        key=digest(fingerprints, decided, verb, keys),
         name=name,
         claims=[],
-        verb="test" if trained_by else "fit",
+        verb=verb,
         configs=[str(path.absolute()) for path in files],
         settings=nested(settings),
         overrides=overrides,
         seed=seed,
-        dataset=layout,
-        fixture=setting.fixture_videos is not None,
+        dataset=dataset,
+        fixture_videos=setting.fixture_videos,
+        share=setting.share,
         fingerprints=fingerprints,
-        trained_by=trained_by.key if trained_by else None,
-        encoder_from=shared.key if shared else None,
-        store=store.key if store else None,
+        trained_by=keys[0],
+        encoder_from=keys[1],
+        store=keys[2],
         overlay=_overlay(setting),
     )
+    return plan.runs.setdefault(planned.key, planned)
+
+
+def _dataset(name: str, files: Sequence[Path], settings: Mapping[str, Any]) -> str:
+    """The layout that recipes name."""
+    contents = [*(read_recipe(path) for path in files), nested(settings)]
+    kind = str(_last(contents, "data.class_path")).rpartition(".")[2]
+    if kind not in tvr_lightning.data.__all__:
+        raise TableError(f"{name}: the recipes name no dataset (data.class_path is {kind})")
+    return str(getattr(tvr_lightning.data, kind).directory)
 
 
 def _overlay(setting: Setting) -> dict[str, str] | None:
@@ -259,28 +262,24 @@ def _overlay(setting: Setting) -> dict[str, str] | None:
 def _shared_encoder(plan: Plan) -> PlannedRun:
     """The run that trains the encoder that all others start from."""
     names = (f"{SHARED_METHOD}.yaml", f"data/{SHARED_DATASET}.yaml", "fixture.yaml", "fixture-encoder.yaml")
-    files = _with_overlay(plan.setting, names)
-    found = _planned(plan, "shared/encoder", files, SHARED_SETTINGS, None, starts_fresh=True)
-    return plan.runs.setdefault(found.key, found)
+    return _planned(plan, "shared/encoder", _with_overlay(plan.setting, names), SHARED_SETTINGS)
 
 
-def _shared_store(plan: Plan, shared: PlannedRun, layout: str) -> PlannedStore:
-    """The shared encoder's features of a dataset; GAID's recipe names the sound beside the pictures."""
-    names = ("gaid.yaml", f"data/{layout}.yaml", "fixture.yaml", SHARED_RECIPES["features"])
+def _shared_store(plan: Plan, encoder: PlannedRun, dataset: str) -> PlannedRun:
+    """The run that stores the shared encoder's features of a dataset; GAID's recipe names the sound too."""
+    names = ("gaid.yaml", f"data/{dataset}.yaml", "fixture.yaml", SHARED_RECIPES["features"])
     files = _with_overlay(plan.setting, names)
-    key = digest(shared.key, config_fingerprint(files, {}))
-    configs, overrides = [str(path.absolute()) for path in files], [f"--data.init_args.root={plan.setting.root}"]
-    return plan.stores.setdefault(key, PlannedStore(key, layout, configs, overrides, shared.key))
+    return _planned(plan, f"shared/features-{dataset}", files, {}, encoder=encoder, extracts=True)
 
 
 def _with_overlay(setting: Setting, names: Sequence[str]) -> list[Path]:
     return [*(setting.recipes / name for name in names), *([setting.overlay] if setting.overlay is not None else [])]
 
 
-def _data(setting: Setting, layout: str) -> str:
+def _data(setting: Setting, dataset: str) -> str:
     if setting.fixture_videos is not None:
-        return f"synthetic, {setting.fixture_videos} videos, seed {FIXTURE_SEED}, {layout}"
-    return data_fingerprint(setting.root / layout)
+        return f"synthetic, {setting.fixture_videos} videos, seed {FIXTURE_SEED}, {dataset}"
+    return data_fingerprint(setting.root / dataset)
 
 
 def _further_files(contents: Sequence[dict[str, Any]]) -> str:

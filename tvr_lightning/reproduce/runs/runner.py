@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.files import held
 from tvr_lightning.reproduce.runs.card import Card, card_path, read_card, read_cards, write_card
 from tvr_lightning.reproduce.runs.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
-from tvr_lightning.reproduce.runs.execute import RunTask, StoreTask, write_task
+from tvr_lightning.reproduce.runs.execute import RunTask, write_task
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Plan, PlannedRun
 from tvr_lightning.synthetic import synthesize
 
@@ -48,13 +48,8 @@ class Folders:
 
     @property
     def runs(self) -> Path:
-        """Folder of checkpoints and logs of the runs."""
+        """Folder of checkpoints, stored features and logs of the runs."""
         return self.out / "runs"
-
-    @property
-    def stores(self) -> Path:
-        """Folder of the feature stores that runs share."""
-        return self.out / "stores"
 
     @property
     def tables(self) -> Path:
@@ -89,9 +84,9 @@ def estimate(run: PlannedRun, cards: dict[str, Card]) -> float | None:
         for card in cards.values()
         if card.seconds
         and card.status == "finished"
-        and card.run["fixture"] == run.fixture
+        and (card.run["fixture_videos"] is None) == (run.fixture_videos is None)
         and card.run["verb"] == run.verb
-        and (card.run.get("encoder_from") is None) == (run.encoder_from is None)
+        and (card.run["encoder_from"] is None) == (run.encoder_from is None)
     ]
     same = [card for card in alike if card.run["dataset"] == run.dataset] or alike
     return median(card.seconds for card in same if card.seconds) if same else None
@@ -169,20 +164,21 @@ class _Invocation:
             for run in [run for run in self.waiting if self._is_ready(run)]:
                 if len(self.running) < self.engine.at_once:
                     self.waiting.remove(run)
-                    self._guarded(run, self._start)
+                    self._recorded(run, self._start)
             for run, _, _ in list(self.running.values()):
-                self._guarded(run, self._collect)
+                self._recorded(run, self._collect)
             if self.running:
                 time.sleep(self.engine.poll_seconds)
 
-    def _guarded(self, run: PlannedRun, step: Callable[[PlannedRun], None]) -> None:
+    def _recorded(self, run: PlannedRun, step: Callable[[PlannedRun], None]) -> None:
         """Whatever goes wrong with a run is its card's error, and the others go on."""
         began = time.time()
         try:
             step(run)
         except Exception as error:  # noqa: BLE001  a queue that refuses, a full disk: the card says it
             self.running.pop(run.key, None)
-            self._finish(run, _failed(run, self.folders, f"{type(error).__name__}: {error}", began))
+            said = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
+            self._finish(run, _failed(run, self.folders, said, began))
 
     def _collect(self, run: PlannedRun) -> None:
         _, job, began = self.running[run.key]
@@ -192,62 +188,37 @@ class _Invocation:
             self._finish(run, self._card(run, status, began))
 
     def _is_ready(self, run: PlannedRun) -> bool:
-        open_keys = {waiting.key for waiting in self.waiting} | set(self.running)
-        return not open_keys & {run.trained_by, run.encoder_from}
+        unfinished = {waiting.key for waiting in self.waiting} | set(self.running)
+        return not unfinished & set(run.needs.values())
 
     def _start(self, run: PlannedRun) -> None:
         self.started += 1
         seed = "" if run.seed is None else f", seed {run.seed}"
         self.log(f"[{self.started}/{self.total}] {run.name}{seed} ...")
         began = time.time()
-        checkpoints = {}
-        for name, key in (("weights", run.trained_by), ("encoder", run.encoder_from)):
-            checkpoint, problem = self._checkpoint(name, key)
-            if problem:
-                return self._finish(run, _failed(run, self.folders, problem, began))
-            checkpoints[name] = checkpoint
-        problem = self._write_store(run, checkpoints["encoder"])
-        if problem:
-            return self._finish(run, _failed(run, self.folders, problem, began))
+        taken = {name: self._made(name, key) for name, key in run.needs.items()}
         folder = (self.folders.runs / run.key).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        arguments = arguments_of(run, folder, checkpoints["weights"], checkpoints["encoder"], self.folders)
         cards = self.folders.cards.absolute()
         if run.key in self.cards:  # of a failure, which is made good now
             card_path(cards, run.key).unlink(missing_ok=True)
-        task = RunTask(run.plain(), arguments, str(cards), str(folder), self.engine.parent)
+        task = RunTask(run.plain(), arguments_of(run, folder, taken), str(cards), str(folder), self.engine.parent)
         write_task(task, folder / "run.json")
         self.running[run.key] = (run, self.engine.start(folder / "run.json"), began)
-        return None
 
-    def _checkpoint(self, name: str, key: str | None) -> tuple[str | None, str | None]:
-        """The checkpoint that a run of another key left, or what is wrong with it."""
-        card = self.cards.get(key) if key else None
-        if key is None:
-            return None, None
-        if card is None or card.checkpoint is None:
-            return None, f"what it starts from ({name}) is made by run {key}, which failed"
-        if not Path(card.checkpoint).is_file():
-            return None, f"the {name} {card.checkpoint} are gone; delete the card of their run as well"
-        return card.checkpoint, None
+    def _made(self, name: str, key: str) -> str:
+        """The weights or features that another run left.
 
-    def _write_store(self, run: PlannedRun, encoder: str | None) -> str | None:
-        """Write the store of a run unless it is complete; return what went wrong."""
-        if run.store is None:
-            return None
-        folder = (self.folders.stores / run.store).absolute()
-        finished = folder / "finished"
-        if finished.is_file():
-            return None
-        self.log(f"Storing the features of the shared encoder on {run.dataset}")
-        store = self.plan.stores[run.store]
-        overrides = [*store.overrides, f"{TRAINED_IN}={encoder}"]
-        task = StoreTask(store.configs, overrides, str(folder / "features"), str(finished), self.engine.parent)
-        write_task(task, folder / "store.json")
-        job = self.engine.start(folder / "store.json")
-        while (status := job.status()) is None:
-            time.sleep(self.engine.poll_seconds)
-        return f"its features could not be stored: {_tail(folder, status)}" if status else None
+        Raises:
+            RunnerError: it failed, or they are gone.
+        """
+        card = self.cards.get(key)
+        path = None if card is None else card.features if name == "features" else card.checkpoint
+        if path is None:
+            raise RunnerError(f"what it starts from ({name}) is made by run {key}, which failed")
+        if not Path(path).exists():
+            raise RunnerError(f"the {name} {path} are gone; delete the card of their run as well")
+        return path
 
     def _card(self, run: PlannedRun, status: int, began: float) -> Card:
         """The card that a run left; its process may still have stumbled at its own end."""
@@ -314,35 +285,35 @@ def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> No
     synthesize(dataset, root, videos, FIXTURE_SEED, workers=os.cpu_count() or 1, progress=False)  # type: ignore[arg-type]
 
 
-def arguments_of(
-    run: PlannedRun, folder: Path, checkpoint: str | None, encoder: str | None = None, folders: Folders | None = None
-) -> list[str]:
-    """Return Lightning's command line of a run, and write the table's own values where it finds them.
+def arguments_of(run: PlannedRun, folder: Path, taken: Mapping[str, str]) -> list[str]:
+    """Return the command line of a run, and write the table's own values where it finds them.
 
     Args:
         run: to be made.
         folder: of the run.
-        checkpoint: whose weights a `test` evaluates.
-        encoder: checkpoint of the shared encoder that it starts with.
-        folders: of the invocation, where the run reads a store.
+        taken: for each of the run's `needs` the checkpoint or the folder of features.
     """
     settings = folder / "settings.yaml"
     settings.write_text(yaml.safe_dump(run.settings), encoding="utf-8")
-    stored = (folders.stores / run.store / "features").absolute() if run.store and folders else None
-    return [
-        run.verb,
+    options = {"encoder": TRAINED_IN, "features": "--data.init_args.features"}
+    what = [
         *[f"--config={path}" for path in run.configs],
         *([f"--config={settings}"] if run.settings else []),
         *run.overrides,
-        *([f"{TRAINED_IN}={encoder}"] if encoder else []),
-        *([f"--data.init_args.features={stored}"] if stored else []),
+        *[f"{option}={taken[name]}" for name, option in options.items() if name in taken],
+    ]
+    if run.verb == "extract":
+        return what
+    return [
+        run.verb,
+        *what,
         f"--results.directory={folder}",
         *(["--checkpoints.resume=true"] if run.verb == "fit" else []),
-        *(["--trainer.devices=1"] if run.fixture else []),
+        *(["--trainer.devices=1"] if run.fixture_videos is not None else []),
         "--trainer.enable_progress_bar=false",
         "--trainer.enable_model_summary=false",
         # A table's line may be about other options at test than in training.
-        *([f"--ckpt_path={checkpoint}", "--override"] if checkpoint else []),
+        *([f"--ckpt_path={taken['weights']}", "--override"] if "weights" in taken else []),
     ]
 
 
@@ -356,7 +327,10 @@ def _outcome(card: Card) -> str:
     if card.status == "failed":
         last = (card.error or "").strip().splitlines()[-1]
         return f"{card.name} FAILED: {last}"
+    took = duration(card.seconds or 0.0)
+    if card.features is not None:
+        return f"{card.name}: features stored in {took}"
     accuracy = card.accuracy()
     found = card.metrics("text_to_video").get("R@1")
     said = f"accuracy {accuracy:.1f}" if accuracy is not None else f"text-to-video R@1 {found:.1f}"
-    return f"{card.name}: {said} in {duration(card.seconds or 0.0)}"
+    return f"{card.name}: {said} in {took}"
