@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tvr_lightning.reproduce.profile.costs import Costs
-from tvr_lightning.reproduce.runs.card import CardError
+from tvr_lightning.reproduce.runs.card import CardError, read_record, write_record
 
 SCHEMA = 2
 
@@ -53,12 +52,7 @@ def write_profile(card: ProfileCard, folder: Path) -> Path:
         card: of a method.
         folder: of the profiles.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{card.name}.json"
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
-    return path
+    return write_record(asdict(card), folder / f"{card.name}.json")
 
 
 def read_profile(path: Path) -> ProfileCard:
@@ -68,15 +62,8 @@ def read_profile(path: Path) -> ProfileCard:
         CardError: it is half-written, from another schema version, or lacks fields.
     """
     way_out = "delete it and run `tvr profile` again"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise CardError(f"{path} is half-written ({error}); {way_out}") from error
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    if schema != SCHEMA:
-        raise CardError(f"{path} has schema {schema}, this version reads schema {SCHEMA}; {way_out}")
-    wrong = {item.name for item in fields(ProfileCard)} ^ set(raw)
-    wrong |= {item.name for item in fields(Costs)} ^ set(raw.get("costs", {}))
+    raw = read_record(path, {item.name for item in fields(ProfileCard)}, SCHEMA, way_out)
+    wrong = {item.name for item in fields(Costs)} ^ set(raw["costs"])
     if wrong:
         raise CardError(f"{path}: missing or unknown fields {', '.join(sorted(wrong))}; {way_out}")
     return ProfileCard(**{**raw, "costs": Costs(**raw["costs"])})

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.files import write_whole
 
 SCHEMA = 3
 CardDirection = Literal["text_to_video", "video_to_text"]
@@ -79,6 +80,42 @@ class Card:
         return float(self.results["evaluation"]["accuracy"]) if self.results and "evaluation" in self.results else None
 
 
+def write_record(record: dict[str, Any], path: Path) -> Path:
+    """Write a card as JSON so that it is there as a whole or not at all; return its path.
+
+    Args:
+        record: its fields as plain values.
+        path: of the file, whose folder is made where it is absent.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(record, indent=2) + "\n").encode())
+    return path
+
+
+def read_record(path: Path, names: set[str], schema: int, way_out: str) -> dict[str, Any]:
+    """Return the fields of a card.
+
+    Args:
+        path: of the file.
+        names: of the fields that it must have.
+        schema: its version.
+        way_out: what errors tell to do.
+
+    Raises:
+        CardError: it is half-written, of another version, or has other fields.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CardError(f"{path} is half-written ({error}); {way_out}") from error
+    found = raw.get("schema") if isinstance(raw, dict) else None
+    if found != schema:
+        raise CardError(f"{path} has schema {found}, this version reads schema {schema}; {way_out}")
+    if names != set(raw):
+        raise CardError(f"{path}: missing or unknown fields {', '.join(sorted(names ^ set(raw)))}; {way_out}")
+    return dict(raw)
+
+
 def card_path(folder: Path, key: str) -> Path:
     """Return where the card of a run lies."""
     return folder / f"{key}.json"
@@ -91,12 +128,7 @@ def write_card(card: Card, folder: Path) -> Path:
         card: of one run.
         folder: of the cards.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = card_path(folder, card.key)
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(asdict(card), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
-    return path
+    return write_record(asdict(card), card_path(folder, card.key))
 
 
 def read_card(path: Path) -> Card:
@@ -106,16 +138,7 @@ def read_card(path: Path) -> Card:
         CardError: it is half-written, from another schema version, lacks fields, or bears another run's name.
     """
     way_out = "delete it and run `tvr reproduce` again"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise CardError(f"{path} is half-written ({error}); {way_out}") from error
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    if schema != SCHEMA:
-        raise CardError(f"{path} has schema {schema}, this version reads schema {SCHEMA}; {way_out}")
-    wrong = sorted({item.name for item in fields(Card)} ^ set(raw))
-    if wrong:
-        raise CardError(f"{path}: missing or unknown fields {', '.join(wrong)}; {way_out}")
+    raw = read_record(path, {item.name for item in fields(Card)}, SCHEMA, way_out)
     if raw["key"] != path.stem:
         raise CardError(
             f"{path} is the card of run {raw['key']}, whose own file is {raw['key']}.json: two cards would claim the "
@@ -157,9 +180,7 @@ def write_ranks(path: Path, ranked: Mapping[QueryKind, tuple[Ranks, Tensor]]) ->
         frame = pd.DataFrame({name: column.cpu().numpy() for name, column in columns.items()})
         parts.append(frame.assign(direction=direction))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    pd.concat(parts, ignore_index=True).to_parquet(temporary, index=False)
-    temporary.replace(path)
+    write_whole(path, pd.concat(parts, ignore_index=True).to_parquet(index=False))
 
 
 def read_ranks(key: str, folder: Path, direction: QueryKind) -> tuple[Ranks, Tensor]:

@@ -153,9 +153,9 @@ def _check_plan(run: dict[str, Any]) -> None:
 
 
 def _earlier_seconds(folder: Path) -> float:
-    """Seconds of interrupted legs of this run, each up to the checkpoint that the next went on from.
+    """Seconds of interrupted attempts at this run, each up to the checkpoint that the next went on from.
 
-    Notes the start of this leg. Processes of further devices only read.
+    Notes the start of this one. Processes of further devices only read.
     """
     path = folder / _ATTEMPTS
     done, began = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else (0.0, None)

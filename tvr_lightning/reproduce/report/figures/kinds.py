@@ -7,6 +7,7 @@ pass, and holds a fingerprint of the card's results, so that it is made anew onc
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.files import write_whole
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.figures.curves import measure_curves
 from tvr_lightning.reproduce.report.figures.dpdv import (
@@ -152,10 +154,9 @@ def figures_of(card: Card, folder: Path, kinds: Sequence[FigureKind] = KINDS) ->
         **measure(encoded, kinds),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    temporary.replace(path)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    write_whole(path, content.getvalue())
     return arrays
 
 
