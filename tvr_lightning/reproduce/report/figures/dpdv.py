@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from tvr_lightning.layers.clustering import dpc_knn
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingStage
-from tvr_lightning.methods import DPDV, NCL
+from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
@@ -23,7 +24,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     picture_of,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, base_method
 from tvr_lightning.reproduce.report.render import render
 
 SHOWN_VIDEOS = 2
@@ -33,7 +34,7 @@ CELL = 14
 
 def merging_of(module: RetrievalModule) -> PatchMerging | None:
     """Return the patch merging of a DPDV, be it trained by NCL or not; None where there is none."""
-    method = module.base if isinstance(module, NCL) else module
+    method = base_method(module)
     merging = method.reduction if isinstance(method, DPDV) else None
     return merging if isinstance(merging, PatchMerging) else None
 
@@ -65,9 +66,6 @@ def stage_members(merging: PatchMerging, patches: Tensor) -> list[Tensor]:
 def measure_merging(encoded: EncodedSplit) -> Arrays:
     """Return the stages of patch merging in the frames of some test videos.
 
-    Args:
-        encoded: test split of a run whose `merging_of` is not None.
-
     Returns:
         `names` (K,) of the videos, `members` (K, S, F, P) int64, the merged patch of each patch after each of S stages,
         `left` (S,), patches per frame after each, `strips` (K, F, G CELL, G CELL, 3) uint8 where P is a square G x G,
@@ -95,12 +93,8 @@ def measure_merging(encoded: EncodedSplit) -> Arrays:
     }
 
 
-def draw_merging(arrays: Arrays, key: str) -> list[Chart]:
+def draw_merging(arrays: Arrays, key: str) -> Iterator[Chart]:
     """Draw, one row per stage, every frame with each merged patch in the mean colour of what went into it.
-
-    Args:
-        arrays: from `measure_merging`.
-        key: of the card.
 
     Raises:
         NotDrawnError: the patches of a frame are no square grid.
@@ -114,14 +108,12 @@ def draw_merging(arrays: Arrays, key: str) -> list[Chart]:
             for stage, (members, left) in enumerate(zip(stages, arrays["left"], strict=True), start=1)
         ]
         videos.append({"name": name, "frames": picture_of(strip, f"Frames of {name}"), "stages": merged})
-    return [
-        Chart(
-            "Stages of patch merging",
-            "Frames of videos, and the same frames with merged patches in one colour each, stage by stage.",
-            html=render("merging.html", key=key, videos=videos),
-            note="DPDV, Fig. S2; a merged patch has the mean colour of the picture below it.",
-        )
-    ]
+    yield Chart(
+        "Stages of patch merging",
+        "Frames of videos, and the same frames with merged patches in one colour each, stage by stage.",
+        html=render("merging.html", key=key, videos=videos),
+        note="DPDV, Fig. S2; a merged patch has the mean colour of the picture below it.",
+    )
 
 
 def _merged(strip: np.ndarray, members: np.ndarray) -> np.ndarray:
@@ -180,27 +172,20 @@ def measure_unmatched(encoded: EncodedSplit) -> Arrays:
     }
 
 
-def draw_unmatched(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw the histogram of the frames' margins.
-
-    Args:
-        arrays: from `measure_unmatched`.
-        key: of the card.
-    """
+def draw_unmatched(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw the histogram of the frames' margins."""
     figures, (axis,) = new_figure(1)
     axis.stairs(arrays["histogram"], arrays["edges"], fill=True, alpha=0.5, color=COLOURS[2])
     axis.axvline(0, color=COLOURS[1], linewidth=1)
     axis.set_xlabel("best cosine, own caption minus others'")
     axis.set_ylabel("share of the frames")
-    return [
-        to_chart(
-            figures,
-            f"{key}-unmatched",
-            "Frames that match no word",
-            "A histogram over frames of how much better they match their own caption's words than others'.",
-            [Scalar("frames that match no word of their caption better than words of others", "unmatched.share", " %")],
-            "In the spirit of DPDV, Fig. 1, by a criterion of its own: a frame's match is its largest cosine with a "
-            "word. The share that the paper prints is counted by sentence with CLIP4Clip on MSR-VTT-9k, and not "
-            "comparable.",
-        )
-    ]
+    yield to_chart(
+        figures,
+        f"{key}-unmatched",
+        "Frames that match no word",
+        "A histogram over frames of how much better they match their own caption's words than others'.",
+        [Scalar("frames that match no word of their caption better than words of others", "unmatched.share", " %")],
+        "In the spirit of DPDV, Fig. 1, by a criterion of its own: a frame's match is its largest cosine with a "
+        "word. The share that the paper prints is counted by sentence with CLIP4Clip on MSR-VTT-9k, and not "
+        "comparable.",
+    )

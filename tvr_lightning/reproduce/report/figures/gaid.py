@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
 from tvr_lightning.media.audio import read_audio
 from tvr_lightning.media.video import read_clip
-from tvr_lightning.methods import GAID, NCL
+from tvr_lightning.methods import GAID
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
@@ -19,7 +21,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     picture_of,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import STRIP_SIZE, EncodedSplit
+from tvr_lightning.reproduce.report.figures.test_split import STRIP_SIZE, EncodedSplit, base_method
 from tvr_lightning.reproduce.report.render import render
 
 COLUMNS = 240
@@ -28,16 +30,13 @@ COLUMNS = 240
 
 def gated(module: RetrievalModule) -> GAID | None:
     """Return the GAID with a gate that a method is or trains through NCL; None where there is none."""
-    method = module.base if isinstance(module, NCL) else module
+    method = base_method(module)
     return method if isinstance(method, GAID) and method.head.gate is not None else None
 
 
 @torch.no_grad()
 def measure_gate(encoded: EncodedSplit) -> Arrays:
     """Return the gate of matching pairs, and the sound of the two that listen most and least.
-
-    Args:
-        encoded: test split of a run whose `gated` is not None.
 
     Returns:
         `edges`, `histogram` of the weights of all frames that have sound; scalars `mean` and, over frames without
@@ -97,13 +96,8 @@ def _examples(encoded: EncodedSplit, rows: list[int], weights: np.ndarray) -> Ar
     return {name: np.array(values) for name, values in found.items()}
 
 
-def draw_gate(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw the histogram of the gate, and its weights over the waveforms of two videos.
-
-    Args:
-        arrays: from `measure_gate`.
-        key: of the card.
-    """
+def draw_gate(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw the histogram of the gate, and its weights over the waveforms of two videos."""
     figures, (axis,) = new_figure(1)
     axis.stairs(arrays["histogram"], arrays["edges"], fill=True, alpha=0.5, color=COLOURS[0])
     axis.set_xlabel("weight of the sound in a frame")
@@ -112,9 +106,7 @@ def draw_gate(arrays: Arrays, key: str) -> list[Chart]:
     scalars = [Scalar("mean weight of sound", "gate.mean")]
     if not np.isnan(arrays["silent_mean"]):
         scalars.append(Scalar("mean weight where there is none", "gate.silent_mean"))
-    charts = [
-        to_chart(figures, f"{key}-gate", "How much frames listen", alt, scalars, "Matching pairs of the test split.")
-    ]
+    yield to_chart(figures, f"{key}-gate", "How much frames listen", alt, scalars, "Matching pairs of the test split.")
     for place, caption in enumerate(arrays.get("captions", [])):
         figures, (wave,) = new_figure(1)
         seconds = np.linspace(0, float(arrays["durations"][place]), arrays["low"].shape[1])
@@ -133,5 +125,4 @@ def draw_gate(arrays: Arrays, key: str) -> list[Chart]:
         frames = picture_of(arrays["strips"][place], "The frames of its video")
         html = render("captioned.html", caption=caption, frames=frames, chart=drawn)
         title = "The video that listens most" if place == 0 else "The video that listens least"
-        charts.append(Chart(title, alt, html=html, note="GAID, Fig. 5; the gate as the matching caption opens it."))
-    return charts
+        yield Chart(title, alt, html=html, note="GAID, Fig. 5; the gate as the matching caption opens it.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.methods import GARE, NCL
+from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
@@ -25,7 +26,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, base_method
 
 BINS = 40
 MOST_GRADIENTS = 64
@@ -42,7 +43,7 @@ _GEOMETRY = (
 
 def gare_of(module: RetrievalModule) -> GARE | None:
     """Return the GARE with increments of texts that a method is or trains through NCL; None where there is none."""
-    method = module.base if isinstance(module, NCL) else module
+    method = base_method(module)
     if isinstance(method, GARE) and method.head.psi is not None and method.head.config.increment.corrected == "text":
         return method
     return None
@@ -51,9 +52,6 @@ def gare_of(module: RetrievalModule) -> GARE | None:
 @torch.no_grad()
 def measure_geometry(encoded: EncodedSplit) -> Arrays:
     """Return histograms of what Figs. 3 and 8 show, over matching pairs and over all others.
-
-    Args:
-        encoded: test split of a run whose `gare_of` is not None.
 
     Returns:
         For each quantity its `<name>.edges` (BINS + 1,), which those of one panel share, `<name>.positive` and
@@ -76,13 +74,8 @@ def measure_geometry(encoded: EncodedSplit) -> Arrays:
     return arrays
 
 
-def draw_geometry(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw the histograms of the geometry.
-
-    Args:
-        arrays: from `measure_geometry`.
-        key: of the card.
-    """
+def draw_geometry(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw the histograms of the geometry."""
     figures, axes = new_figure(len(_GEOMETRY))
     for axis, (words, names) in zip(axes, _GEOMETRY, strict=True):
         for name in names:
@@ -100,18 +93,16 @@ def draw_geometry(arrays: Arrays, key: str) -> list[Chart]:
         Scalar("mean length of the text", "geometry.text_norm.positive_mean"),
         Scalar("of the corrected text, matching pairs", "geometry.corrected_norm.positive_mean"),
     ]
-    return [
-        to_chart(
-            figures,
-            f"{key}-geometry",
-            "Geometry of the increments",
-            "Histograms over matching and other pairs of the increments' angles and lengths, and of the distances of "
-            "texts and videos before and after the correction.",
-            scalars,
-            "GARE, Figs. 3 and 8, after training, on the test split; dashed is before the correction. The course over "
-            "training that Fig. 8 shows is not recorded.",
-        )
-    ]
+    yield to_chart(
+        figures,
+        f"{key}-geometry",
+        "Geometry of the increments",
+        "Histograms over matching and other pairs of the increments' angles and lengths, and of the distances of "
+        "texts and videos before and after the correction.",
+        scalars,
+        "GARE, Figs. 3 and 8, after training, on the test split; dashed is before the correction. The course over "
+        "training that Fig. 8 shows is not recorded.",
+    )
 
 
 def measure_gradients(encoded: EncodedSplit) -> Arrays:
@@ -120,9 +111,6 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
     The pooled videos are held constant. `anchor` is what reaches t_i through the corrected texts of all its pairs with
     the increments held constant, `total` through psi too, `positive` and `negative` what acts on the increment and the
     corrected text of the matching pair and, added up, of the others; `plain_*` are the same without increments.
-
-    Args:
-        encoded: test split of a run whose `gare_of` is not None.
 
     Returns:
         For each of them `<name>.mean` and `<name>.deviation` (D,) over texts, and the scalar `<name>.size`, the mean
@@ -169,13 +157,8 @@ def _loss(corrected: Tensor, pooled: Tensor, scale: Tensor) -> Tensor:
     return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device), reduction="sum")
 
 
-def draw_gradients(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw mean and deviation of the gradients over the dimensions, with and without increments.
-
-    Args:
-        arrays: from `measure_gradients`.
-        key: of the card.
-    """
+def draw_gradients(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw mean and deviation of the gradients over the dimensions, with and without increments."""
     panels = (
         ("anchors, no increments", ("plain_positive", "plain_negative")),
         ("anchors, no increments: sum", ("plain_anchor",)),
@@ -208,18 +191,16 @@ def draw_gradients(arrays: Arrays, key: str) -> list[Chart]:
         Scalar("with increments held constant", "gradients.anchor.size"),
         Scalar("with increments, through psi", "gradients.total.size"),
     ]
-    return [
-        to_chart(
-            figures,
-            f"{key}-gradients",
-            "Gradients by dimension",
-            "Four panels of mean and deviation over texts of the gradient in every dimension: without increments and "
-            "with, from matching and from other pairs.",
-            scalars,
-            "GARE, Figs. 2, 4 and 7: text-to-video InfoNCE with the run's temperature, pooled videos held constant, "
-            "after training.",
-        )
-    ]
+    yield to_chart(
+        figures,
+        f"{key}-gradients",
+        "Gradients by dimension",
+        "Four panels of mean and deviation over texts of the gradient in every dimension: without increments and "
+        "with, from matching and from other pairs.",
+        scalars,
+        "GARE, Figs. 2, 4 and 7: text-to-video InfoNCE with the run's temperature, pooled videos held constant, "
+        "after training.",
+    )
 
 
 def measure_steps(encoded: EncodedSplit) -> Arrays:
@@ -227,9 +208,6 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
 
     A copy of psi goes on for a few steps on one batch of matching pairs at the recipe's rate. eta is the length of an
     increment's change in a step; alpha comes from Eq. 41 with the longest increment of the text as radius.
-
-    Args:
-        encoded: test split of a run whose `gare_of` is not None.
 
     Returns:
         `positive` and `negative` (STEPS,), means over matching and other pairs; NaN where there are none. Pairs whose
@@ -283,13 +261,8 @@ def _increment_gradient(method: GARE, pairs: PairedFeatures, increment: Tensor) 
     return gradient
 
 
-def draw_steps(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw the step error over the steps.
-
-    Args:
-        arrays: from `measure_steps`.
-        key: of the card.
-    """
+def draw_steps(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw the step error over the steps."""
     figures, axes = new_figure(2)
     for axis, (kind, colour) in zip(axes, (("positive", POSITIVE), ("negative", NEGATIVE)), strict=True):
         axis.plot(np.arange(1, len(arrays[kind]) + 1), arrays[kind], marker="o", markersize=3, color=colour)
@@ -297,14 +270,12 @@ def draw_steps(arrays: Arrays, key: str) -> list[Chart]:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_xlabel("step")
         axis.set_ylabel("|eta - alpha|")
-    return [
-        to_chart(
-            figures,
-            f"{key}-steps",
-            "Step error of the increments",
-            "Two line charts of the mean error of AdamW's step against the analytic step, of matching and other pairs.",
-            note="GARE, Fig. 9 and Eqs. 41 to 43, for further steps that train a copy of the trained weights on one "
-            "fixed batch of matching test pairs, by AdamW with its defaults at the recipe's rate; the radius, which "
-            "the paper leaves implicit, is the text's longest increment. The paper shows training itself.",
-        )
-    ]
+    yield to_chart(
+        figures,
+        f"{key}-steps",
+        "Step error of the increments",
+        "Two line charts of the mean error of AdamW's step against the analytic step, of matching and other pairs.",
+        note="GARE, Fig. 9 and Eqs. 41 to 43, for further steps that train a copy of the trained weights on one "
+        "fixed batch of matching test pairs, by AdamW with its defaults at the recipe's rate; the radius, which "
+        "the paper leaves implicit, is the text's longest increment. The paper shows training itself.",
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,14 +58,14 @@ from tvr_lightning.reproduce.report.figures.similarity import (
     measure_similarity,
 )
 from tvr_lightning.reproduce.report.figures.tcmgc import (
-    attends,
+    attending,
     draw_attention,
     draw_contrasts,
     measure_attention,
     measure_contrasts,
     tcmgc_of,
 )
-from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, encode_run
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, base_method, encode_run
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.reproduce.runs.fingerprint import digest
 
@@ -85,44 +85,30 @@ class FigureKind:
         name: of its arrays.
         title: of its chart where it is not drawn.
         measure: from a run's encoded test split to arrays.
-        draw: from the arrays to charts; told the card's key.
-        applies: whether a method has such a figure.
+        draw: from those arrays and the card's key, which makes names within a drawing unique, to charts.
+        applies: to a method; None where it has no such figure.
     """
 
     name: str
     title: str
     measure: Callable[[EncodedSplit], Arrays]
-    draw: Callable[[Arrays, str], list[Chart]]
-    applies: Callable[[RetrievalModule], bool] = lambda module: True
-
-
-def _has_gare(module: RetrievalModule) -> bool:
-    return gare_of(module) is not None
+    draw: Callable[[Arrays, str], Iterator[Chart]]
+    applies: Callable[[RetrievalModule], object | None] = base_method
 
 
 KINDS: tuple[FigureKind, ...] = (
     FigureKind("similarity", "Scores of matching and of other pairs", measure_similarity, draw_similarity),
     FigureKind("balance", "Retrieval mass and errors", measure_balance, draw_balance),
     FigureKind("modalities", "The two modalities", measure_modalities, draw_modalities),
-    FigureKind("geometry", "Geometry of the increments", measure_geometry, draw_geometry, _has_gare),
-    FigureKind("gradients", "Gradients by dimension", measure_gradients, draw_gradients, _has_gare),
-    FigureKind("steps", "Step error of the increments", measure_steps, draw_steps, _has_gare),
+    FigureKind("geometry", "Geometry of the increments", measure_geometry, draw_geometry, gare_of),
+    FigureKind("gradients", "Gradients by dimension", measure_gradients, draw_gradients, gare_of),
+    FigureKind("steps", "Step error of the increments", measure_steps, draw_steps, gare_of),
+    FigureKind("contrasts", "Balance of the contrasts", measure_contrasts, draw_contrasts, tcmgc_of),
     FigureKind(
-        "contrasts",
-        "Balance of the contrasts",
-        measure_contrasts,
-        draw_contrasts,
-        lambda module: tcmgc_of(module) is not None,
+        "attention", "Attention of sentence and words over frames", measure_attention, draw_attention, attending
     ),
-    FigureKind("attention", "Attention of sentence and words over frames", measure_attention, draw_attention, attends),
-    FigureKind("gate", "How much frames listen", measure_gate, draw_gate, lambda module: gated(module) is not None),
-    FigureKind(
-        "merging",
-        "Stages of patch merging",
-        measure_merging,
-        draw_merging,
-        lambda module: merging_of(module) is not None,
-    ),
+    FigureKind("gate", "How much frames listen", measure_gate, draw_gate, gated),
+    FigureKind("merging", "Stages of patch merging", measure_merging, draw_merging, merging_of),
     FigureKind("unmatched", "Frames that match no word", measure_unmatched, draw_unmatched),
     FigureKind("sheet", "Retrieval sheet", measure_sheet, draw_sheet),
 )
@@ -172,7 +158,7 @@ def measure(encoded: EncodedSplit, kinds: Sequence[FigureKind] = KINDS) -> Array
     """
     arrays: Arrays = {}
     for kind in kinds:
-        if not kind.applies(encoded.module):
+        if kind.applies(encoded.module) is None:
             continue
         try:
             own = {name: np.asarray(value) for name, value in kind.measure(encoded).items()}
@@ -201,7 +187,7 @@ def draw(arrays: Arrays, key: str, kinds: Sequence[FigureKind] = KINDS) -> list[
         if not own:
             continue
         try:
-            charts += [not_drawn(kind.title, str(own["missing"]))] if "missing" in own else kind.draw(own, key)
+            charts += [not_drawn(kind.title, str(own["missing"]))] if "missing" in own else list(kind.draw(own, key))
         except FAILURES as error:
             charts.append(not_drawn(kind.title, shortened(error)))
     return charts

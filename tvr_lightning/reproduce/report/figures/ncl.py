@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from sklearn.manifold import TSNE
@@ -36,9 +38,6 @@ _DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 
 def measure_balance(encoded: EncodedSplit) -> Arrays:
     """Return retrieval mass and error rates of both directions, before post-processing.
-
-    Args:
-        encoded: test split of the run.
 
     Returns:
         For t2v and v2t: `<direction>.mass` (G,) relative to its share, `<direction>.edges`, `.items`,
@@ -89,13 +88,8 @@ def _normalized(encoded: EncodedSplit) -> Arrays:
     return arrays
 
 
-def draw_balance(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw how retrieval mass is spread and what errors it goes with.
-
-    Args:
-        arrays: from `measure_balance`.
-        key: of the card.
-    """
+def draw_balance(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw how retrieval mass is spread and what errors it goes with."""
     figures, axes = new_figure(4)
     for place, (name, words) in enumerate(_DIRECTIONS.items()):
         spread, rates = axes[2 * place], axes[2 * place + 1]
@@ -128,17 +122,15 @@ def draw_balance(arrays: Arrays, key: str) -> list[Chart]:
         for name, words in _DIRECTIONS.items():
             scalars.append(Scalar(f"normalised, {words}", f"balance.normalized.{name}.error"))
     lacking = f" Normalised not drawn: {arrays['normalized.missing']}." if "normalized.missing" in arrays else ""
-    return [
-        to_chart(
-            figures,
-            f"{key}-balance",
-            "Retrieval mass and errors",
-            "For both directions a histogram of the items' retrieval mass relative to their share, and lines of the "
-            "false negative and false positive rates by that mass.",
-            scalars,
-            "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless said." + lacking,
-        )
-    ]
+    yield to_chart(
+        figures,
+        f"{key}-balance",
+        "Retrieval mass and errors",
+        "For both directions a histogram of the items' retrieval mass relative to their share, and lines of the "
+        "false negative and false positive rates by that mass.",
+        scalars,
+        "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless said." + lacking,
+    )
 
 
 def _counted(mass: np.ndarray, bins: np.ndarray) -> np.ndarray:
@@ -155,9 +147,6 @@ def sentence_and_video(encoded: EncodedSplit) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def measure_modalities(encoded: EncodedSplit) -> Arrays:
     """Return where the two modalities lie: mean similarities within and between them, modal means, and a t-SNE map.
-
-    Args:
-        encoded: test split of the run.
 
     Returns:
         Scalars `text_text`, `video_video` (different items), `text_video` (pairs that do not match), `matching`,
@@ -191,13 +180,8 @@ def measure_modalities(encoded: EncodedSplit) -> Arrays:
     return arrays
 
 
-def draw_modalities(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw mean similarities as bars, and the t-SNE map with a line between each text and its video.
-
-    Args:
-        arrays: from `measure_modalities`.
-        key: of the card.
-    """
+def draw_modalities(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw mean similarities as bars, and the t-SNE map with a line between each text and its video."""
     bars = {"text_text": "text-text", "video_video": "video-video", "text_video": "text-video", "matching": "matching"}
     figures, axes = new_figure(2 if "map" in arrays else 1)
     heights = [float(arrays[name]) for name in bars]
@@ -217,18 +201,16 @@ def draw_modalities(arrays: Arrays, key: str) -> list[Chart]:
         axes[1].set_xticks([])
         axes[1].set_yticks([])
         axes[1].legend()
-    return [
-        to_chart(
-            figures,
-            f"{key}-modalities",
-            "The two modalities",
-            "Bars of the mean cosines within and between texts and videos, and a map of texts and videos in the plane.",
-            [
-                Scalar("distance of the modal means", "modalities.mean_distance"),
-                Scalar("length of the texts' mean", "modalities.text_mean"),
-                Scalar("length of the videos' mean", "modalities.video_mean"),
-            ],
-            "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on "
-            "each other." + ("" if "map" in arrays else f" Map not drawn: it needs {LEAST_POINTS} matching pairs."),
-        )
-    ]
+    yield to_chart(
+        figures,
+        f"{key}-modalities",
+        "The two modalities",
+        "Bars of the mean cosines within and between texts and videos, and a map of texts and videos in the plane.",
+        [
+            Scalar("distance of the modal means", "modalities.mean_distance"),
+            Scalar("length of the texts' mean", "modalities.text_mean"),
+            Scalar("length of the videos' mean", "modalities.video_mean"),
+        ],
+        "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on "
+        "each other." + ("" if "map" in arrays else f" Map not drawn: it needs {LEAST_POINTS} matching pairs."),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
@@ -26,9 +28,6 @@ SHEET_QUERIES, SHEET_VIDEOS = 4, 3
 def measure_similarity(encoded: EncodedSplit) -> Arrays:
     """Return histograms and means of the scores of matching pairs and of all others.
 
-    Args:
-        encoded: test split of the run.
-
     Returns:
         `edges` (BINS + 1,), `positive` and `negative` (BINS,) shares that add up to 1, and the scalars
         `positive_mean`, `negative_mean` and `overlap`, the chance in percent that another pair outscores a matching
@@ -52,13 +51,8 @@ def measure_similarity(encoded: EncodedSplit) -> Arrays:
     }
 
 
-def draw_similarity(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw both histograms over one axis.
-
-    Args:
-        arrays: from `measure_similarity`.
-        key: of the card.
-    """
+def draw_similarity(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw both histograms over one axis."""
     figures, (axis,) = new_figure(1)
     for name, colour in (("positive", POSITIVE), ("negative", NEGATIVE)):
         label = "matching pairs" if name == "positive" else "all other pairs"
@@ -67,20 +61,18 @@ def draw_similarity(arrays: Arrays, key: str) -> list[Chart]:
     axis.set_xlabel("score before post-processing")
     axis.set_ylabel("share of the pairs")
     axis.legend()
-    return [
-        to_chart(
-            figures,
-            f"{key}-similarity",
-            "Scores of matching and of other pairs",
-            "Two histograms of scores: of texts with their own videos, and of texts with other videos.",
-            [
-                Scalar("mean of matching pairs", "similarity.positive_mean"),
-                Scalar("mean of other pairs", "similarity.negative_mean"),
-                Scalar("chance that another pair outscores a matching one", "similarity.overlap", " %"),
-            ],
-            "DPDV, Fig. S1, and GAID, Fig. 6, show them of a baseline too: see between runs.",
-        )
-    ]
+    yield to_chart(
+        figures,
+        f"{key}-similarity",
+        "Scores of matching and of other pairs",
+        "Two histograms of scores: of texts with their own videos, and of texts with other videos.",
+        [
+            Scalar("mean of matching pairs", "similarity.positive_mean"),
+            Scalar("mean of other pairs", "similarity.negative_mean"),
+            Scalar("chance that another pair outscores a matching one", "similarity.overlap", " %"),
+        ],
+        "DPDV, Fig. S1, and GAID, Fig. 6, show them of a baseline too: see between runs.",
+    )
 
 
 def measure_sheet(encoded: EncodedSplit) -> Arrays:
@@ -88,9 +80,6 @@ def measure_sheet(encoded: EncodedSplit) -> Arrays:
 
     Queries are spread evenly from the best found to the worst by the ranks of the run's card, so that the sheet shows
     failures as they come. The best videos are those of the scores before post-processing.
-
-    Args:
-        encoded: test split of the run.
 
     Returns:
         `captions` and `names` as text, `score` and `correct` (Q, 1 + K), `rank` (Q,) expected rank of the own video
@@ -117,28 +106,21 @@ def measure_sheet(encoded: EncodedSplit) -> Arrays:
     }
 
 
-def draw_sheet(arrays: Arrays, key: str) -> list[Chart]:
-    """Lay out each query with its best videos as strips of frames, its own video framed green.
-
-    Args:
-        arrays: from `measure_sheet`.
-        key: of the card.
-    """
+def draw_sheet(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Lay out each query with its best videos as strips of frames, its own video framed green."""
     queries = []
     for query, caption in enumerate(arrays["captions"]):
         clips = [_clip(arrays, query, place, f"{place}.") for place in range(1, arrays["names"].shape[1])]
         if not arrays["correct"][query, 1:].any():
             clips.append(_clip(arrays, query, 0, "its own:"))
         queries.append({"caption": caption, "rank": arrays["rank"][query], "clips": clips})
-    return [
-        Chart(
-            "Retrieval sheet",
-            "Queries with the frames of their best three videos.",
-            html=render("sheet.html", key=key, queries=queries),
-            note="The query's own video is framed green; queries run from the best found to the worst (TC-MGC, Figs. 9 "
-            f"and 14). Ranks are the card's; tied videos share theirs. {_before(str(arrays['post_processing']))}",
-        )
-    ]
+    yield Chart(
+        "Retrieval sheet",
+        "Queries with the frames of their best three videos.",
+        html=render("sheet.html", key=key, queries=queries),
+        note="The query's own video is framed green; queries run from the best found to the worst (TC-MGC, Figs. 9 "
+        f"and 14). Ranks are the card's; tied videos share theirs. {_before(str(arrays['post_processing']))}",
+    )
 
 
 def _before(post_processing: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.methods import NCL, TCMGC
+from tvr_lightning.methods import TCMGC
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.figures.drawing import (
@@ -20,7 +20,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, base_method
 from tvr_lightning.reproduce.report.render import render
 
 TITLE = "Attention of sentence and words over frames"
@@ -31,22 +31,19 @@ ATTENDED = 2
 
 def tcmgc_of(module: RetrievalModule) -> TCMGC | None:
     """Return the TC-MGC that a method is or trains through NCL; None where there is none."""
-    method = module.base if isinstance(module, NCL) else module
+    method = base_method(module)
     return method if isinstance(method, TCMGC) else None
 
 
-def attends(module: RetrievalModule) -> bool:
-    """Whether a method is a TC-MGC whose videos are conditioned on texts."""
+def attending(module: RetrievalModule) -> TCMGC | None:
+    """Return the TC-MGC that conditions videos on texts; None where there is none."""
     method = tcmgc_of(module)
-    return method is not None and method.head.attention is not None
+    return method if method is not None and method.head.attention is not None else None
 
 
 @torch.no_grad()
 def measure_contrasts(encoded: EncodedSplit) -> Arrays:
     """Return the contrasts' scores of matching pairs, and the weights of their aggregation.
-
-    Args:
-        encoded: test split of a run of TC-MGC.
 
     Returns:
         `names` (G,) of the contrasts, `scores` and `softmax` (G, B): cosines and their softmax at the scale that LSA
@@ -72,13 +69,8 @@ def measure_contrasts(encoded: EncodedSplit) -> Arrays:
     return arrays
 
 
-def draw_contrasts(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw the contrasts' scores and the weights of their aggregation over matching pairs.
-
-    Args:
-        arrays: from `measure_contrasts`.
-        key: of the card.
-    """
+def draw_contrasts(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw the contrasts' scores and the weights of their aggregation over matching pairs."""
     names = [str(name) for name in arrays["names"]]
     panels = [
         ("scores", "contrasts", "cosine"),
@@ -91,20 +83,17 @@ def draw_contrasts(arrays: Arrays, key: str) -> list[Chart]:
         boxes(axis, arrays[name], names)
         axis.set_title(title)
         axis.set_ylabel(quantity)
-    return [
-        to_chart(
-            figures,
-            f"{key}-contrasts",
-            "Balance of the contrasts",
-            f"Box plots over matching pairs of the scores of {', '.join(names).replace('_', '-')}, and of their "
-            "weights.",
-            [
-                Scalar("mean deviation of a pair's scores over the contrasts", "contrasts.spread"),
-                Scalar("weight of SDR in training", "contrasts.regularization"),
-            ],
-            "TC-MGC, Fig. 13, over all matching pairs of the test split.",
-        )
-    ]
+    yield to_chart(
+        figures,
+        f"{key}-contrasts",
+        "Balance of the contrasts",
+        f"Box plots over matching pairs of the scores of {', '.join(names).replace('_', '-')}, and of their weights.",
+        [
+            Scalar("mean deviation of a pair's scores over the contrasts", "contrasts.spread"),
+            Scalar("weight of SDR in training", "contrasts.regularization"),
+        ],
+        "TC-MGC, Fig. 13, over all matching pairs of the test split.",
+    )
 
 
 def boxes(axis: Axes, values: np.ndarray, names: Sequence[str]) -> None:
@@ -121,9 +110,6 @@ def boxes(axis: Axes, values: np.ndarray, names: Sequence[str]) -> None:
 @torch.no_grad()
 def measure_attention(encoded: EncodedSplit) -> Arrays:
     """Return how sentence and words attend to the frames of their own videos.
-
-    Args:
-        encoded: test split of a run whose `attends` is true.
 
     Returns:
         `captions` (K,), `words` (K, 1 + W) as text, the sentence first, empty where padded; `weights` (K, 1 + W, F),
@@ -161,14 +147,8 @@ def _pieces(encoded: EncodedSplit, text: int, words: int) -> list[str]:
     return ["sentence", *[f"word {place}" for place in range(1, words + 1)]]
 
 
-def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
-    """Draw the attention of every word over the frames, below the frames themselves.
-
-    Args:
-        arrays: from `measure_attention`.
-        key: of the card.
-    """
-    charts = []
+def draw_attention(arrays: Arrays, key: str) -> Iterator[Chart]:
+    """Draw the attention of every word over the frames, below the frames themselves."""
     for place, caption in enumerate(arrays["captions"]):
         words = [_MARKS.get(str(word), str(word)) for word in arrays["words"][place] if word]
         weights = arrays["weights"][place][: len(words)]
@@ -196,12 +176,9 @@ def draw_attention(arrays: Arrays, key: str) -> list[Chart]:
         alt = "A row of frames, and below it a heat map of the sentence and the words, one row each, over them."
         drawn = to_chart(figures, f"{key}-attention{place}", "", alt)
         html = render("captioned.html", caption=caption, frames=None, chart=drawn)
-        charts.append(
-            Chart(
-                TITLE,
-                alt,
-                html=html,
-                note="TC-MGC, Fig. 11, which joins words and frames by lines; weights are means over heads.",
-            )
+        yield Chart(
+            TITLE,
+            alt,
+            html=html,
+            note="TC-MGC, Fig. 11, which joins words and frames by lines; weights are means over heads.",
         )
-    return charts

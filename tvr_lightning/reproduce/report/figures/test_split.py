@@ -22,6 +22,7 @@ from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import Record, TextFeatures, VideoFeatures
 from tvr_lightning.media.video import read_clip
+from tvr_lightning.methods import NCL
 from tvr_lightning.methods.base import PAIR_BYTES, RetrievalModule
 from tvr_lightning.recipe import RecipeError, from_recipe
 from tvr_lightning.reproduce.runs.card import Card, read_ranks
@@ -82,6 +83,11 @@ class EncodedSplit:
         record = self.split.videos[int(self.video_index[video])]
         clip = read_clip(record.path, frames=frames, image_size=size, sampling=self.data.sampling, span=record.span)
         return clip.pixels.permute(0, 2, 3, 1).numpy()
+
+
+def base_method(module: RetrievalModule) -> RetrievalModule:
+    """Return the method that a module is, or trains through NCL."""
+    return module.base if isinstance(module, NCL) else module
 
 
 def encode_run(card: Card, cards: Path) -> EncodedSplit:
