@@ -15,10 +15,10 @@ from tvr_lightning.reproduce.report.figures import kinds as figures
 from tvr_lightning.reproduce.report.figures.between import Pair, draw_between
 from tvr_lightning.reproduce.report.figures.dpdv import measure_unmatched
 from tvr_lightning.reproduce.report.figures.drawing import NotDrawnError
+from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
 from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
 from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
 from tvr_lightning.reproduce.report.figures.similarity import measure_sheet, measure_similarity
-from tvr_lightning.reproduce.report.figures.test_split import encode_test_split
 from tvr_lightning.reproduce.report.page import RunSection, page
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.synthetic import synthesize

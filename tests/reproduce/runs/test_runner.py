@@ -20,13 +20,7 @@ from tvr_lightning.reproduce.report.cells import view_table
 from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
 from tvr_lightning.reproduce.runs.card import card_path, read_cards, read_ranks
 from tvr_lightning.reproduce.runs.engines import ForkingEngine, SlurmEngine, SlurmOptions
-from tvr_lightning.reproduce.runs.execute import (
-    RunTask,
-    execute,
-    read_task,
-    run_task_logged,
-    write_task,
-)
+from tvr_lightning.reproduce.runs.execute import RunTask, execute, read_task, run_task_logged, write_task
 from tvr_lightning.reproduce.runs.fingerprint import config_fingerprint
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import Folders, RunnerError, duration, open_runs, run_plan, time_left

@@ -24,7 +24,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     picture_of,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, base_method
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, base_method
 from tvr_lightning.reproduce.report.render import render
 
 SHOWN_VIDEOS = 2

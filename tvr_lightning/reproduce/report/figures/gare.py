@@ -26,7 +26,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, base_method
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, base_method
 
 BINS = 40
 MOST_GRADIENTS = 64

@@ -35,6 +35,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     shortened,
     styled,
 )
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, base_method, encode_run
 from tvr_lightning.reproduce.report.figures.gaid import draw_gate, gated, measure_gate
 from tvr_lightning.reproduce.report.figures.gare import (
     draw_geometry,
@@ -65,7 +66,6 @@ from tvr_lightning.reproduce.report.figures.tcmgc import (
     measure_contrasts,
     tcmgc_of,
 )
-from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, base_method, encode_run
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.reproduce.runs.fingerprint import digest
 

@@ -26,7 +26,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 LEAST_POINTS = 4
 MOST_MASS = 5

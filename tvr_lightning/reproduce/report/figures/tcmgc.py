@@ -12,18 +12,11 @@ from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.methods import TCMGC
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import DensePairVectors
-from tvr_lightning.reproduce.report.figures.drawing import (
-    COLOURS,
-    Arrays,
-    Chart,
-    Scalar,
-    new_figure,
-    to_chart,
-)
-from tvr_lightning.reproduce.report.figures.test_split import EncodedSplit, base_method
+from tvr_lightning.reproduce.report.figures.drawing import COLOURS, Arrays, Chart, Scalar, new_figure, to_chart
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, base_method
 from tvr_lightning.reproduce.report.render import render
 
-TITLE = "Attention of sentence and words over frames"
+ATTENTION = "Attention of sentence and words over frames"
 _MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
 ATTENDED = 2
 """Pairs whose attention is shown."""
@@ -177,7 +170,7 @@ def draw_attention(arrays: Arrays, key: str) -> Iterator[Chart]:
         drawn = to_chart(figures, f"{key}-attention{place}", "", alt)
         html = render("captioned.html", caption=caption, frames=None, chart=drawn)
         yield Chart(
-            TITLE,
+            ATTENTION,
             alt,
             html=html,
             note="TC-MGC, Fig. 11, which joins words and frames by lines; weights are means over heads.",
