@@ -17,7 +17,6 @@ from tvr_lightning.evaluation.statistics import (
     Comparison,
     Interval,
     PerQuery,
-    Statistic,
     effective_queries,
     exchange_p_value,
     percentile_interval,
@@ -47,23 +46,6 @@ class Measured:
     seeds: int
 
 
-def per_query(metric: str) -> tuple[PerQuery, Statistic] | None:
-    """Return the per-query values of a metric of one direction and what is taken of them; None where there are none.
-
-    Args:
-        metric: R@K, RSum (the recalls at 1, 5 and 10 added up), MnR, MdR, or accuracy.
-    """
-    if metric == "accuracy":
-        return recall_values(1), "mean"
-    if metric.startswith("R@"):
-        return recall_values(int(metric[2:])), "mean"
-    if metric == "RSum":
-        return lambda ranks: torch.stack([recall_values(k)(ranks) for k in RECALLS]).sum(0), "mean"
-    if metric in ("MnR", "MdR"):
-        return Ranks.expected, "mean" if metric == "MnR" else "median"
-    return None
-
-
 def measure(cards: Sequence[Card], folder: Path, direction: CardDirection, metric: str) -> Measured | None:
     """Return a metric over the seeds of a run, with its interval.
 
@@ -71,72 +53,18 @@ def measure(cards: Sequence[Card], folder: Path, direction: CardDirection, metri
         cards: finished runs that differ in the seed alone.
         folder: of the cards.
         direction: of the metric.
-        metric: such as "R@1", "MnR" or "SumR", which belongs to both directions.
+        metric: R@K, RSum (the recalls at 1, 5 and 10 added up), MnR, MdR, SumR, which belongs to both directions, or
+            accuracy.
 
     Returns:
         None where the runs do not have it.
     """
-    values = [_value(card, direction, metric) for card in cards]
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    if not known:
+    values = [value for card in cards if not math.isnan(value := _value(card, direction, metric))]
+    if not values:
         return None
-    drawn = [_drawn(card, folder, direction, metric) for card in cards]
-    parts = [each for each in drawn if each is not None]
-    interval = percentile_interval(mean(known), torch.stack(parts).mean(0)) if parts else None
-    return Measured(mean(known), stdev(known) if len(known) > 1 else None, interval, len(known))
-
-
-def _drawn(card: Card, folder: Path, direction: CardDirection, metric: str) -> Tensor | None:
-    """The metric over draws of queries; both directions of SumR draw the same videos."""
-    if (card.accuracy() is None) == (metric == "accuracy"):
-        return None
-    if metric == "SumR":
-        texts, videos = (_drawn(card, folder, each, "RSum") for each in ("text_to_video", "video_to_text"))
-        return texts + videos if texts is not None and videos is not None and _same_videos(card, folder) else None
-    if per_query(metric) is None:
-        return None
-    return _resampled(card.key, folder, _written(card, folder), _query_kind(direction, metric), metric)
-
-
-# A baseline is read and drawn for every run that is compared with it, and a run for every metric.
-@lru_cache(maxsize=256)
-def _resampled(key: str, folder: Path, written: int, kind: QueryKind, metric: str) -> Tensor:
-    found = per_query(metric)
-    assert found is not None
-    values_of, statistic = found
-    ranks, video = _read(key, folder, written, kind)
-    return resample(values_of(ranks), video, statistic, resamples=RESAMPLES)
-
-
-@lru_cache(maxsize=256)
-def _read(key: str, folder: Path, _written: int, kind: QueryKind) -> tuple[Ranks, Tensor]:
-    return read_ranks(key, folder, kind)
-
-
-def _ranks(card: Card, folder: Path, kind: QueryKind) -> tuple[Ranks, Tensor]:
-    return _read(card.key, folder, _written(card, folder), kind)
-
-
-def _written(card: Card, folder: Path) -> int:
-    """When a run's ranks were written: made again, they are read again."""
-    return ranks_path(card_path(folder, card.key)).stat().st_mtime_ns
-
-
-def _query_kind(direction: CardDirection, metric: str) -> QueryKind:
-    return "question" if metric == "accuracy" else direction
-
-
-def _same_videos(card: Card, folder: Path) -> bool:
-    texts, videos = (_ranks(card, folder, each)[1].unique() for each in ("text_to_video", "video_to_text"))
-    return torch.equal(texts, videos)
-
-
-def _value(card: Card, direction: CardDirection, metric: str) -> float | None:
-    if metric == "accuracy":
-        return card.accuracy()
-    if metric == "SumR" and card.accuracy() is None:
-        return float(card.results["sum_of_recalls"]) if card.results else None
-    return card.metrics(direction).get(metric)
+    drawn = [found for card in cards if (found := _drawn(card, folder, direction, metric)) is not None]
+    interval = percentile_interval(mean(values), torch.stack(drawn).mean(0)) if drawn else None
+    return Measured(mean(values), stdev(values) if len(values) > 1 else None, interval, len(values))
 
 
 def compare_runs(
@@ -154,53 +82,85 @@ def compare_runs(
         None where they did not rank the same queries, or the metric has no values per query. The p-value exchanges
         values per query, which a median has none of: NaN for MdR.
     """
-    cards = [*first, *second]
-    if any((card.accuracy() is None) == (metric == "accuracy") for card in cards) or len(set(map(_data, cards))) > 1:
+    drawn = [_drawn(card, folder, direction, metric) for card in (*first, *second)]
+    known = [found for found in drawn if found is not None]
+    data = {str(card.run["fingerprints"]["data"]) for card in (*first, *second)}
+    if len(known) < len(drawn) or len(data) > 1:
         return None
-    stored = [_ranks(card, folder, _query_kind(direction, metric)) for card in cards]
-    if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
-        return None
-    drawn = [_drawn(card, folder, direction, metric) for card in cards]
-    parts = [each for each in drawn if each is not None]
-    if len(parts) < len(cards):
-        return None
-    difference = torch.stack(parts[len(first) :]).mean(0) - torch.stack(parts[: len(first)]).mean(0)
-    one, other = (
-        mean(value for value in (_value(card, direction, metric) for card in side) if value is not None)
-        for side in (first, second)
-    )
-    return Comparison(percentile_interval(other - one, difference), _p_value(first, second, folder, direction, metric))
-
-
-def _p_value(
-    first: Sequence[Card], second: Sequence[Card], folder: Path, direction: CardDirection, metric: str
-) -> float:
-    if metric == "MdR":
-        return math.nan
-    if metric != "SumR":
-        one, group = _averaged(first, folder, direction, metric)
-        other, _ = _averaged(second, folder, direction, metric)
-        return exchange_p_value(other - one, group, resamples=RESAMPLES)
-    # A video's share of SumR: that of its texts and its own.
     shares, groups = [], []
-    for each in ("text_to_video", "video_to_text"):
-        one, group = _averaged(first, folder, each, "RSum")
-        other, _ = _averaged(second, folder, each, "RSum")
-        shares.append((other - one) / len(group))
-        groups.append(group)
-    return exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES)
+    for kind, part in _parts(direction, metric):
+        stored = [_ranks(card, folder, kind) for card in (*first, *second)]
+        if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
+            return None
+        shares.append(_difference([_per_query(part)(ranks) for ranks, _ in stored], len(first)) / len(stored[0][1]))
+        groups.append(stored[0][1])
+    estimate = _difference([torch.tensor(_value(card, direction, metric)) for card in (*first, *second)], len(first))
+    interval = percentile_interval(float(estimate), _difference(known, len(first)))
+    if metric == "MdR":
+        return Comparison(interval, math.nan)
+    return Comparison(interval, exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES))
 
 
-def _averaged(cards: Sequence[Card], folder: Path, direction: CardDirection, metric: str) -> tuple[Tensor, Tensor]:
-    """Per-query values over seeds, and the video of each query."""
-    found = per_query(metric)
-    assert found is not None
-    stored = [_ranks(card, folder, _query_kind(direction, metric)) for card in cards]
-    return torch.stack([found[0](ranks) for ranks, _ in stored]).mean(0), stored[0][1]
+def _difference(values: Sequence[Tensor], first: int) -> Tensor:
+    """Mean of all but the first values, minus the mean of those."""
+    return torch.stack([*values[first:]]).double().mean(0) - torch.stack([*values[:first]]).double().mean(0)
 
 
-def _data(card: Card) -> str:
-    return str(card.run["fingerprints"]["data"])
+def _value(card: Card, direction: CardDirection, metric: str) -> float:
+    """A metric as the card has it; NaN where it does not."""
+    accuracy = card.accuracy()
+    if metric == "accuracy" or accuracy is not None:
+        return math.nan if metric != "accuracy" or accuracy is None else accuracy
+    if metric == "SumR":
+        return float(card.results["sum_of_recalls"]) if card.results else math.nan
+    return card.metrics(direction).get(metric, math.nan)
+
+
+def _parts(direction: CardDirection, metric: str) -> tuple[tuple[QueryKind, str], ...]:
+    """Whose values per query a metric adds up: a video's share of SumR is that of its texts and its own."""
+    if metric == "SumR":
+        return ("text_to_video", "RSum"), ("video_to_text", "RSum")
+    return (("question" if metric == "accuracy" else direction, metric),)
+
+
+def _per_query(metric: str) -> PerQuery:
+    if metric == "RSum":
+        return lambda ranks: torch.stack([recall_values(k)(ranks) for k in RECALLS]).sum(0)
+    if metric in ("MnR", "MdR"):
+        return Ranks.expected
+    return recall_values(1 if metric == "accuracy" else int(metric[2:]))
+
+
+def _drawn(card: Card, folder: Path, direction: CardDirection, metric: str) -> Tensor | None:
+    """A metric over draws of queries, of which both directions of SumR draw the same videos; None without."""
+    if math.isnan(_value(card, direction, metric)):
+        return None
+    parts = _parts(direction, metric)
+    videos = [_ranks(card, folder, kind)[1].unique() for kind, _ in parts]
+    if not torch.equal(videos[0], videos[-1]):
+        return None
+    return torch.stack([_resampled(card.key, folder, _written(card, folder), *part) for part in parts]).sum(0)
+
+
+# A baseline is read and drawn for every run that is compared with it, and a run for every metric.
+@lru_cache(maxsize=256)
+def _resampled(key: str, folder: Path, written: int, kind: QueryKind, metric: str) -> Tensor:
+    ranks, video = _read(key, folder, written, kind)
+    return resample(_per_query(metric)(ranks), video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
+
+
+@lru_cache(maxsize=256)
+def _read(key: str, folder: Path, _written: int, kind: QueryKind) -> tuple[Ranks, Tensor]:
+    return read_ranks(key, folder, kind)
+
+
+def _ranks(card: Card, folder: Path, kind: QueryKind) -> tuple[Ranks, Tensor]:
+    return _read(card.key, folder, _written(card, folder), kind)
+
+
+def _written(card: Card, folder: Path) -> int:
+    """When a run's ranks were written: made again, they are read again."""
+    return ranks_path(card_path(folder, card.key)).stat().st_mtime_ns
 
 
 def unrelated_queries(card: Card, folder: Path, direction: CardDirection) -> tuple[int, int, float]:
