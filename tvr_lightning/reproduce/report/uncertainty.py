@@ -94,14 +94,14 @@ def compare_runs(
             return None
         shares.append(_difference([_per_query(part)(ranks) for ranks, _ in stored], len(first)) / len(stored[0][1]))
         groups.append(stored[0][1])
-    estimate = _difference([torch.tensor(_value(card, direction, metric)) for card in (*first, *second)], len(first))
-    interval = percentile_interval(float(estimate), _difference(known, len(first)))
+    values = torch.tensor([_value(card, direction, metric) for card in (*first, *second)], dtype=torch.float64)
+    interval = percentile_interval(float(_difference(values, len(first))), _difference(known, len(first)))
     if metric == "MdR":
         return Comparison(interval, math.nan)
     return Comparison(interval, exchange_p_value(torch.cat(shares), torch.cat(groups), resamples=RESAMPLES))
 
 
-def _difference(values: Sequence[Tensor], first: int) -> Tensor:
+def _difference(values: Sequence[Tensor] | Tensor, first: int) -> Tensor:
     """Mean of all but the first values, minus the mean of those."""
     return torch.stack([*values[first:]]).double().mean(0) - torch.stack([*values[:first]]).double().mean(0)
 
