@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,11 +24,8 @@ class EngineError(UserError, ValueError):
     """An engine cannot be used, or its options conflict; the message says what to do."""
 
 
-class Job(Protocol):
-    """A process that was started."""
-
-    def status(self) -> int | None:
-        """Return the exit status; None while it runs."""
+Job = Callable[[], int | None]
+"""Says how a process that was started has ended: its exit status; None while it runs."""
 
 
 class Engine(Protocol):
@@ -68,20 +67,11 @@ class ForkingEngine:
         # Not daemonic: daemons may not start the processes that decode videos.
         process = self._context.Process(target=_forked, args=(task, task.with_name(LOG)))
         process.start()
-        return _Forked(process)
+        return lambda: process.exitcode
 
 
 def _forked(task: Path, log: Path) -> None:
     sys.exit(run_task_logged(task, log))
-
-
-@dataclass
-class _Forked:
-    process: Any
-
-    def status(self) -> int | None:
-        """Return the exit status; None while it runs."""
-        return self.process.exitcode
 
 
 class CommandEngine:
@@ -95,24 +85,9 @@ class CommandEngine:
 
     def start(self, task: Path) -> Job:
         """Start what a task file says."""
+        command = [sys.executable, "-m", "tvr_lightning.reproduce.runs.execute", str(task)]
         with task.with_name(LOG).open("w", encoding="utf-8") as log:
-            return _Command(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tvr_lightning.reproduce.runs.execute", str(task)],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                )
-            )
-
-
-@dataclass
-class _Command:
-    process: subprocess.Popen[bytes]
-
-    def status(self) -> int | None:
-        """Return the exit status; None while it runs."""
-        return self.process.poll()
+            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).poll
 
 
 @dataclass(frozen=True)
@@ -179,27 +154,21 @@ class SlurmEngine:
         if known.is_file():
             job = self._kind(self._folder, known.read_text(encoding="utf-8").strip())
             if not job.done():
-                return _Submitted(job, task)
+                return partial(_status, job, task)
         task.with_name(LOG).write_text("", encoding="utf-8")  # here, for the job's processes all write to it
         job = self._executor.submit(run_task_logged, task, task.with_name(LOG))
         known.write_text(job.job_id, encoding="utf-8")
-        return _Submitted(job, task)
+        return partial(_status, job, task)
 
 
-@dataclass
-class _Submitted:
-    job: Any
-    task: Path
-
-    def status(self) -> int | None:
-        """Return the exit status; None while it waits or runs."""
-        if not self.job.done():
-            return None
-        self.task.with_name(JOB).unlink(missing_ok=True)
-        failure = self.job.exception()
-        if failure is None:
-            return int(self.job.results()[0])
-        # Killed for time or memory, it could not say so itself.
-        with self.task.with_name(LOG).open("a", encoding="utf-8") as log:
-            log.write(f"{failure}\n")
-        return 1
+def _status(job: Any, task: Path) -> int | None:
+    if not job.done():
+        return None
+    task.with_name(JOB).unlink(missing_ok=True)
+    failure = job.exception()
+    if failure is None:
+        return int(job.results()[0])
+    # Killed for time or memory, it could not say so itself.
+    with task.with_name(LOG).open("a", encoding="utf-8") as log:
+        log.write(f"{failure}\n")
+    return 1

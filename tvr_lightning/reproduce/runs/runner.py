@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -108,32 +107,21 @@ def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | No
         CardError: a card in the folder cannot be used.
         RunnerError: another invocation makes runs in the same folder.
     """
-    with _locked(folders.out, log):
-        return _run_plan(plan, folders, log, engine)
-
-
-@contextmanager
-def _locked(out: Path, log: Log) -> Iterator[None]:
-    """Hold the folder: two invocations would write into each other's runs. The system drops the lock of the dead."""
-    out.mkdir(parents=True, exist_ok=True)
-    busy = RunnerError(f"another tvr reproduce works in {out}; wait for it, or give another --out")
-    with held(out / ".lock", busy, "start no second tvr reproduce in it", log):
-        yield
-
-
-def _run_plan(plan: Plan, folders: Folders, log: Log, engine: Engine | None) -> dict[str, Card]:
-    cards = read_cards(folders.cards)
-    for key in cards.keys() & plan.runs.keys():
-        _add_claims(plan.runs[key], cards[key], folders)
-    todo = open_runs(plan, cards)
-    fixture = plan.setting.fixture_videos
-    if fixture is not None:
-        for dataset in dict.fromkeys(run.dataset for run in todo):
-            write_fixture(dataset, plan.setting.root, fixture, log)
-    if engine is None:
-        engine = CommandEngine() if fixture is None else ForkingEngine()
-    _Invocation(plan, folders, log, engine, cards, waiting=todo, total=len(todo)).run_all()
-    return {key: card for key, card in cards.items() if key in plan.runs}
+    folders.out.mkdir(parents=True, exist_ok=True)
+    # Two invocations would write into each other's runs.
+    busy = RunnerError(f"another tvr reproduce works in {folders.out}; wait for it, or give another --out")
+    with held(folders.out / ".lock", busy, "start no second tvr reproduce in it", log):
+        cards = read_cards(folders.cards)
+        for key in cards.keys() & plan.runs.keys():
+            _add_claims(plan.runs[key], cards[key], folders)
+        todo, fixture = open_runs(plan, cards), plan.setting.fixture_videos
+        if fixture is not None:
+            for dataset in dict.fromkeys(run.dataset for run in todo):
+                write_fixture(dataset, plan.setting.root, fixture, log)
+        if engine is None:
+            engine = CommandEngine() if fixture is None else ForkingEngine()
+        _Invocation(folders, log, engine, cards, waiting=todo, total=len(todo)).run_all()
+        return {key: card for key, card in cards.items() if key in plan.runs}
 
 
 def _add_claims(run: PlannedRun, card: Card, folders: Folders) -> None:
@@ -148,7 +136,6 @@ def _add_claims(run: PlannedRun, card: Card, folders: Folders) -> None:
 class _Invocation:
     """The runs that are still to be made, those that run, and what has come of the others."""
 
-    plan: Plan
     folders: Folders
     log: Log
     engine: Engine
@@ -182,7 +169,7 @@ class _Invocation:
 
     def _collect(self, run: PlannedRun) -> None:
         _, job, began = self.running[run.key]
-        status = job.status()
+        status = job()
         if status is not None:
             del self.running[run.key]
             self._finish(run, self._card(run, status, began))

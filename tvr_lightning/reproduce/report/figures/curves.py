@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,24 +32,14 @@ _PANELS = (
 )
 
 
-@dataclass
-class Curve:
-    """One logged value.
-
-    Attributes:
-        steps: (K,) int64, optimiser steps, rising.
-        values: (K,) float64.
-    """
-
-    steps: np.ndarray
-    values: np.ndarray
-
-
-def read_curves(card: Card) -> dict[str, Curve]:
+def read_curves(card: Card) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Read what the training run behind a card logged; empty where its events are gone or it only evaluated.
 
     Args:
         card: finished, with a checkpoint in the folder that Lightning logged to.
+
+    Returns:
+        Name of each logged value to its (K,) int64 optimiser steps, rising, and (K,) float64 values.
     """
     if card.checkpoint is None or card.run["verb"] != "fit":
         return {}
@@ -64,7 +53,7 @@ def read_curves(card: Card) -> dict[str, Curve]:
                     if array.size == 1 and array.dtype.kind == "f":
                         points.setdefault(value.tag, {})[int(event.step)] = float(array)
     return {
-        tag: Curve(np.array(sorted(found)), np.array([found[step] for step in sorted(found)]))
+        tag: (np.array(sorted(found)), np.array([found[step] for step in sorted(found)]))
         for tag, found in points.items()
     }
 
@@ -89,11 +78,10 @@ def measure_curves(card: Card) -> Arrays:
         )
         return {"curves.missing": np.array(reason)}
     arrays: Arrays = {}
-    for tag, curve in curves.items():
-        arrays[f"curves.{tag}.steps"], arrays[f"curves.{tag}.values"] = curve.steps, curve.values
-    loss = curves.get("train/loss")
-    if loss is not None:
-        arrays["curves.loss_first"], arrays["curves.loss_last"] = np.array(loss.values[0]), np.array(loss.values[-1])
+    for tag, (steps, values) in curves.items():
+        arrays[f"curves.{tag}.steps"], arrays[f"curves.{tag}.values"] = steps, values
+        if tag == "train/loss":
+            arrays["curves.loss_first"], arrays["curves.loss_last"] = np.array(values[0]), np.array(values[-1])
     return arrays
 
 
