@@ -107,7 +107,7 @@ VERBS = (
         "tvr_lightning.reproduce.report.report_verb:run_report",
         ("directory",),
     ),
-    Verb("profile", "measure what a method costs", "tvr_lightning.reproduce.profile_verb:run_profile"),
+    Verb("profile", "measure what a method costs", "tvr_lightning.reproduce.profile.verb:run_profile"),
 )
 
 
