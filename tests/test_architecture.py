@@ -9,7 +9,7 @@ PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
     "_version", "_torchvision", "errors", "progress", "files", "options", "checkpoints", "features", "media", "store",
     "data", "synthetic", "encoders", "extract", "layers", "pairwise", "training", "evaluation", "methods", "trained",
-    "explain", "recipe", "authors", "audit", "reproduce", "search", "verbs", "cli",
+    "explain", "recipe", "authors", "audit", "reproduce", "search", "testing", "verbs", "cli",
 ]  # fmt: skip
 
 

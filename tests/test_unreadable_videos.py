@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from gloo import run_processes
 
 import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
+from tvr_lightning.testing import run_processes
 
 # isort: split
 import lightning.pytorch as pl

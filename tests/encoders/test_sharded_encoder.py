@@ -3,12 +3,12 @@
 import warnings
 
 import torch
-from gloo import run_processes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.testing import run_processes
 
 
 def outputs(encoder):

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_processes
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -16,6 +15,7 @@ from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ra
 from tvr_lightning.evaluation.sources import Shard
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.testing import run_processes
 
 
 def text_features(sentence: torch.Tensor) -> TextFeatures:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from gloo import run_processes
 from safetensors.torch import load_file
 
 from tvr_lightning.evaluation.metrics import (
@@ -21,6 +20,7 @@ from tvr_lightning.evaluation.metrics import (
     summarize,
 )
 from tvr_lightning.evaluation.ranks import Ranks, count_ranks, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.testing import run_processes
 
 
 def released(cases: Path, name: str) -> dict[str, float]:

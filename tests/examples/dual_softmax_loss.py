@@ -9,16 +9,15 @@ Deviations:
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import mean_pooling_similarity
-from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.losses import info_nce
-from tvr_lightning.training.optim import OptimizerConfig
 
 
 def revised(logits: Tensor, queries: int, temperature: float) -> Tensor:
@@ -40,28 +39,15 @@ class DualSoftmaxLoss(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
         prior_temperature: what the logits are divided by inside the prior (released: 1000).
+        **options: shared by all methods; see `RetrievalModule`.
 
     Raises:
         ValueError: the temperature is not positive.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        prior_temperature: float = 1000.0,
-    ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+    def __init__(self, encoder: Encoder, prior_temperature: float = 1000.0, **options: Any) -> None:
+        super().__init__(encoder, **options)
         if prior_temperature <= 0:
             raise ValueError(f"prior_temperature is {prior_temperature}; it must be above 0")
         self.prior_temperature = prior_temperature

@@ -11,6 +11,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.reproduce.ledger import read_deviations
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.testing import MethodContract
 
 HERE = Path(__file__).parent
 FIXTURE = HERE.parent.parent / "recipes" / "fixture.yaml"
@@ -42,7 +43,13 @@ def test_its_deviations_are_in_the_ledger_s_form():
     assert topics == ["factor", "temperature of the prior"]
 
 
-def test_it_trains_ten_steps_and_passes_the_audit(tmp_path):
+class TestDualSoftmaxLoss(MethodContract):
+    """What every method must keep."""
+
+    recipe = HERE / "dual_softmax_loss.yaml"
+
+
+def test_it_trains_ten_steps_and_searches(tmp_path, capsys):
     synthesize("msrvtt", tmp_path, 20, 0, workers=1, progress=False)
     options = [
         f"--config={HERE / 'dual_softmax_loss.yaml'}", f"--config={FIXTURE}", f"--data.init_args.root={tmp_path}",
@@ -52,18 +59,13 @@ def test_it_trains_ten_steps_and_passes_the_audit(tmp_path):
     steps = ["--trainer.max_epochs=10", "--trainer.max_steps=10", "--trainer.check_val_every_n_epoch=5"]
     assert main(["fit", *options, *steps, f"--results.directory={tmp_path / 'runs'}"]) == 0
     (run,) = (tmp_path / "runs").glob("*/version_0")
-    assert json.loads((run / "results.json").read_text())["partial"] is False
-    checkpoint = run / "checkpoints" / "last.ckpt"
-    assert torch.load(checkpoint, weights_only=True)["global_step"] == 10
-    assert main(["audit", *configured(tmp_path), f"--ckpt={checkpoint}"]) == 0
-
-
-def configured(root: Path) -> list[str]:
-    """Recipes alone, as `tvr audit` takes them."""
-    overlay = root / "overlay.yaml"
-    overlay.write_text(
-        f"data: {{init_args: {{root: {root}, num_workers: 0, frames: 2}}}}\n"
-        "model: {init_args: {encoder: {init_args: {width: 64}}}}\n",
-        encoding="utf-8",
-    )
-    return [f"--config={path}" for path in (HERE / "dual_softmax_loss.yaml", FIXTURE, overlay)]
+    assert json.loads((run / "results.json").read_text())["audit"]["passed"] is True
+    videos, out = sorted(map(str, (tmp_path / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")
+    trust = ["--trust", "examples.dual_softmax_loss"]
+    index = ["index", *videos, "--out", out, "--ckpt", str(run / "checkpoints" / "last.ckpt")]
+    assert main(index) == 1
+    assert "--trust examples.dual_softmax_loss" in capsys.readouterr().err
+    assert main([*index, *trust]) == 0
+    capsys.readouterr()
+    assert main(["search", "a red ball", "--index", out, "--top", "1", *trust]) == 0
+    assert Path(videos[0]).parent.name in capsys.readouterr().out

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run_processes
 from torch import Tensor
 
 from tvr_lightning.features import TextFeatures
+from tvr_lightning.testing import run_processes
 from tvr_lightning.training.distributed import gather_objects, gather_record, gather_tensor
 from tvr_lightning.training.losses import info_nce
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from scale_models import BATCH, build, pairs
+from scale_models import build, pairs
 from torch import Tensor
 
 from tvr_lightning.features import Record
@@ -22,7 +22,7 @@ def gradients(name: str, chunk: int | None) -> dict[str, Tensor]:
     method.optimizer_config = OptimizerConfig(gradient_cache=chunk)
     method.log = method.log_dict = lambda *args, **kwargs: None
     torch.manual_seed(1)
-    method.training_step(pairs(BATCH), 0).backward()
+    method.training_step(pairs(method), 0).backward()
     return {key: parameter.grad for key, parameter in method.named_parameters() if parameter.grad is not None}
 
 

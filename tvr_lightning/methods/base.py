@@ -49,9 +49,15 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
 
     Raises:
         ValueError: more words than the encoder takes, or `gather: local` with a loss that needs all scores together.
+
+    Attributes:
+        needs_patches: whether `score` reads patches, which stored features must hold then.
+        reads_padding: whose padding, of `words` or `frames`, enters the scores, as in some released codes.
+        protocol: how the method is evaluated.
     """
 
     needs_patches = False
+    reads_padding: tuple[str, ...] = ()
     protocol: Protocol = "query"
 
     def __init__(

@@ -297,6 +297,7 @@ class DRL(RetrievalModule):
         if decorrelation is None:
             decorrelation = ChannelDecorrelation("weighted" if interaction == "wti" else "none")
         self.decorrelation = decorrelation
+        self.reads_padding = ("words", "frames") if interaction != "dp" and mask_fill != "exclude" else ()
         self.head = DRLHead(encoder.dimension, interaction, weight_layers or 2, mask_fill or "zero")
 
     @staticmethod

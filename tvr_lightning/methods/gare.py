@@ -371,6 +371,7 @@ class GARE(RetrievalModule):
         memory_budget: int | None = None,
     ) -> None:
         super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
+        self.reads_padding = () if mask_frames else ("frames",)
         if temporal_layers < 0:
             raise ValueError(f"temporal_layers is {temporal_layers}; it must be at least 0")
         if fixed_temperature is not None:

@@ -373,6 +373,7 @@ class TCMGC(RetrievalModule):
         memory_budget: int | None = None,
     ) -> None:
         super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
+        self.reads_padding = (*(() if mask_words else ("words",)), *(() if mask_frames else ("frames",)))
         if temporal_layers < 0:
             raise ValueError(f"temporal_layers is {temporal_layers}; it must be at least 0")
         if temporal_layers and not conditioning and not {"video_sentence", "video_word"} & set(contrasts):

@@ -220,6 +220,7 @@ class UCoFiA(RetrievalModule):
         if similarity_aggregation == "mean" and softmax_lambda != 100.0:
             raise ValueError("similarity_aggregation: mean has no softmax; drop softmax_lambda")
         self.needs_patches = "word_patch" in scores
+        self.reads_padding = ("words", "frames") if set(scores) - {"video_sentence"} else ()
         self.temporal = temporal_transformer(encoder, temporal_layers, frames) if temporal_layers else None
         selection = patch_selection or PatchSelectionConfig()
         self.selector = PatchSelector(encoder.dimension, selection) if self.needs_patches else None

@@ -241,6 +241,7 @@ class XCLIP(RetrievalModule):
         mask_frames: bool = False,
     ) -> None:
         super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
+        self.reads_padding = (*(() if mask_words else ("words",)), *(() if mask_frames else ("frames",)))
         contrasts = tuple(contrasts)
         self._check(similarity_header, temporal_layers, contrasts, aggregation, softmax_temperature)
         fine = set(contrasts) - {"video_sentence"}
