@@ -12,10 +12,10 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import SinkhornBias
 from tvr_lightning.layers.stochastic import Prior
 from tvr_lightning.methods import DPDV, GAID, GARE, NCL, TCMGC, TMASS, CLIP4Clip, XPool
-from tvr_lightning.methods.dpdv_options import DivergenceConfig
-from tvr_lightning.methods.gaid import Fusion, GateText, LossWeighting, Perturbation
-from tvr_lightning.methods.gare_options import BottleneckConfig, PoolingConfig
-from tvr_lightning.methods.tcmgc_options import AttentionConfig, DecorrelationConfig, ScoreAggregation, ScoreScale
+from tvr_lightning.methods.dpdv.options import DivergenceConfig
+from tvr_lightning.methods.gaid.method import Fusion, GateText, LossWeighting, Perturbation
+from tvr_lightning.methods.gare.options import BottleneckConfig, PoolingConfig
+from tvr_lightning.methods.tcmgc.options import AttentionConfig, DecorrelationConfig, ScoreAggregation, ScoreScale
 from tvr_lightning.methods.tmass import StochasticConfig
 from tvr_lightning.methods.xpool import CrossAttentionConfig
 

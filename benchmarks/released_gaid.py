@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gaid import GAIDConfig, GAIDHead
+from tvr_lightning.methods.gaid.method import GAIDConfig, GAIDHead
 from tvr_lightning.methods.xpool import CrossAttentionConfig
 
 

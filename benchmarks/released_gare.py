@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GAREHead
-from tvr_lightning.methods.gare_options import GAREConfig, IncrementConfig
+from tvr_lightning.methods.gare.method import GAREHead
+from tvr_lightning.methods.gare.options import GAREConfig, IncrementConfig
 
 
 def released_block(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> Tensor:

@@ -30,8 +30,8 @@ from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import ClipEncoder, Encoder, TinyClipEncoder
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare_options import IncrementConfig
-from tvr_lightning.methods.tcmgc_options import AttentionConfig
+from tvr_lightning.methods.gare.options import IncrementConfig
+from tvr_lightning.methods.tcmgc.options import AttentionConfig
 from tvr_lightning.methods.xpool import CrossAttentionConfig
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 

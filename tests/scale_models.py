@@ -21,8 +21,8 @@ from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.methods import DPDV, DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare_options import IncrementConfig
-from tvr_lightning.methods.tcmgc_options import AttentionConfig
+from tvr_lightning.methods.gare.options import IncrementConfig
+from tvr_lightning.methods.tcmgc.options import AttentionConfig
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.methods.xpool import CrossAttentionConfig
 

@@ -15,7 +15,7 @@ from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import Prior, trial_draws
-from tvr_lightning.methods.gaid import GAID, GAIDConfig, GAIDHead, pair_weights
+from tvr_lightning.methods.gaid.method import GAID, GAIDConfig, GAIDHead, pair_weights
 from tvr_lightning.methods.xpool import CrossAttentionConfig
 from tvr_lightning.parity.case import load_case
 from tvr_lightning.parity.report import check_case

@@ -16,7 +16,7 @@ from tvr_lightning.audit.audit import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import (
+from tvr_lightning.methods.gare.method import (
     GARE,
     GAREHead,
     directional_diversity,
@@ -24,7 +24,7 @@ from tvr_lightning.methods.gare import (
     relaxed_bottleneck,
     trust_region_step,
 )
-from tvr_lightning.methods.gare_options import (
+from tvr_lightning.methods.gare.options import (
     BottleneckConfig,
     DirectionConfig,
     GAREConfig,

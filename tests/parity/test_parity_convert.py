@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from tvr_lightning.authors.convert import convert, run_convert
 from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.methods.clip4clip import CLIP4Clip
-from tvr_lightning.methods.tcmgc import TCMGC
+from tvr_lightning.methods.tcmgc.method import TCMGC
 from tvr_lightning.parity.case import ParityError, load_case
 from tvr_lightning.parity.encoder import clip_sizes, encode_case, encoder_configuration
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, rename
-from tvr_lightning.layers.clustering import dpc_knn
-from tvr_lightning.layers.patch_merging import PatchMergingConfig, PatchMergingStage
+from tvr_lightning.methods.dpdv.clustering import dpc_knn
+from tvr_lightning.methods.dpdv.patch_merging import PatchMergingConfig, PatchMergingStage
 from tvr_lightning.parity.case import ParityCase
 
 NAMES = NameMap(

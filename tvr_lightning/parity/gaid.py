@@ -13,7 +13,7 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.wav2vec2 import Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import WhisperEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gaid import GAID, GAIDConfig, GAIDHead
+from tvr_lightning.methods.gaid.method import GAID, GAIDConfig, GAIDHead
 from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder
 from tvr_lightning.parity.tmass import UNUSED, WEIGHTED, check_frames

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GARE, directional_diversity, norm_variance, relaxed_bottleneck
-from tvr_lightning.methods.gare_options import BottleneckConfig, DirectionConfig, NormVarianceConfig, PoolingConfig
+from tvr_lightning.methods.gare.method import GARE, directional_diversity, norm_variance, relaxed_bottleneck
+from tvr_lightning.methods.gare.options import BottleneckConfig, DirectionConfig, NormVarianceConfig, PoolingConfig
 from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder, count_blocks, encode_case, first_pairs
 

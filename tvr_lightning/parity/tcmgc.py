@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.tcmgc import TCMGC, AttentionConfig, DecorrelationConfig
+from tvr_lightning.methods.tcmgc.method import TCMGC, AttentionConfig, DecorrelationConfig
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder, count_blocks, encode_case, first_pairs

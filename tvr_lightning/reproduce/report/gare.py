@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE, NCL
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare import trust_region_step
+from tvr_lightning.methods.gare.method import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.drawing import (
     COLOURS,

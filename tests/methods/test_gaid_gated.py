@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tvr_lightning.pairwise import DensePairVectors, GatedAttention, PairVectors
-from tvr_lightning.pairwise.gated import blended_square
+from tvr_lightning.methods.gaid.gated import GatedAttention, blended_square
+from tvr_lightning.pairwise import DensePairVectors, PairVectors
 
 N, M, F, D = 4, 3, 5, 12
 

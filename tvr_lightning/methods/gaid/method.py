@@ -43,7 +43,6 @@ from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
-from tvr_lightning.layers.gate import Gate
 from tvr_lightning.layers.stochastic import (
     Prior,
     Radius,
@@ -54,9 +53,10 @@ from tvr_lightning.layers.stochastic import (
     trial_draws,
 )
 from tvr_lightning.methods.base import Protocol, RetrievalModule
+from tvr_lightning.methods.gaid.gate import Gate
+from tvr_lightning.methods.gaid.gated import GatedAttention, blended_square
 from tvr_lightning.methods.xpool import CrossAttentionConfig, PairwiseForm, block_budget, check_form, chosen_form
-from tvr_lightning.pairwise import DensePairVectors, GatedAttention, Pairwise, score_in_blocks
-from tvr_lightning.pairwise.gated import blended_square
+from tvr_lightning.pairwise import DensePairVectors, Pairwise, score_in_blocks
 from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.losses import LogitMap, info_nce, positive_weights
 from tvr_lightning.training.optim import OptimizerConfig

@@ -31,10 +31,11 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.clip4clip import masked_mean
-from tvr_lightning.methods.gare_options import (
+from tvr_lightning.methods.gare.increment import IncrementNetwork
+from tvr_lightning.methods.gare.options import (
     BottleneckConfig,
     DirectionConfig,
     GAREConfig,
@@ -44,7 +45,7 @@ from tvr_lightning.methods.gare_options import (
     PoolingConfig,
     Side,
 )
-from tvr_lightning.pairwise import DensePairVectors, IncrementNetwork, PairVectors, Pairwise, score_in_blocks
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, Pairwise, score_in_blocks
 from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.losses import info_nce
 from tvr_lightning.training.optim import OptimizerConfig
