@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mechanisms_training import Build, sound_encoder
 from mechanisms_worlds import FRAMES, WORDS
@@ -14,7 +15,7 @@ from tvr_lightning.layers.stochastic import Prior
 from tvr_lightning.methods import DPDV, GAID, GARE, NCL, TCMGC, TMASS, CLIP4Clip, XPool
 from tvr_lightning.methods.dpdv.options import DivergenceConfig
 from tvr_lightning.methods.gaid.method import Fusion, GateText, LossWeighting, Perturbation
-from tvr_lightning.methods.gare.options import BottleneckConfig, PoolingConfig
+from tvr_lightning.methods.gare import Bottleneck, GAREOptions, MeanPooling, NoIncrement
 from tvr_lightning.methods.tcmgc.options import AttentionConfig, DecorrelationConfig, ScoreAggregation, ScoreScale
 from tvr_lightning.methods.tmass import StochasticConfig
 from tvr_lightning.methods.xpool import CrossAttentionConfig
@@ -162,25 +163,11 @@ def tmass(prior: Prior | None = None, support_weight: float = 0.8) -> Build:
     return make
 
 
-def gare(
-    use_increment: bool = True,
-    pooling: PoolingConfig | None = None,
-    bottleneck: BottleneckConfig | None = None,
-    fixed_temperature: float | None = None,
-) -> Build:
+def gare(**options: Any) -> Build:
     """Return GARE without temporal layers; dropout as released."""
 
     def make(encoder: TinyClipEncoder) -> GARE:
-        return GARE(
-            encoder,
-            words=WORDS,
-            frames=FRAMES,
-            temporal_layers=0,
-            use_increment=use_increment,
-            pooling=pooling,
-            bottleneck=bottleneck,
-            fixed_temperature=fixed_temperature,
-        )
+        return GARE(encoder, words=WORDS, frames=FRAMES, gare=GAREOptions(temporal_layers=0, **options))
 
     return make
 
@@ -230,7 +217,7 @@ EXPERIMENTS = (
         "GARE",
         "an increment per pair absorbs the gradient of false negatives",
         "false negatives",
-        (Arm("GARE without increments", gare(use_increment=False)), Arm("GARE", gare())),
+        (Arm("GARE without increments", gare(increment=NoIncrement())), Arm("GARE", gare())),
     ),
     Experiment(
         "sound",
@@ -291,15 +278,13 @@ LEAKING = (("GAID", _SOUND, _GAID), ("TMASS", _PARTIAL, _TMASS))
 """Methods with a released protocol that leaks: class name, world, and arm."""
 
 DEVIATIONS = (
-    Deviation(
-        "GARE", "pooling", "false negatives", _GARE, Arm("the paper's mean", gare(pooling=PoolingConfig("mean")))
-    ),
+    Deviation("GARE", "pooling", "false negatives", _GARE, Arm("the paper's mean", gare(pooling=MeanPooling()))),
     Deviation(
         "GARE",
         "information bottleneck",
         "false negatives",
         _GARE,
-        Arm("the paper's 0.07 times the mean", gare(bottleneck=BottleneckConfig(weight=0.07, reduction="mean"))),
+        Arm("the paper's 0.07 times the mean", gare(bottleneck=Bottleneck(weight=0.07, reduction="mean"))),
     ),
     Deviation(
         "GARE", "temperature", "false negatives", _GARE, Arm("the paper's fixed 0.01", gare(fixed_temperature=0.01))

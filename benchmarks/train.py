@@ -30,16 +30,16 @@ from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import ClipEncoder, Encoder, TinyClipEncoder
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare.options import IncrementConfig
+from tvr_lightning.methods.gare import GapIncrement, GAREOptions
 from tvr_lightning.methods.tcmgc.options import AttentionConfig
 from tvr_lightning.methods.xpool import CrossAttentionConfig
+from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 
 METHODS = ("CLIP4Clip", "XCLIP", "DRL", "UCoFiA", "XPool", "TMASS", "GARE", "TCMGC")
 TWO_FORMS = {
     "XPool": CrossAttentionConfig,
     "TMASS": CrossAttentionConfig,
-    "GARE": IncrementConfig,
     "TCMGC": AttentionConfig,
 }
 PARTS = ("data", "encode", "loss", "backward", "optimizer")
@@ -120,11 +120,15 @@ def build(name: str, form: str, size: Size, options: argparse.Namespace) -> Retr
     """Return a method with seeded weights, dropout off where it has two forms."""
     torch.manual_seed(0)
     extra: dict[str, Any] = {"keep_rate": 0.4} if name == "TCMGC" else {}
-    if form:
+    if form and name == "GARE":
+        extra["gare"] = GAREOptions(increment=GapIncrement(dropout=0.0))
+    elif form:
         config = TWO_FORMS[name](dropout=0.0)
         extra |= {"form": "dense" if form == "plain" else form}
-        extra["increment" if name == "GARE" else "attention"] = config
+        extra["attention"] = config
     method = getattr(methods, name)(build_encoder(options.papers), words=size.words, frames=size.frames, **extra)
+    if form and name == "GARE":
+        method.head.required_form = PairVectors if form == "factorised" else DensePairVectors
     return method.to(options.device).train()
 
 

@@ -21,7 +21,7 @@ from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.methods import DPDV, DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare.options import IncrementConfig
+from tvr_lightning.methods.gare import GapIncrement, GAREOptions
 from tvr_lightning.methods.tcmgc.options import AttentionConfig
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.methods.xpool import CrossAttentionConfig
@@ -46,7 +46,7 @@ def build(name: str, gather: str = "global") -> pl.LightningModule:
         "XPool": lambda: XPool(**common, attention=attention),
         "TMASS": lambda: TMASS(**common, attention=attention),
         "GAID": lambda: GAID(**common, attention=attention, audio_encoder=TinyWav2Vec2Encoder()),
-        "GARE": lambda: GARE(**common, increment=IncrementConfig(dropout=0.0), **temporal),
+        "GARE": lambda: GARE(**common, gare=GAREOptions(**temporal, increment=GapIncrement(dropout=0.0))),
         "TCMGC": lambda: TCMGC(**common, keep_rate=0.4, attention=AttentionConfig(dropout=0.0), **temporal),
         "DPDV": lambda: DPDV(**common, captions=2, recover_captions=1),
         "NCL": lambda: NCL(**common, queue_size=20),

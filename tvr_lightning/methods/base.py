@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -31,6 +31,7 @@ from tvr_lightning.evaluation.sealed import SealedTrainer
 from tvr_lightning.evaluation.sources import Shard
 from tvr_lightning.extract.check import check_store
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.ranges import Kind
 from tvr_lightning.training.distributed import (
     Gather,
     gather_batches,
@@ -119,7 +120,9 @@ class RetrievalModule(LightningModule):
             if isinstance(value, nn.Module) or callable(value):
                 del self.hparams[name]
             elif is_dataclass(value) and not isinstance(value, type):
-                self.hparams[name] = {key: _plain(item) for key, item in asdict(value).items()}
+                self.hparams[name] = _plain(value)
+        # So that load_from_checkpoint makes classes of what the lines above wrote down, as it does of a recipe's.
+        self.hparams.setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
         if words > encoder.context_length:
             raise ValueError(
                 f"words: {words} exceeds the encoder's context of {encoder.context_length} tokens; "
@@ -554,8 +557,12 @@ def _blank(batch: VideoBatch) -> VideoBatch:
 
 
 def _plain(value: Any) -> Any:
-    """Name a normaliser, so that checkpoints hold no objects."""
-    return value.name if isinstance(value, Normalizer) else value
+    """Write options as recipes do, and name a normaliser, so that checkpoints hold no objects."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Kind):
+        return {"class_path": f"{type(value).__module__}.{type(value).__name__}", "init_args": dict(vars(value))}
+    return value.name if isinstance(value, Normalizer) else list(value) if isinstance(value, tuple) else value
 
 
 def _in_memory(batches: list[tuple[Tensor, R]], device: torch.device) -> list[tuple[Tensor, R]]:

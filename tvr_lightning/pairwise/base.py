@@ -131,3 +131,7 @@ class Pairwise(ABC):
     def unit(self: P) -> P:
         """Return the vectors at length 1."""
         return self.scale(self.norm().reciprocal())
+
+    def cosine(self: P, other: P) -> Tensor:
+        """Return (M, N, Q) cosines with the vectors of the same pair in `other`."""
+        return self.inner(other) / (self.norm() * other.norm())

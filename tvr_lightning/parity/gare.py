@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare.method import GARE, directional_diversity, norm_variance, relaxed_bottleneck
-from tvr_lightning.methods.gare.options import BottleneckConfig, DirectionConfig, NormVarianceConfig, PoolingConfig
+from tvr_lightning.methods.gare import GARE, Bottleneck, GAREOptions, LogMeanExp, TextPooling, Variance
+from tvr_lightning.methods.gare.model import directional_diversity, norm_variance, relaxed_bottleneck
 from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder, count_blocks, encode_case, first_pairs
 
@@ -31,14 +32,7 @@ NAMES_WITHOUT_TEMPORAL = NameMap(NAMES.prefixes, (*NAMES.unused, "frame_position
 
 
 def import_gare(
-    checkpoint: Mapping[str, Tensor],
-    source: str,
-    words: int = 32,
-    frames: int = 12,
-    pooling: PoolingConfig | None = None,
-    bottleneck: BottleneckConfig | None = None,
-    norm_variance: NormVarianceConfig | None = None,
-    direction: DirectionConfig | None = None,
+    checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12, gare: GAREOptions | None = None
 ) -> GARE:
     """Build GARE from an authors' checkpoint; what shapes do not tell comes as arguments.
 
@@ -47,10 +41,7 @@ def import_gare(
         source: the file, for errors.
         words: text positions W that the method is for.
         frames: frames F that the method is for.
-        pooling: temperature of the pooling.
-        bottleneck: weight of the information bottleneck.
-        norm_variance: weight and floor.
-        direction: weight and alpha.
+        gare: options; `temporal_layers` is what the checkpoint has.
 
     Raises:
         ParityError: another method's checkpoint, unexpected or missing names, more than one layer in psi, or words and
@@ -67,16 +58,8 @@ def import_gare(
             f"{source}: {words} words and {frames} frames do not fit; the checkpoint has positions for "
             f"{encoder.context_length} of each"
         )
-    module = GARE(
-        encoder,
-        words=words,
-        frames=frames,
-        temporal_layers=temporal_layers,
-        pooling=pooling,
-        bottleneck=bottleneck,
-        norm_variance=norm_variance,
-        direction=direction,
-    )
+    options = dataclasses.replace(gare or GAREOptions(), temporal_layers=temporal_layers)
+    module = GARE(encoder, words=words, frames=frames, gare=options)
     names = NAMES if temporal_layers else NAMES_WITHOUT_TEMPORAL
     module.load_state_dict(rename(checkpoint, names, module.state_dict(), source))
     return module.eval()
@@ -93,10 +76,12 @@ def _module(case: ParityCase) -> GARE:
         str(case.path),
         words=case.input("input_ids").shape[1],
         frames=case.input("video").shape[1],
-        pooling=PoolingConfig(temperature=number("pooling_temperature", 3.0)),
-        bottleneck=BottleneckConfig(weight=number("kl_weight", 1e-4)),
-        norm_variance=NormVarianceConfig(weight=number("norm_weight", 0.01), floor=number("norm_floor", 0.5)),
-        direction=DirectionConfig(weight=number("direction_weight", 0.01), alpha=number("direction_alpha", 2.0)),
+        gare=GAREOptions(
+            pooling=TextPooling(number("pooling_temperature", 3.0)),
+            bottleneck=Bottleneck(number("kl_weight", 1e-4)),
+            norm_variance=Variance(number("norm_weight", 0.01), number("norm_floor", 0.5)),
+            direction=LogMeanExp(number("direction_weight", 0.01), number("direction_alpha", 2.0)),
+        ),
     )
 
 
@@ -105,12 +90,12 @@ def compute_gare(case: ParityCase) -> dict[str, Tensor]:
     module = _module(case)
     text, video = encode_case(case, module.encoder)
     related = module.encode_video(video)
-    scores = module.head(text, related, increments=True)
+    scores = module.head(text, related, True)
     pairs = first_pairs(text, related)
     terms = module.losses(pairs)
-    increment = module.head(pairs.text, pairs.video, increments=True).parts["increment"]
-    config = module.head.config
-    unbounded = NormVarianceConfig(floor=float("inf"))
+    increment = module.head(pairs.text, pairs.video, True).parts["increment"]
+    options = module.options
+    unbounded = Variance(floor=float("inf"))
     return {
         "feature.sentence": text.sentence,
         "feature.words": text.words,
@@ -121,8 +106,8 @@ def compute_gare(case: ParityCase) -> dict[str, Tensor]:
         "delta": scores.parts["increment"],
         "pooled_video": _pooled(module, text, related),
         "loss.info_nce": terms["info_nce"],
-        "loss.kl": relaxed_bottleneck(increment, config.bottleneck),
-        "loss.direction": directional_diversity(increment, config.direction),
+        "loss.kl": relaxed_bottleneck(increment, options.bottleneck),
+        "loss.direction": directional_diversity(increment, options.direction),
         "loss.norm_variance_unclamped": norm_variance(increment, unbounded),
         "loss.total": sum(terms.values(), increment.new_zeros(())),
     }
@@ -131,6 +116,5 @@ def compute_gare(case: ParityCase) -> dict[str, Tensor]:
 def _pooled(module: GARE, text: TextFeatures, video: VideoFeatures) -> Tensor:
     """Text-conditioned video vectors (N, M, D), the pooling of every pair."""
     head = module.head
-    texts = head.form.from_texts(text.sentence.unsqueeze(1), videos=len(video))
-    means = head.form.from_videos(head.mean_frames(video).unsqueeze(1), texts=len(text))
+    texts, means = head.of_texts(text.sentence, len(video)), head.of_videos(head.mean_frames(video), len(text))
     return head.pooled(texts, means, video).materialize().squeeze(2)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE, NCL
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare.method import trust_region_step
+from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.drawing import (
     COLOURS,
@@ -43,7 +43,7 @@ _GEOMETRY = (
 def gare_of(module: RetrievalModule) -> GARE | None:
     """Return the GARE with increments of texts that a method is or trains through NCL; None where there is none."""
     method = module.base if isinstance(module, NCL) else module
-    if isinstance(method, GARE) and method.head.psi is not None and method.head.config.increment.corrected == "text":
+    if isinstance(method, GARE) and method.head.psi is not None and method.options.increment.corrected == "text":
         return method
     return None
 
@@ -268,7 +268,7 @@ def measure_steps(material: Material) -> Arrays:
 
 @torch.no_grad()
 def _increments(method: GARE, pairs: PairedFeatures) -> Tensor:
-    return method.head(pairs.text, pairs.video, increments=True).parts["increment"]
+    return method.head(pairs.text, pairs.video, True).parts["increment"]
 
 
 def _increment_gradient(method: GARE, pairs: PairedFeatures, increment: Tensor) -> Tensor:
