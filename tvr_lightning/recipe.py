@@ -658,7 +658,7 @@ def _sound_checks(method: Namespace, encoder: str) -> list[Callable[[], object]]
         within = method.get(name)
         if isinstance(within, Namespace) and "init_args" in within:
             return _sound_checks(within.init_args, encoder)
-    if "audio_encoder" not in method or method.get("fusion") == "none":
+    if "audio_encoder" not in method or str(method.get("gaid.fusion.class_path")).endswith("NoFusion"):
         return []
     if method.audio_encoder is None:  # GAID then takes what goes with its encoder
         pretrained = encoder.rpartition(".")[2] == "ClipEncoder"

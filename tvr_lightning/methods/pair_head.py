@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ class PairHead(nn.Module, ABC):
         basis: K, vectors of one side that the vectors of a pair are sums of; 0 for a head without such vectors.
         slots: Q, vectors per pair.
         dropout: probability on the elements of pair vectors in training, which needs the vectors themselves.
+        extra: numbers that a pair takes while it is scored besides its vectors.
         side: whose vectors the basis holds: few of its items are scored at a time, against all of the other side.
         memory_gib: budget in GiB for what scoring pairs holds at a time.
 
@@ -41,11 +43,12 @@ class PairHead(nn.Module, ABC):
         basis: int = 0,
         slots: int = 1,
         dropout: float = 0.0,
+        extra: int = 0,
         side: Literal["video", "text"] = "video",
         memory_gib: float = 2.0,
     ) -> None:
         super().__init__()
-        self.dimension, self.basis, self.slots, self.pair_dropout = dimension, basis, slots, dropout
+        self.dimension, self.basis, self.slots, self.pair_dropout, self.extra = dimension, basis, slots, dropout, extra
         self.side: Literal["video", "text"] = side
         self.memory_gib = memory_gib
         self.required_form: type[Pairwise] | None = None
@@ -67,13 +70,14 @@ class PairHead(nn.Module, ABC):
         """Score any n prepared texts against any m prepared videos: `similarity` (n, m), and parts (n, m, ...)."""
 
     def pair_numbers(self, text: Record, video: Record) -> int:
-        """Return how many numbers a pair takes while it is scored: its vectors, eight times over.
+        """Return how many numbers a pair takes while it is scored: its vectors, eight times over, and what is extra.
 
         Args:
             text: prepared texts.
             video: prepared videos.
         """
-        return 8 * self.slots * (self.dimension if self.form is DensePairVectors else self.basis + 4)
+        vectors = 0 if not self.basis else self.dimension if self.form is DensePairVectors else self.basis + 4
+        return 8 * self.slots * vectors + self.extra
 
     def forward(self, text: TextFeatures, video: VideoFeatures, *given: Any) -> Scores:
         """Score N texts against M videos in float32 at least, whatever autocast says.
@@ -86,17 +90,21 @@ class PairHead(nn.Module, ABC):
         Returns:
             `similarity` (N, M) and the head's parts (N, M, ...).
         """
+        text, video = text.float(), video.float()
         with torch.autocast(text.sentence.device.type, enabled=False):
-            text, video = text.float(), video.float()
-            texts, videos = self.prepare(text, video)
-            return score_in_blocks(
-                lambda some, few: self.score(some, few, *given),
-                texts,
-                videos,
-                pair_bytes=text.sentence.element_size() * self.pair_numbers(texts, videos),
-                budget=self.block_bytes(text.sentence.device),
-                few=self.side,
-            )
+            return self.in_blocks(lambda some, few: self.score(some, few, *given), *self.prepare(text, video))
+
+    def in_blocks(self, score: Callable[[Any, Any], Scores], text: Record, video: Record) -> Scores:
+        """Score N prepared texts against M prepared videos with `score`, block by block."""
+        tensor = next(tensor for tensor in text.tensors() if tensor.is_floating_point())
+        return score_in_blocks(
+            score,
+            text,
+            video,
+            pair_bytes=tensor.element_size() * self.pair_numbers(text, video),
+            budget=self.block_bytes(tensor.device),
+            few=self.side,
+        )
 
     def block_bytes(self, device: torch.device) -> int:
         """Return the memory of one block: half of the budget, the other half is the evaluator's.

@@ -13,11 +13,14 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.wav2vec2 import Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import WhisperEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gaid.method import GAID, GAIDConfig, GAIDHead
+from tvr_lightning.methods.gaid import GAID, GAIDOptions, GatedFusion
+from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
+from tvr_lightning.methods.released import score_gaid
+from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder
 from tvr_lightning.parity.tmass import UNUSED, WEIGHTED, check_frames
-from tvr_lightning.parity.xpool import case_attention, case_scale, check_words, embedded, imported_attention, load
+from tvr_lightning.parity.xpool import case_attention, case_scale, check_words, embedded, load
 
 HEAD_NAMES = (
     ("pool_frames.", "attention."),
@@ -72,15 +75,18 @@ def import_gaid(
         words=words,
         frames=frames,
         audio_encoder=audio_encoder,
-        gate_text="paired",
-        loss_weighting="released",
-        attention=imported_attention(heads),
+        gaid=released_options(XPoolOptions(heads)),
     )
     state = module.state_dict()
     sound = {name: tensor for name, tensor in state.items() if name.startswith("audio_encoder.")}
     expected = {name: tensor for name, tensor in state.items() if name not in sound}
     module.load_state_dict(rename(checkpoint, NAMES, expected, source) | sound)
     return module.eval()
+
+
+def released_options(attention: XPoolOptions) -> GAIDOptions:
+    """Return the options of the released training."""
+    return GAIDOptions(fusion=GatedFusion(text="paired"), loss_weighting="released", attention=attention)
 
 
 def _released_audio_encoder(width: int, source: str) -> AudioEncoder:
@@ -102,8 +108,7 @@ def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
     if "linear.weight" in case.checkpoint:
         audio = F.linear(audio, case.checkpoint.pop("linear.weight"), case.checkpoint.pop("linear.bias"))
     video.audio = F.adaptive_avg_pool1d(audio.mT, frames).mT
-    config = GAIDConfig(attention=case_attention(case), gate_text="paired", loss_weighting="released")
-    head = GAIDHead(dimension, frames, config)
+    head = GAIDHead(dimension, frames, released_options(case_attention(case)))
     load(head, case, NameMap(HEAD_NAMES, UNUSED))
     assert head.gate is not None
     by_video, by_text = head.gate.of_video(video), head.gate.of_text(text.sentence)
@@ -111,7 +116,7 @@ def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
     found = {
         "gate_paired": (by_video[:count] + by_text[:count].unsqueeze(1)).sigmoid().squeeze(-1),
         "gate_pairwise": (by_video.squeeze(-1) + by_text.unsqueeze(1)).sigmoid(),
-        "similarity_as_released": head(text, video, own_text=text[: len(video)]).similarity,
+        "similarity_as_released": score_gaid(head, text, video, text[: len(video)], None).similarity,
         "similarity_query_conditioned": head(text, video).similarity,
     }
     return found | (_training(case, head, text[:count], video[:count]) if "sigma" in case.inputs else {})
@@ -120,7 +125,7 @@ def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
 def _training(case: ParityCase, head: GAIDHead, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
     scale = case_scale(case)
     cosines = head.train_cosines(text, video, case.input("sigma")[: len(text)])
-    perturbation, support = head.branch_losses(cosines, scale)
+    perturbation, support = branch_losses(cosines, scale, "released")
     totals = {name: perturbation + support * float(name[len(WEIGHTED) :]) for name in case.expected if WEIGHTED in name}
     return {
         "train.similarity": cosines[0],

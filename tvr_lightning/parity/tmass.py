@@ -10,14 +10,15 @@ from torch import Tensor
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
 from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.layers.stochastic import trial_cosines
-from tvr_lightning.methods.tmass import TMASS, StochasticConfig, TMASSHead
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.methods.released import score_tmass
+from tvr_lightning.methods.tmass import TMASS, TMASSHead, TMASSOptions
 from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder
-from tvr_lightning.parity.xpool import case_attention, case_scale, check_words, embedded, imported_attention, load
+from tvr_lightning.parity.xpool import case_attention, case_scale, check_words, embedded, load
 from tvr_lightning.training.losses import info_nce
 
-HEAD_NAMES = (("pool_frames.", "pooling.attention."), ("stochastic.std_branch.linear_proj.", "radius.linear_proj."))
+HEAD_NAMES = (("pool_frames.", "attention."), ("stochastic.std_branch.linear_proj.", "radius.linear_proj."))
 UNUSED = ("stochastic.std_branch.learnable_scalar",)
 NAMES = NameMap((*CLIP_NAMES, *((theirs, f"head.{ours}") for theirs, ours in HEAD_NAMES)), UNUSED)
 SIGMA = "eval_sigma(video,trial,caption)"
@@ -30,8 +31,7 @@ def import_tmass(
     source: str,
     words: int = 32,
     frames: int = 12,
-    stochastic: StochasticConfig | None = None,
-    heads: int = 1,
+    tmass: TMASSOptions | None = None,
 ) -> TMASS:
     """Build T-MASS from an authors' checkpoint; what shapes do not tell comes as arguments.
 
@@ -40,8 +40,7 @@ def import_tmass(
         source: the file, for errors.
         words: text positions W that the method is for.
         frames: frames F that the method is for; the checkpoint's layer of the radius, (D, F), is tied to it.
-        stochastic: prior, trials, weight.
-        heads: attention heads (released: 1).
+        tmass: options.
 
     Raises:
         ParityError: another method's checkpoint, unexpected or missing names, another number of frames, too many words.
@@ -51,7 +50,7 @@ def import_tmass(
     check_frames(checkpoint, frames, source)
     encoder = clip_encoder(checkpoint, source)
     check_words(words, encoder.context_length, source)
-    module = TMASS(encoder, words=words, frames=frames, attention=imported_attention(heads), stochastic=stochastic)
+    module = TMASS(encoder, words=words, frames=frames, tmass=tmass)
     module.load_state_dict(rename(checkpoint, NAMES, module.state_dict(), source))
     return module.eval()
 
@@ -70,20 +69,21 @@ def check_frames(checkpoint: Mapping[str, Tensor], frames: int, source: str) -> 
 def compute_tmass(case: ParityCase) -> dict[str, Tensor]:
     """Compute both protocols' scores (N, M), and the training step where the case has one, of a T-MASS case."""
     text, video = embedded(case)
-    head = TMASSHead(text.sentence.shape[1], video.frames.shape[1], case_attention(case))
+    head = TMASSHead(text.sentence.shape[1], video.frames.shape[1], TMASSOptions(case_attention(case)))
     load(head, case, NameMap(HEAD_NAMES, UNUSED))
     draws = case.input(SIGMA)
     log_radius = head.log_radius(text.sentence, video)
-    pooled = head.pooling.pool(head.pooling.prepared(text), video.frames, video.frame_mask)
+    query, _ = head.prepare(text, video)
+    pooled = head.pooled(query, video)
+    plain = pooled.unit().dot(unit(text.sentence).unsqueeze(1))[:, :, 0, 0].T
     vectors = pooled.materialize()[:, :, 0].transpose(0, 1)
-    trials = trial_cosines(text.sentence, log_radius.exp(), vectors, draws)
     found = {
         "log_variance(caption,video)": log_radius.transpose(0, 1),
         "pooled_video(video,caption)": vectors,
-        TRIALS: trials.permute(1, 2, 0),
-        "similarity_query_conditioned": head(text, video, draws).similarity,
+        TRIALS: head.trials(query, video, draws)[0].permute(1, 2, 0),
+        "similarity_query_conditioned": head.score(query, video, draws).similarity,
         "similarity_as_released": _as_released(case, head, text, video, draws),
-        "similarity_mean_text_query_conditioned": head.pooling(text, video).similarity,
+        "similarity_mean_text_query_conditioned": plain,
     }
     return found | (_training(case, head, text, video) if "train_sigma" in case.inputs else {})
 
@@ -101,14 +101,13 @@ def _as_released(case: ParityCase, head: TMASSHead, text: TextFeatures, video: V
                 f"{case.path}: video {int((own < 0).nonzero()[0])} has no caption {int(number)}; the released protocol "
                 "needs equally many captions of every video"
             )
-        scores[rows] = head(text[rows], video, draws[:, :, rows], text[own]).similarity
+        scores[rows] = score_tmass(head, text[rows], video, text[own], draws[:, :, rows]).similarity
     return scores
 
 
 def _training(case: ParityCase, head: TMASSHead, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
     scale, rows = case_scale(case), case.input("train_caption")
-    query = head.pooling.prepared(text[rows])
-    pooled = head.pooling.pool(query, video.frames, video.frame_mask).materialize()[:, :, 0].transpose(0, 1)
+    pooled = head.pooled(*head.prepare(text[rows], video)).materialize()[:, :, 0].transpose(0, 1)
     scores = head.train_scores(text[rows], video, case.input("train_sigma"))
     stochastic = info_nce(scale * scores.similarity)
     support = info_nce(scale * scores.support_similarity)

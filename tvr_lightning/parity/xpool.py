@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
 from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.xpool import CrossAttentionConfig, XPool, XPoolConfig, XPoolHead
+from tvr_lightning.methods.xpool import XPool, XPoolHead, XPoolOptions
 from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder
 
@@ -36,14 +36,9 @@ def import_xpool(
     checkpoint = with_openai_names(checkpoint, source)
     encoder = clip_encoder(checkpoint, source)
     check_words(words, encoder.context_length, source)
-    module = XPool(encoder, words=words, frames=frames, attention=imported_attention(heads))
+    module = XPool(encoder, words=words, frames=frames, xpool=XPoolOptions(heads))
     module.load_state_dict(rename(checkpoint, NAMES, module.state_dict(), source))
     return module.eval()
-
-
-def imported_attention(heads: int) -> CrossAttentionConfig | None:
-    """Return the attention of an imported checkpoint; None where it is the default one."""
-    return None if heads == 1 else CrossAttentionConfig(heads=heads)
 
 
 def check_words(words: int, context_length: int, source: str) -> None:
@@ -61,18 +56,18 @@ def check_words(words: int, context_length: int, source: str) -> None:
 def compute_xpool(case: ParityCase) -> dict[str, Tensor]:
     """Compute cosines (N, M) and the pooled video (M, N, D) of every pair of an X-Pool case."""
     text, video = embedded(case)
-    head = XPoolHead(text.sentence.shape[1], XPoolConfig(attention=case_attention(case)))
+    head = XPoolHead(text.sentence.shape[1], video.frames.shape[1], case_attention(case))
     load(head, case, NameMap((("pool_frames.", "attention."),)))
-    pooled = head.pool(head.prepared(text), video.frames, video.frame_mask).materialize()
+    pooled = head.pooled(*head.prepare(text, video)).materialize()
     return {
         "pooled_video(video,text)": pooled[:, :, 0].transpose(0, 1),
         "similarity": head(text, video).similarity,
     }
 
 
-def case_attention(case: ParityCase) -> CrossAttentionConfig:
+def case_attention(case: ParityCase) -> XPoolOptions:
     """Return the attention that a case's metadata describe, without dropout as in evaluation."""
-    return CrossAttentionConfig(heads=int(case.config.get("num_mha_heads", 1)), dropout=0.0)
+    return XPoolOptions(heads=int(case.config.get("num_mha_heads", 1)), dropout=0.0)
 
 
 def embedded(case: ParityCase) -> tuple[TextFeatures, VideoFeatures]:
