@@ -23,8 +23,9 @@ from tvr_lightning.methods import DPDV, DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLI
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gaid import GAIDOptions
 from tvr_lightning.methods.gare import GapIncrement, GAREOptions
-from tvr_lightning.methods.tcmgc.options import AttentionConfig
+from tvr_lightning.methods.tcmgc import LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.methods.tmass import TMASSOptions
+from tvr_lightning.methods.ucofia import UCoFiAOptions
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.methods.xpool import XPoolOptions
 
@@ -39,17 +40,17 @@ def build(name: str, gather: str = "global") -> pl.LightningModule:
     encoder = TinyClipEncoder(width=64, image_size=SIDE, text_layers=2, vision_layers=2, text_mask=name == "GARE")
     common = {"encoder": encoder, "words": WORDS, "frames": FRAMES, "gather": gather}
     attention = XPoolOptions(dropout=0.0)
-    temporal = {"temporal_layers": 2}
+    language, temporal = LanguageVideoAttention(dropout=0.0), {"temporal_layers": 2}
     build_method = {
         "CLIP4Clip": lambda: CLIP4Clip(**common, similarity_header="seqTransf", **temporal),
         "XCLIP": lambda: XCLIP(**common, similarity_header="seqTransf", **temporal),
         "DRL": lambda: DRL(**common, interaction="wti", **temporal),
-        "UCoFiA": lambda: UCoFiA(**common, **temporal),
+        "UCoFiA": lambda: UCoFiA(**common, ucofia=UCoFiAOptions(**temporal)),
         "XPool": lambda: XPool(**common, xpool=attention),
         "TMASS": lambda: TMASS(**common, tmass=TMASSOptions(attention)),
         "GAID": lambda: GAID(**common, gaid=GAIDOptions(attention=attention), audio_encoder=TinyWav2Vec2Encoder()),
         "GARE": lambda: GARE(**common, gare=GAREOptions(**temporal, increment=GapIncrement(dropout=0.0))),
-        "TCMGC": lambda: TCMGC(**common, keep_rate=0.4, attention=AttentionConfig(dropout=0.0), **temporal),
+        "TCMGC": lambda: TCMGC(**common, tcmgc=TCMGCOptions(2, attention=language, keep_rate=0.4)),
         "DPDV": lambda: DPDV(**common, captions=2, recover_captions=1),
         "NCL": lambda: NCL(**common, queue_size=20),
         "VideoQA": lambda: VideoQuestionAnswering(
@@ -73,7 +74,7 @@ def build(name: str, gather: str = "global") -> pl.LightningModule:
 
 def _same_noise(selector: nn.Module, inputs: tuple) -> tuple:
     """Give every frame the same noise, however many processes share the batch."""
-    draws = torch.randn(selector.config.samples, inputs[1].shape[2], dtype=inputs[1].dtype)
+    draws = torch.randn(selector.options.samples, inputs[1].shape[2], dtype=inputs[1].dtype)
     return (*inputs, draws.expand(*inputs[1].shape[:2], -1, -1))
 
 

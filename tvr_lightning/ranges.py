@@ -75,15 +75,16 @@ def kind(default: type[K]) -> K:
     return dataclasses.field(default=None, metadata={"kind": default})  # type: ignore[return-value]
 
 
+@dataclass
 class Options:
-    """The base of options dataclasses.
+    """The base of options dataclasses; one itself, or recipes would have to name theirs by `class_path`.
 
     Raises:
         ValueError: a number out of its range, or a word that is no alternative; names class and option.
     """
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+        for field in dataclasses.fields(self):
             if "kind" in field.metadata and getattr(self, field.name) is None:
                 setattr(self, field.name, field.metadata["kind"]())
         check(self)

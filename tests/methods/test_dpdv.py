@@ -14,7 +14,7 @@ from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig
+from tvr_lightning.layers.patch_selector import PatchSelection as PatchSelectionConfig
 from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, padded_captions
 from tvr_lightning.methods.dpdv.method import (
     DPDV,

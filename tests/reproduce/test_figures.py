@@ -216,7 +216,7 @@ def test_contrasts_and_their_weights(materials, measured):
         np.testing.assert_allclose(found[f"contrasts.{name}"].sum(0), 1, rtol=1e-5)
     # A fresh LSA is the identity, that is, the softmax.
     np.testing.assert_allclose(found["contrasts.lsa"], found["contrasts.softmax"], rtol=1e-4)
-    assert float(found["contrasts.regularization"]) == material.module.head.config.decorrelation.weight
+    assert float(found["contrasts.regularization"]) == material.module.options.decorrelation.weight
 
 
 def run_card(key, name="tc-mgc-7b/one", decorrelation=0.0, seed=None, **options):

@@ -13,7 +13,7 @@ from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, PairVectors, Pairwise, score_in_blocks
 
 GIB = 2**30
-CACHES = 64 * 2**20
+CACHES = 32 * 2**20
 """What a block may take on a CPU without gradients: larger ones leave its caches."""
 
 

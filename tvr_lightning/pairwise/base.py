@@ -96,16 +96,8 @@ class Pairwise(ABC):
         """Return the slots from `start` to before `stop`."""
 
     @abstractmethod
-    def dot(self, vectors: Tensor, matrix: Tensor | None = None) -> Tensor:
-        """Return inner products with T vectors of the own text, or bilinear products v^T `matrix` x.
-
-        Args:
-            vectors: (N, T, D).
-            matrix: (D, D); the identity where it is not given.
-
-        Returns:
-            (M, N, T, Q).
-        """
+    def dot(self, vectors: Tensor) -> Tensor:
+        """Return inner products with T vectors of the own text: `vectors` (N, T, D) to (M, N, T, Q)."""
 
     @abstractmethod
     def dot_frames(self, vectors: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.tcmgc.method import TCMGC, AttentionConfig, DecorrelationConfig
+from tvr_lightning.layers.aggregation import ISA
+from tvr_lightning.methods.tcmgc import TCMGC, Decorrelation, LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder, count_blocks, encode_case, first_pairs
@@ -105,11 +106,13 @@ def import_tcmgc(
             encoder,
             words=words,
             frames=frames,
-            temporal_layers=count_blocks(checkpoint, "transformerClip.resblocks."),
-            attention=None if heads == 1 else AttentionConfig(heads=heads),
-            keep_rate=keep_rate,
-            softmax_lambda=softmax_lambda,
-            decorrelation=None if decorrelation_weight == 0.5 else DecorrelationConfig(weight=decorrelation_weight),
+            tcmgc=TCMGCOptions(
+                temporal_layers=count_blocks(checkpoint, "transformerClip.resblocks."),
+                attention=LanguageVideoAttention(heads=heads),
+                keep_rate=keep_rate,
+                similarity_aggregation=ISA(softmax_lambda),
+                decorrelation=Decorrelation(weight=decorrelation_weight),
+            ),
         )
     except ValueError as error:
         raise ParityError(f"{source}: {error}") from error

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig, PatchSelector, Predictor, indicators
+from tvr_lightning.layers.patch_selector import PatchSelection, PatchSelector, Predictor, indicators
 from tvr_lightning.layers.sinkhorn import LogSumExp, sinkhorn_log_weights
-from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead
+from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead, UCoFiAOptions
 from tvr_lightning.parity.case import ParityCase, ParityError
 from tvr_lightning.parity.encoder import CLIP_NAMES, clip_encoder, count_blocks
 from tvr_lightning.training.losses import info_nce
@@ -91,15 +91,13 @@ def import_ucofia(checkpoint: Mapping[str, Tensor], source: str, words: int = 32
         raise ParityError(
             f"{source}: {words} words and {frames} frames do not fit its {encoder.context_length} text positions"
         )
-    selection = PatchSelectionConfig(kept=patches - 1, predictor=_predictor(checkpoint))
-    module = UCoFiA(
-        encoder,
-        words=words,
-        frames=frames,
+    selection = PatchSelection(kept=patches - 1, predictor=_predictor(checkpoint))
+    options = UCoFiAOptions(
         temporal_layers=count_blocks(checkpoint, "transformerClip.resblocks."),
-        patch_selection=None if selection == PatchSelectionConfig() else selection,
+        patch_selection=selection,
         patch_matrix="local_mat_weight1" in checkpoint,
     )
+    module = UCoFiA(encoder, words=words, frames=frames, ucofia=options)
     module.load_state_dict(rename(checkpoint, NAMES, module.state_dict(), source))
     return module.eval()
 
@@ -107,12 +105,13 @@ def import_ucofia(checkpoint: Mapping[str, Tensor], source: str, words: int = 32
 class _Parts(nn.Module):
     """Head and selector without encoder: what a case from embeddings holds."""
 
-    def __init__(self, checkpoint: Mapping[str, Tensor], source: str, config: PatchSelectionConfig, trains: bool):
+    def __init__(self, checkpoint: Mapping[str, Tensor], source: str, selection: PatchSelection, trains: bool):
         super().__init__()
-        words, frames, patches = _sizes(checkpoint, source)
+        words, frames, _ = _sizes(checkpoint, source)
         dimension = len(checkpoint["global_mat_weight"])
-        self.head = UCoFiAHead(dimension, words, frames, patches, patch_matrix=trains)
-        self.selector = PatchSelector(dimension, config)
+        options = UCoFiAOptions(patch_selection=selection, patch_matrix=trains)
+        self.head = UCoFiAHead(dimension, words, frames, options)
+        self.selector = PatchSelector(dimension, selection)
         unused = (*UNUSED, "clip.") if trains else (*UNUSED, "clip.", "local_mat_weight1")
         self.load_state_dict(rename(checkpoint, NameMap(HEAD_NAMES, unused), self.state_dict(), source))
 
@@ -124,7 +123,7 @@ def compute_ucofia(case: ParityCase) -> dict[str, Tensor]:
     """
     given, checkpoint = case.config, case.checkpoint
     trains = str(given.get("variant", "train")) == "train"
-    selection = PatchSelectionConfig(
+    selection = PatchSelection(
         kept=int(given.get("topk", 3)),
         samples=int(given.get("selector_samples", 500)),
         sigma=float(given.get("selector_sigma", 0.05)),

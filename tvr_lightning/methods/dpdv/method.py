@@ -37,7 +37,8 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig, PatchSelector, first_largest
+from tvr_lightning.layers.patch_selector import PatchSelection as PatchSelectionConfig
+from tvr_lightning.layers.patch_selector import PatchSelector, first_largest
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, encode_captions, padded_captions

@@ -1,5 +1,11 @@
-"""TCMGC: see `method.py` for the paper and where this code deviates from it."""
+"""TC-MGC: `method.py` says where it deviates from its paper, `model.py` has its equations, `options.py` its options."""
 
 from tvr_lightning.methods.tcmgc.method import TCMGC
+from tvr_lightning.methods.tcmgc.options import (
+    Decorrelation,
+    LanguageVideoAttention,
+    SlotReorganization,
+    TCMGCOptions,
+)
 
-__all__ = ["TCMGC"]
+__all__ = ["TCMGC", "Decorrelation", "LanguageVideoAttention", "SlotReorganization", "TCMGCOptions"]

@@ -59,13 +59,13 @@ def measure_contrasts(material: Material) -> Arrays:
     found = method.score(text, video)
     own = torch.arange(len(text), device=found.similarity.device)
     scores = torch.stack([part[own, own] for part in found.parts.values()])
-    scale = method.temperature() if method.head.config.aggregation_on == "logits" else 1.0
+    scale = method.temperature() if method.options.aggregation_on == "logits" else 1.0
     arrays: Arrays = {
         "names": np.array(list(found.parts)),
         "scores": scores.double().cpu().numpy(),
         "softmax": (scores * scale).softmax(0).double().cpu().numpy(),
         "spread": np.array(float(scores.std(0, correction=0).mean())),
-        "regularization": np.array(float(method.head.config.decorrelation.weight)),
+        "regularization": np.array(float(method.options.decorrelation.weight)),
     }
     if method.head.lsa is not None:
         arrays["lsa"] = method.head.lsa((scores * scale).unsqueeze(-1))[..., 0].double().cpu().numpy()
@@ -139,7 +139,7 @@ def measure_attention(material: Material) -> Arrays:
         text = material.texts[[text_row]]
         video = material.videos[[video_row]]
         asked = attention.queries(torch.cat([text.sentence.unsqueeze(1), text.words], dim=1))
-        mask = video.frame_mask if method.head.config.mask_frames else None
+        mask = video.frame_mask if method.options.mask_frames else None
         found = attention.frame_weights(DensePairVectors.from_texts(asked, videos=1), video.frames, mask)
         found = found[0, :, 0].unflatten(0, (attention.heads, -1)).mean(0).T  # (1 + W, F)
         pieces = _pieces(material, text_row, text.words.shape[1])
