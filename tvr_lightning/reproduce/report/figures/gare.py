@@ -123,13 +123,9 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
     head = method.head
     sentence = text.sentence.detach().clone().requires_grad_(True)
     text.sentence = sentence
-    texts, means = (
-        DensePairVectors.from_texts(sentence.unsqueeze(1), videos=len(video)),
-        DensePairVectors.from_videos(head.mean_frames(video).unsqueeze(1), texts=len(text)),
-    )
-    increment = head.increments(texts, means, text, video)
-    pooled = head.pooled(texts, means, video).materialize().squeeze(2).detach()  # (N, M, D)
-    delta = increment.materialize().squeeze(2)
+    texts, means = _pairs(method, text, video)
+    delta = head.increments(texts, means, text, video).materialize().squeeze(2)  # (N, M, D)
+    pooled = head.pooled(texts, means, video).materialize().squeeze(2).detach()
     arrays: Arrays = {}
     for start, change in (("", delta), ("plain_", torch.zeros_like(delta))):
         corrected = (sentence.unsqueeze(1) + change).detach().requires_grad_(True)
@@ -149,6 +145,13 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
 def _batch(encoded: EncodedSplit) -> tuple[TextFeatures, VideoFeatures]:
     text, video = encoded.paired()
     return text[:MOST_GRADIENTS], video[:MOST_GRADIENTS]
+
+
+def _pairs(method: GARE, text: TextFeatures, video: VideoFeatures) -> tuple[DensePairVectors, DensePairVectors]:
+    """Sentences and mean frames of all N x M pairs."""
+    sentences = DensePairVectors.from_texts(text.sentence.unsqueeze(1), videos=len(video))
+    means = method.head.mean_frames(video).unsqueeze(1)
+    return sentences, DensePairVectors.from_videos(means, texts=len(text))
 
 
 def _loss(corrected: Tensor, pooled: Tensor, scale: Tensor) -> Tensor:
@@ -252,8 +255,7 @@ def _increments(method: GARE, pairs: PairedFeatures) -> Tensor:
 def _increment_gradient(method: GARE, pairs: PairedFeatures, increment: Tensor) -> Tensor:
     head, text, video = method.head, pairs.text, pairs.video
     with torch.no_grad():
-        texts = DensePairVectors.from_texts(text.sentence.unsqueeze(1), videos=len(video))
-        means = DensePairVectors.from_videos(head.mean_frames(video).unsqueeze(1), texts=len(text))
+        texts, means = _pairs(method, text, video)
         pooled = head.pooled(texts, means, video).materialize().squeeze(2)
     leaf = increment.clone().requires_grad_(True)
     loss = _loss(text.sentence.unsqueeze(1) + leaf, pooled, method.temperature().detach())
