@@ -27,6 +27,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     to_chart,
 )
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, base_method
+from tvr_lightning.reproduce.report.figures.kind import FigureKind
 
 BINS = 40
 MOST_GRADIENTS = 64
@@ -96,7 +97,6 @@ def draw_geometry(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-geometry",
-        "Geometry of the increments",
         "Histograms over matching and other pairs of the increments' angles and lengths, and of the distances of "
         "texts and videos before and after the correction.",
         scalars,
@@ -197,7 +197,6 @@ def draw_gradients(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-gradients",
-        "Gradients by dimension",
         "Four panels of mean and deviation over texts of the gradient in every dimension: without increments and "
         "with, from matching and from other pairs.",
         scalars,
@@ -275,9 +274,15 @@ def draw_steps(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-steps",
-        "Step error of the increments",
         "Two line charts of the mean error of AdamW's step against the analytic step, of matching and other pairs.",
         note="GARE, Fig. 9 and Eqs. 41 to 43, for further steps that train a copy of the trained weights on one "
         "fixed batch of matching test pairs, by AdamW with its defaults at the recipe's rate; the radius, which "
         "the paper leaves implicit, is the text's longest increment. The paper shows training itself.",
     )
+
+
+FIGURES = (
+    FigureKind("geometry", "Geometry of the increments", measure_geometry, draw_geometry, gare_of),
+    FigureKind("gradients", "Gradients by dimension", measure_gradients, draw_gradients, gare_of),
+    FigureKind("steps", "Step error of the increments", measure_steps, draw_steps, gare_of),
+)
