@@ -49,7 +49,7 @@ def build(name: str, gather: str = "global") -> pl.LightningModule:
         "GARE": lambda: GARE(**common, increment=IncrementConfig(dropout=0.0), **temporal),
         "TCMGC": lambda: TCMGC(**common, keep_rate=0.4, attention=AttentionConfig(dropout=0.0), **temporal),
         "DPDV": lambda: DPDV(**common, captions=2, recover_captions=1),
-        "NCL": lambda: NCL(**common, queue_size=20),
+        "NCL": lambda: CLIP4Clip(**common, contrast=NCL(queue_size=20)),
         "VideoQA": lambda: VideoQuestionAnswering(
             encoder,
             partial(CLIP4Clip, words=WORDS, frames=FRAMES, similarity_header="seqTransf", **temporal),

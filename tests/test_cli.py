@@ -175,16 +175,10 @@ def test_missing_weights_of_the_audio_encoder_are_named_with_the_missing_data(
     assert looked in said
 
 
-@pytest.mark.parametrize(
-    ("recipe", "options"),
-    [
-        ("ncl", ["data.init_args.audio=whisper", "model.init_args.base=GAID"]),
-        ("dpdv-vqa", ["data.init_args.audio=whisper", "model.init_args.micro=false", "model.init_args.method=GAID"]),
-    ],
-)
-def test_a_method_within_another_misses_its_sound_weights_at_once(tmp_path, capsys, monkeypatch, recipe, options):
+def test_a_method_within_another_misses_its_sound_weights_at_once(tmp_path, capsys, monkeypatch):
+    options = ["data.init_args.audio=whisper", "model.init_args.micro=false", "model.init_args.method=GAID"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    args = [f"--config={RECIPES / recipe}.yaml", f"--data.init_args.root={tmp_path}"]
+    args = [f"--config={RECIPES / 'dpdv-vqa.yaml'}", f"--data.init_args.root={tmp_path}"]
     assert main(["fit", *args, *(f"--{option}" for option in options)]) == 1
     said = capsys.readouterr().err
     assert "msrvtt" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,10 +33,7 @@ import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods  # recipes name classes by their bare names once these are imported
 from tvr_lightning.checkpoints import CheckpointError, read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.encoders.sources import find_weights
-from tvr_lightning.encoders.wav2vec2 import find_wav2vec2_weights
-from tvr_lightning.encoders.whisper import find_whisper_weights
-from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.errors import UserError, check_present
 from tvr_lightning.evaluation.answers import (
     AnswerResults,
     print_answer_results,
@@ -219,19 +217,11 @@ class RecipeCLI(LightningCLI):
             MissingAssetError: says all of it at once.
             RecipeError: an option names what cannot be.
         """
-        absent = []
-        encoder = self.options.model.init_args.encoder
-        if encoder.class_path.rpartition(".")[2] == "ClipEncoder":
-            checks = [*checks, lambda: find_weights(encoder.init_args.architecture, encoder.init_args.weights)]
-        for check in [*checks, *_sound_checks(self.options.model.init_args, encoder.class_path)]:
-            try:
-                check()
-            except MissingAssetError as error:
-                absent.append(str(error))
-            except ValueError as error:  # weights that no architecture of that name has
-                raise error if isinstance(error, UserError) else RecipeError(str(error)) from error
-        if absent:
-            raise MissingAssetError("\n\n".join(absent))
+        model = self.options.model
+        try:
+            check_present([*checks, *_required_files(model, model.init_args.encoder)])
+        except ValueError as error:  # weights that no architecture of that name has
+            raise error if isinstance(error, UserError) else RecipeError(str(error)) from error
 
     def _set_memory(self, size: str | None) -> None:
         if size is None:
@@ -300,7 +290,7 @@ class RecipeCLI(LightningCLI):
     @property
     def run_name(self) -> str:
         """Name of the folder of all runs of this method on this dataset."""
-        return f"{type(self.model).__name__.lower()}-{type(self.datamodule).__name__.lower()}"
+        return f"{self.model.title}-{type(self.datamodule).__name__}".lower().replace(" ", "-")
 
     def before_fit(self) -> None:
         """Refuse what could not end in a table; find the checkpoint to go on from."""
@@ -474,7 +464,7 @@ class RecipeCLI(LightningCLI):
         if isinstance(self.model, VideoQuestionAnswering):
             paths = self._close_answers(run, folder)
         else:
-            results = results_of(self.model.evaluation, method=type(self.model).__name__, **run)
+            results = results_of(self.model.evaluation, method=self.model.title, **run)
             print_results(results)
             paths = write_results(results, folder) if folder else None
         if paths:
@@ -647,24 +637,18 @@ def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _sound_checks(method: Namespace, encoder: str) -> list[Callable[[], object]]:
-    """Return what looks for the weights of the audio encoder that a method would build, none where it hears nothing.
+def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable[[], object]]:
+    """Yield what looks for the files that a class, and the classes among its options, say they need.
 
     Args:
-        method: its options; a method around another (NCL, question answering) builds that one's.
-        encoder: class of the encoder of frames and texts.
+        section: class_path and init_args.
+        encoder: that of the model, which methods within it are built on.
     """
-    for name in ("base", "method"):
-        within = method.get(name)
-        if isinstance(within, Namespace) and "init_args" in within:
-            return _sound_checks(within.init_args, encoder)
-    if "audio_encoder" not in method or method.get("fusion") == "none":
-        return []
-    if method.audio_encoder is None:  # GAID then takes what goes with its encoder
-        pretrained = encoder.rpartition(".")[2] == "ClipEncoder"
-        return [lambda: find_whisper_weights("base", "openai")] if pretrained else []
-    kind, options = method.audio_encoder.class_path.rpartition(".")[2], method.audio_encoder.get("init_args", {})
-    find = {"WhisperEncoder": find_whisper_weights, "Wav2Vec2Encoder": find_wav2vec2_weights}.get(kind)
-    if find is None or options.get("weights") in (None, "none"):
-        return []
-    return [lambda: find(options.get("size", "base"), options["weights"])]
+    options = section.get("init_args") or Namespace()
+    module, _, name = section.class_path.rpartition(".")
+    kind = getattr(importlib.import_module(module), name)
+    if hasattr(kind, "required_files"):
+        yield partial(kind.required_files, **{"encoder": encoder, **vars(options)})
+    for value in vars(options).values():
+        if isinstance(value, Namespace) and "class_path" in value:
+            yield from _required_files(value, encoder)

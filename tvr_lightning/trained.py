@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tvr_lightning.checkpoints import CheckpointError, check_classes, named_classes, read_checkpoint
+from tvr_lightning.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.evaluation.weights import RECORD, Weights, record_of, weights_of
+from tvr_lightning.evaluation.weights import Weights, record_of, weights_of
+from tvr_lightning.options import flat_options, value_text
 
 # What may differ from the training: scores do not depend on it, or depend on it as the evaluation is asked to.
 UNSCORED = {
@@ -53,7 +54,7 @@ class Difference:
 
     def __str__(self) -> str:
         """`option value (the checkpoint: value)`."""
-        return f"{self.option} {_short(self.value)} (the checkpoint: {_short(self.trained)})"
+        return f"{self.option} {value_text(self.value)} (the checkpoint: {value_text(self.trained)})"
 
 
 class Trained:
@@ -145,7 +146,7 @@ class Trained:
         except ArgumentError as error:
             raise CheckpointError(f"{self.path}: was trained with options that this version lacks: {error}") from error
         for section in known:
-            now, then = (dict(_flat(section, config[section].as_dict())) for config in (options, parsed))
+            now, then = (dict(flat_options(section, config[section].as_dict())) for config in (options, parsed))
             for option in [*then, *(name for name in now if name not in then)]:
                 value, trained = now.get(option, "nothing"), then.get(option, "nothing")
                 if value != trained and not self._linked(option):
@@ -287,18 +288,3 @@ def _name(section: Mapping[str, Any]) -> str | None:
 def _without(section: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     options = {name: value for name, value in section.get("init_args", {}).items() if name not in names}
     return {"class_path": section["class_path"], "init_args": options}
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield dotted options and values; classes by their last names, since recipes may leave out the modules."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _flat(f"{name}.{key}", item)
-    elif name.endswith(".class_path"):
-        yield name, str(value).rpartition(".")[2]
-    else:
-        yield name, list(value) if isinstance(value, tuple) else value
-
-
-def _short(value: Any) -> str:
-    return "null" if value is None else str(value)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity.case import load_case
+from parity.check import check_case
 
-from tvr_lightning.audit.audit import audit_scores
+from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
@@ -19,8 +21,6 @@ from tvr_lightning.layers.patch_selector import PatchSelectionConfig
 from tvr_lightning.methods.dpdv import DPDV, DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.methods.dpdv_captions import CaptionError, Captions, padded_captions
 from tvr_lightning.methods.dpdv_options import DivergenceConfig, DPDVConfig
-from tvr_lightning.parity.case import load_case
-from tvr_lightning.parity.report import check_case
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from tvr_lightning.audit.audit import audit_scores
+from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
@@ -17,8 +17,6 @@ from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import Prior, trial_draws
 from tvr_lightning.methods.gaid import GAID, GAIDConfig, GAIDHead, pair_weights
 from tvr_lightning.methods.xpool import CrossAttentionConfig
-from tvr_lightning.parity.case import load_case
-from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
@@ -140,12 +138,6 @@ def test_both_forms_and_both_protocols_are_the_paper_pair_by_pair(options):
         torch.testing.assert_close(similarity, restated(made, text, video), rtol=1e-4, atol=2e-6)
         released = made(text, video, own_text=text).similarity
         torch.testing.assert_close(released, restated(made, text, video, text), rtol=1e-4, atol=2e-6)
-
-
-def test_the_authors_case_holds(parity_cases):
-    comparisons = check_case(load_case(parity_cases / "gaid.safetensors"))
-    assert comparisons[0].relative < 1e-5, comparisons[0]
-    assert {"expected.similarity_as_released", "expected.similarity_query_conditioned"} <= {c.name for c in comparisons}
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,7 @@ from tvr_lightning.layers.stochastic import (
     trial_draws,
 )
 from tvr_lightning.methods.base import Protocol, RetrievalModule
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.methods.xpool import CrossAttentionConfig, PairwiseForm, block_budget, check_form, chosen_form
 from tvr_lightning.pairwise import DensePairVectors, GatedAttention, Pairwise, score_in_blocks
 from tvr_lightning.pairwise.gated import blended_square
@@ -399,6 +401,7 @@ class GAID(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video; the perturbation is tied to it.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         audio_encoder: sound to features, frozen; `data.init_args.audio` must name its kind. By default what goes with
             the encoder: a TinyWhisperEncoder with a TinyClipEncoder, else Whisper base with OpenAI's weights.
         fusion: one gate per `frame` (the paper), per `sample`, per `token` (dimension), or `none`: no sound (Table 5).
@@ -431,6 +434,7 @@ class GAID(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         audio_encoder: AudioEncoder | None = None,
         fusion: Fusion = "frame",
         gate_text: GateText | None = None,
@@ -445,7 +449,7 @@ class GAID(RetrievalModule):
         form: PairwiseForm = "auto",
         memory_budget: int | None = None,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         config = GAIDConfig(
             fusion=fusion,
             gate_text=gate_text,
@@ -471,6 +475,13 @@ class GAID(RetrievalModule):
                 self.audio_projection = nn.Linear(self.audio_encoder.dimension, encoder.dimension)
         # The released loss detaches it, and distributed training refuses parameters that wait for a gradient.
         self.temperature.requires_grad_(False)
+
+    @classmethod
+    def required_files(cls, *, encoder: Any, audio_encoder: Any, fusion: Fusion, **options: Any) -> list[Path]:
+        """Return the files of the audio encoder that goes with an encoder where a recipe names none."""
+        if fusion == "none" or audio_encoder is not None or encoder.class_path.endswith(TinyClipEncoder.__name__):
+            return []
+        return WhisperEncoder.required_files(size="base", weights="openai")
 
     def video_features(self, batch: VideoBatch) -> VideoFeatures:
         """Encode picture and sound of M videos; without sound, the error names the option that reads it."""

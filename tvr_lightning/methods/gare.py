@@ -34,6 +34,7 @@ from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import masked_mean
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.methods.gare_options import (
     BottleneckConfig,
     DirectionConfig,
@@ -329,6 +330,7 @@ class GARE(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         temporal_layers: blocks of the temporal transformer (released: 4, on MSVD 0, which builds none).
         pooling: how frames become the vector that a text is compared with.
         use_increment: whether pairs have increments; without, what is left is the baseline of Table 3.
@@ -355,6 +357,7 @@ class GARE(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         temporal_layers: int = 4,
         pooling: PoolingConfig | None = None,
         use_increment: bool = True,
@@ -367,7 +370,7 @@ class GARE(RetrievalModule):
         form: PairwiseForm = "auto",
         memory_budget: int | None = None,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         if temporal_layers < 0:
             raise ValueError(f"temporal_layers is {temporal_layers}; it must be at least 0")
         if fixed_temperature is not None:

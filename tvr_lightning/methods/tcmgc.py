@@ -41,6 +41,7 @@ from tvr_lightning.layers.reorganization import Reorganization, kept_slots, reor
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import masked_mean
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.methods.tcmgc_options import (
     AttentionConfig,
     Contrast,
@@ -319,6 +320,7 @@ class TCMGC(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         temporal_layers: blocks of the temporal transformer (released: 4, the paper writes 3); 0 builds none (Table 10).
         contrasts: which of the four contrasts are made (Table 9), always taken in the paper's order.
         conditioning: whether videos and frames are conditioned on the text. Without, the video is the mean of its unit
@@ -351,6 +353,7 @@ class TCMGC(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         temporal_layers: int = 4,
         contrasts: tuple[Contrast, ...] = get_args(Contrast),
         conditioning: bool = True,
@@ -369,7 +372,7 @@ class TCMGC(RetrievalModule):
         form: PairwiseForm = "auto",
         memory_budget: int | None = None,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         if temporal_layers < 0:
             raise ValueError(f"temporal_layers is {temporal_layers}; it must be at least 0")
         if temporal_layers and not conditioning and not {"video_sentence", "video_word"} & set(contrasts):

@@ -37,6 +37,7 @@ from tvr_lightning.layers.stochastic import (
     trial_draws,
 )
 from tvr_lightning.methods.base import Protocol, RetrievalModule
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.methods.xpool import (
     CrossAttentionConfig,
     PairwiseForm,
@@ -238,6 +239,7 @@ class TMASS(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video; a linear radius is tied to it.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         attention: X-Pool's cross-attention.
         stochastic: the region of a text.
         protocol: `query` pools every video for the query; `as-released` for its own caption, which leaks ground truth.
@@ -257,13 +259,14 @@ class TMASS(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         attention: CrossAttentionConfig | None = None,
         stochastic: StochasticConfig | None = None,
         protocol: Protocol = "query",
         form: PairwiseForm = "auto",
         memory_budget: int | None = None,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         self.protocol = protocol
         self.head = TMASSHead(encoder.dimension, frames, attention, stochastic, form, memory_budget)
 

@@ -34,6 +34,7 @@ from tvr_lightning.layers.patch_selector import PatchSelectionConfig, PatchSelec
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import masked_mean
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.pairwise import score_in_blocks
 from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.optim import OptimizerConfig
@@ -168,6 +169,7 @@ class UCoFiA(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         temporal_layers: blocks of the temporal transformer behind the video (released: 4); 0 builds none.
         scores: which of the three alignments are averaged.
         patch_selection: patches of every frame.
@@ -189,6 +191,7 @@ class UCoFiA(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         temporal_layers: int = 4,
         scores: tuple[UCoFiAScore, ...] = get_args(UCoFiAScore),
         patch_selection: PatchSelectionConfig | None = None,
@@ -198,7 +201,7 @@ class UCoFiA(RetrievalModule):
         normalize_patches: bool = False,
         scale_word_patch: bool = False,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         scores = tuple(scores)
         if not scores or len(set(scores)) < len(scores) or set(scores) - set(get_args(UCoFiAScore)):
             raise ValueError(f"scores is {list(scores)}; name some of {', '.join(get_args(UCoFiAScore))}, each once")

@@ -24,6 +24,7 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.pairwise import (
     DensePairVectors,
     PairVectors,
@@ -222,6 +223,7 @@ class XPool(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         pooling: `transformer` is X-Pool's cross-attention; `mean`, the `top-k` frames nearest to the text, and
             `attention`, a softmax over the text's cosines with the frames, are the paper's baselines
             (modules/baseline_pooling.py).
@@ -243,6 +245,7 @@ class XPool(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         pooling: Pooling = "transformer",
         attention: CrossAttentionConfig | None = None,
         top_k: int | None = None,
@@ -250,7 +253,7 @@ class XPool(RetrievalModule):
         form: PairwiseForm = "auto",
         memory_budget: int | None = None,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         config = XPoolConfig(
             pooling=pooling,
             attention=attention or CrossAttentionConfig(),

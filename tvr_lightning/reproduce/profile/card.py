@@ -18,7 +18,7 @@ class ProfileCard:
 
     Attributes:
         name: `<method>-<encoder>`, also of the file.
-        method: class of the method; of NCL, with its base.
+        method: title of the method.
         encoder: class and architecture of the encoder.
         options: of the method, as its recipe resolved them.
         batch, queries, frames, words, image_size: what was run.

@@ -112,7 +112,7 @@ def random_batch(module: RetrievalModule, workload: Workload) -> PairBatch:
 
 
 def _random_audio(module: RetrievalModule, count: int, frames: int, generator: torch.Generator) -> AudioInput | None:
-    encoder = getattr(getattr(module, "base", module), "audio_encoder", None)
+    encoder = getattr(module, "audio_encoder", None)
     if encoder is None:
         return None
     wave = "Wav2Vec2" in type(encoder).__name__
@@ -225,7 +225,7 @@ def _watched(module: RetrievalModule, counter: FlopCounterMode, into: dict[str, 
 
 
 def _audio_flops(module: RetrievalModule, batch: PairBatch) -> int:
-    encoder = getattr(getattr(module, "base", module), "audio_encoder", None)
+    encoder = getattr(module, "audio_encoder", None)
     if encoder is None:
         return 0
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -14,7 +14,6 @@ from rich.table import Table
 
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.results import environment
-from tvr_lightning.methods import NCL
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import RecipeCLI, RecipeError, plain, read_recipe
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
@@ -109,13 +108,10 @@ def profile_card(
         precision: name of what `context` sets.
         context: that forward passes run in.
     """
-    method = type(module).__name__
-    if isinstance(module, NCL):
-        method = f"{method} on {type(module.base).__name__}"
     encoder = " ".join(filter(None, (type(module.encoder).__name__, getattr(module.encoder, "name", None))))
     return ProfileCard(
-        name=re.sub(r"[^a-z0-9]+", "-", f"{method} {encoder}".lower()).strip("-"),
-        method=method,
+        name=re.sub(r"[^a-z0-9]+", "-", f"{module.title} {encoder}".lower()).strip("-"),
+        method=module.title,
         encoder=encoder,
         options=options,
         batch=workload.batch,

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tvr_lightning.audit.audit_run import AuditedCLI
+from tvr_lightning.audit.run import AuditedCLI
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation

@@ -24,7 +24,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     picture_of,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, base_method
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 from tvr_lightning.reproduce.report.figures.kind import FigureKind
 from tvr_lightning.reproduce.report.render import render
 
@@ -34,9 +34,8 @@ CELL = 14
 
 
 def merging_of(module: RetrievalModule) -> PatchMerging | None:
-    """Return the patch merging of a DPDV, be it trained by NCL or not; None where there is none."""
-    method = base_method(module)
-    merging = method.reduction if isinstance(method, DPDV) else None
+    """Return the patch merging of a DPDV; None where there is none."""
+    merging = module.reduction if isinstance(module, DPDV) else None
     return merging if isinstance(merging, PatchMerging) else None
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,19 +12,16 @@ from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.batch import TextBatch
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split
 from tvr_lightning.errors import MissingAssetError
+from tvr_lightning.evaluation.loop import PAIR_BYTES, encode_split
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.features import Record, TextFeatures, VideoFeatures
+from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.video import read_clip
-from tvr_lightning.methods import NCL
-from tvr_lightning.methods.base import PAIR_BYTES, RetrievalModule
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import RecipeError, from_recipe
 from tvr_lightning.reproduce.runs.card import Card, read_ranks
-
-R = TypeVar("R", bound=Record)
 
 MOST_PAIRS = 256
 """Matching pairs that pairwise figures look at; more would not change what a figure shows."""
@@ -84,11 +79,6 @@ class EncodedSplit:
         return clip.pixels.permute(0, 2, 3, 1).numpy()
 
 
-def base_method(module: RetrievalModule) -> RetrievalModule:
-    """Return the method that a module is, or trains through NCL."""
-    return module.base if isinstance(module, NCL) else module
-
-
 def encode_run(card: Card, cards: Path) -> EncodedSplit:
     """Rebuild a run from its card and encode its test split.
 
@@ -134,24 +124,16 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     data.setup("test")
     if data.features is not None or len(data.load_split("test").videos) <= FEW_VIDEOS:
         data.num_workers = 0
-    texts: list[tuple[Tensor, TextFeatures]] = []
-    videos: list[tuple[Tensor, VideoFeatures]] = []
-    for loader in data.evaluation_dataloaders("test"):
-        for batch in loader:
-            batch = batch.to(module.device)
-            if isinstance(batch, TextBatch):
-                texts.append((batch.index, module.text_features(batch).float()))
-            elif len(batch):
-                videos.append((batch.index, module.video_features(batch).float()))
-    text_index, text_features = _in_order(texts, TextFeatures)
-    video_index, video_features = _in_order(videos, VideoFeatures)
+    encoded = encode_split(module, data.evaluation_dataloaders("test"))
+    texts, videos = encoded.texts, encoded.videos
     truth = data.ground_truth("test")
     row = torch.full((truth.videos,), -1, dtype=torch.int64)
-    row[video_index] = torch.arange(len(video_index))
-    matching = row[truth.video_of_text[text_index]]
+    row[videos.index] = torch.arange(len(videos))
+    matching = row[truth.video_of_text[texts.index]]
     seen = matching >= 0
-    text_features, text_index, matching = text_features[seen.to(module.device)], text_index[seen], matching[seen]
-    similarity = torch.empty(len(text_index), len(video_index))
+    texts, matching = texts[seen], matching[seen]
+    text_features, video_features = texts.features.to(module.device), videos.features.to(module.device)
+    similarity = torch.empty(len(texts), len(videos))
     source = PairScores(
         module.score,
         text_features,
@@ -163,16 +145,9 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     for block in source.blocks():
         similarity[block.rows, block.columns] = block.values.float().cpu()
     return EncodedSplit(
-        module, data, data.load_split("test"), truth, text_features, video_features, text_index, video_index,
+        module, data, data.load_split("test"), truth, text_features, video_features, texts.index, videos.index,
         similarity, matching, _matching_pairs(matching),
     )  # fmt: skip
-
-
-def _in_order(batches: Sequence[tuple[Tensor, R]], kind: type[R]) -> tuple[Tensor, R]:
-    """Join batches by rising place in the split."""
-    index = torch.cat([index for index, _ in batches])
-    order = torch.argsort(index, stable=True)
-    return index[order].cpu(), kind.cat([features for _, features in batches])[order]
 
 
 def _matching_pairs(matching: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     picture_of,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.encoded_split import STRIP_SIZE, EncodedSplit, base_method
+from tvr_lightning.reproduce.report.figures.encoded_split import STRIP_SIZE, EncodedSplit
 from tvr_lightning.reproduce.report.figures.kind import FigureKind
 from tvr_lightning.reproduce.report.render import render
 
@@ -30,9 +30,8 @@ COLUMNS = 240
 
 
 def gated(module: RetrievalModule) -> GAID | None:
-    """Return the GAID with a gate that a method is or trains through NCL; None where there is none."""
-    method = base_method(module)
-    return method if isinstance(method, GAID) and method.head.gate is not None else None
+    """Return the GAID with a gate that a method is; None where it is none."""
+    return module if isinstance(module, GAID) and module.head.gate is not None else None
 
 
 @torch.no_grad()

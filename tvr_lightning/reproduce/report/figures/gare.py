@@ -26,7 +26,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     new_figure,
     to_chart,
 )
-from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, base_method
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 from tvr_lightning.reproduce.report.figures.kind import FigureKind
 
 BINS = 40
@@ -43,10 +43,9 @@ _GEOMETRY = (
 
 
 def gare_of(module: RetrievalModule) -> GARE | None:
-    """Return the GARE with increments of texts that a method is or trains through NCL; None where there is none."""
-    method = base_method(module)
-    if isinstance(method, GARE) and method.head.psi is not None and method.head.config.increment.corrected == "text":
-        return method
+    """Return the GARE with increments of texts that a method is; None where it is none."""
+    if isinstance(module, GARE) and module.head.psi is not None and module.head.config.increment.corrected == "text":
+        return module
     return None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.figures.drawing import Arrays, Chart
-from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, base_method
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 
 @dataclass(frozen=True)
@@ -26,4 +26,4 @@ class FigureKind:
     title: str
     measure: Callable[[EncodedSplit], Arrays]
     draw: Callable[[Arrays, str], Iterator[Chart]]
-    applies: Callable[[RetrievalModule], object | None] = base_method
+    applies: Callable[[RetrievalModule], object | None] = lambda module: module

@@ -14,8 +14,8 @@ from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Direction
 from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.methods import NCL
 from tvr_lightning.methods.clip4clip import masked_mean
+from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     NEGATIVE,
@@ -71,12 +71,13 @@ def _normalized(encoded: EncodedSplit) -> Arrays:
         return {}
     bank = None
     if normalizer.needs_bank:
-        if not isinstance(module, NCL) or module.bank_source != "queue" or module.text_queue is None:
+        try:
+            bank = module.contrast.bank()
+        except EmptyQueueError:
+            return {"normalized.missing": np.array("the queues of training queries are empty")}
+        if bank is None:
             reason = "it rests on a bank of the training split, which is not encoded for figures"
             return {"normalized.missing": np.array(reason)}
-        if not len(module.text_queue):
-            return {"normalized.missing": np.array("the queues of training queries are empty")}
-        bank = module.bank()
     evaluator = Evaluator(module.score, temperature=module.score_temperature(), measure_balance=True)
     index = (encoded.text_index, encoded.video_index)
     evaluation = evaluator.evaluate(encoded.texts, index[0], encoded.videos, index[1], encoded.truth, normalizer, bank)

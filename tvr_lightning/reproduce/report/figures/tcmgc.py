@@ -13,7 +13,7 @@ from tvr_lightning.methods import TCMGC
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.figures.drawing import COLOURS, Arrays, Chart, Scalar, new_figure, to_chart
-from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, base_method
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 from tvr_lightning.reproduce.report.figures.kind import FigureKind
 from tvr_lightning.reproduce.report.render import render
 
@@ -23,9 +23,8 @@ ATTENDED = 2
 
 
 def tcmgc_of(module: RetrievalModule) -> TCMGC | None:
-    """Return the TC-MGC that a method is or trains through NCL; None where there is none."""
-    method = base_method(module)
-    return method if isinstance(method, TCMGC) else None
+    """Return the TC-MGC that a method is; None where it is none."""
+    return module if isinstance(module, TCMGC) else None
 
 
 def attending(module: RetrievalModule) -> TCMGC | None:
