@@ -18,7 +18,8 @@ from tvr_lightning.reproduce.report.figures.drawing import NotDrawnError
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
 from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
 from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
-from tvr_lightning.reproduce.report.figures.similarity import measure_sheet, measure_similarity
+from tvr_lightning.reproduce.report.figures.sheet import measure_sheet
+from tvr_lightning.reproduce.report.figures.similarity import measure_similarity
 from tvr_lightning.reproduce.report.page import RunSection, page
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.synthetic import synthesize

@@ -14,9 +14,9 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.figures.drawing import COLOURS, Arrays, Chart, Scalar, new_figure, to_chart
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.kind import FigureKind
 from tvr_lightning.reproduce.report.render import render
 
-ATTENTION = "Attention of sentence and words over frames"
 _MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
 ATTENDED = 2
 """Pairs whose attention is shown."""
@@ -78,7 +78,6 @@ def draw_contrasts(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-contrasts",
-        "Balance of the contrasts",
         f"Box plots over matching pairs of the scores of {', '.join(names).replace('_', '-')}, and of their weights.",
         [
             Scalar("mean deviation of a pair's scores over the contrasts", "contrasts.spread"),
@@ -166,11 +165,18 @@ def draw_attention(arrays: Arrays, key: str) -> Iterator[Chart]:
         scale = figures[0].colorbar(shown, ax=[strip, axis], fraction=0.06, pad=0.03)
         scale.ax.set_title("weight", loc="left")
         alt = "A row of frames, and below it a heat map of the sentence and the words, one row each, over them."
-        drawn = to_chart(figures, f"{key}-attention{place}", "", alt)
+        drawn = to_chart(figures, f"{key}-attention{place}", alt)
         html = render("captioned.html", caption=caption, frames=None, chart=drawn)
         yield Chart(
-            ATTENTION,
             alt,
             html=html,
             note="TC-MGC, Fig. 11, which joins words and frames by lines; weights are means over heads.",
         )
+
+
+FIGURES = (
+    FigureKind("contrasts", "Balance of the contrasts", measure_contrasts, draw_contrasts, tcmgc_of),
+    FigureKind(
+        "attention", "Attention of sentence and words over frames", measure_attention, draw_attention, attending
+    ),
+)
