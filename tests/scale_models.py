@@ -21,10 +21,12 @@ from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.methods import DPDV, DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare_options import IncrementConfig
-from tvr_lightning.methods.tcmgc_options import AttentionConfig
+from tvr_lightning.methods.gaid import GAIDOptions
+from tvr_lightning.methods.gare import GapIncrement, GAREOptions
+from tvr_lightning.methods.tcmgc.options import AttentionConfig
+from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.methods.xpool import CrossAttentionConfig
+from tvr_lightning.methods.xpool import XPoolOptions
 
 BATCH, WORDS, FRAMES, SIDE = 8, 8, 3, 32
 COLOURS, SHAPES = ("red", "green", "blue", "white"), ("ball", "box")
@@ -36,17 +38,17 @@ def build(name: str, gather: str = "global") -> pl.LightningModule:
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=64, image_size=SIDE, text_layers=2, vision_layers=2, text_mask=name == "GARE")
     common = {"encoder": encoder, "words": WORDS, "frames": FRAMES, "gather": gather}
-    attention = CrossAttentionConfig(dropout=0.0)
+    attention = XPoolOptions(dropout=0.0)
     temporal = {"temporal_layers": 2}
     build_method = {
         "CLIP4Clip": lambda: CLIP4Clip(**common, similarity_header="seqTransf", **temporal),
         "XCLIP": lambda: XCLIP(**common, similarity_header="seqTransf", **temporal),
         "DRL": lambda: DRL(**common, interaction="wti", **temporal),
         "UCoFiA": lambda: UCoFiA(**common, **temporal),
-        "XPool": lambda: XPool(**common, attention=attention),
-        "TMASS": lambda: TMASS(**common, attention=attention),
-        "GAID": lambda: GAID(**common, attention=attention, audio_encoder=TinyWav2Vec2Encoder()),
-        "GARE": lambda: GARE(**common, increment=IncrementConfig(dropout=0.0), **temporal),
+        "XPool": lambda: XPool(**common, xpool=attention),
+        "TMASS": lambda: TMASS(**common, tmass=TMASSOptions(attention)),
+        "GAID": lambda: GAID(**common, gaid=GAIDOptions(attention=attention), audio_encoder=TinyWav2Vec2Encoder()),
+        "GARE": lambda: GARE(**common, gare=GAREOptions(**temporal, increment=GapIncrement(dropout=0.0))),
         "TCMGC": lambda: TCMGC(**common, keep_rate=0.4, attention=AttentionConfig(dropout=0.0), **temporal),
         "DPDV": lambda: DPDV(**common, captions=2, recover_captions=1),
         "NCL": lambda: CLIP4Clip(**common, contrast=NCL(queue_size=20)),

@@ -195,7 +195,7 @@ def test_checkpoints_without_a_record_are_unknown_and_converted_ones_say_so(run,
 def test_a_converted_checkpoint_takes_the_data_of_a_recipe_and_its_own_words_and_frames(run, root, tmp_path, capsys):
     saved = torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)
     del saved[RECORD], saved["datamodule_hyper_parameters"]
-    saved["hyper_parameters"]["_class_path"] = "tvr_lightning.methods.tcmgc.TCMGC"
+    saved["hyper_parameters"]["_class_path"] = "tvr_lightning.methods.tcmgc.method.TCMGC"
     torch.save(saved | {CONVERTED: {}, "epoch": 0, "global_step": 0}, tmp_path / "converted.ckpt")
     alone = ["test", f"--ckpt_path={tmp_path / 'converted.ckpt'}", f"--results.directory={tmp_path / 'runs'}", *QUICK]
     assert main(alone) == 1

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.methods.tcmgc import (
+from tvr_lightning.methods.tcmgc.method import (
     TCMGC,
     AttentionConfig,
     DecorrelationConfig,

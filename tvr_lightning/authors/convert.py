@@ -138,4 +138,6 @@ def run_convert(method: str, source: Path, out: Path, words: int = 32, frames: i
 def _unusual(module: RetrievalModule) -> dict[str, Any]:
     """Constructor arguments of a method that are not the defaults."""
     defaults = inspect.signature(type(module)).parameters
-    return {name: value for name, value in module.hparams.items() if value != defaults[name].default}
+    return {
+        name: value for name, value in module.hparams.items() if name in defaults and value != defaults[name].default
+    }

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_encoder
-from tvr_lightning.methods.tcmgc import TCMGC, AttentionConfig, DecorrelationConfig
+from tvr_lightning.methods.tcmgc.method import TCMGC, AttentionConfig, DecorrelationConfig
 
 NAMES = NameMap(
     (

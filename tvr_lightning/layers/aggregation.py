@@ -1,6 +1,6 @@
 """Aggregation of a vector, or a matrix, of similarities to one (UCoFiA's ISA and Bi-ISA, as TC-MGC takes them over).
 
-Slots come first, (S, ...), as in `tvr_lightning.layers.reorganization`; minus infinity is a slot that is not there.
+Slots come first, (S, ...), and minus infinity is a slot that is not there.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-
-from tvr_lightning.layers.reorganization import weighted_sum
 
 SimilarityAggregation = Literal["isa", "softmax", "mean"]
 
@@ -91,24 +89,26 @@ class BidirectionalAggregation(nn.Module):
         return (word_then_frame + frame_then_word) / 2
 
 
-class LinearSoftmaxAggregation(nn.Module):
-    """LSA: weights of scores of several granularities from a softmax over a linear map of them (TC-MGC, Eqs. 31-32).
-
-    Args:
-        scores: G, rows and columns of the matrix (G, G), which starts as the identity.
-    """
-
-    def __init__(self, scores: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(scores))
-
-    def forward(self, scores: Tensor) -> Tensor:
-        """Return (G, N, M) weights that add up to 1 over the G scores (G, N, M) of every pair."""
-        return torch.einsum("gnm,gh->hnm", scores, self.weight.to(scores.dtype)).softmax(0)
-
-
 def aggregation(kind: SimilarityAggregation, slots: int, temperature: float) -> nn.Module:
     """Return the module that sums (S, ...) similarities over S `slots` in the way `kind` says."""
     if kind == "isa":
         return InteractiveSimilarityAggregation(slots, temperature)
     return SoftmaxSimilarityAggregation(temperature) if kind == "softmax" else MeanSimilarityAggregation()
+
+
+def weighted_sum(similarities: Tensor, logits: Tensor) -> Tensor:
+    """Sum the slots with the weights softmax(logits); slots of minus infinity get no weight.
+
+    Args:
+        similarities: (S, ...).
+        logits: (S, ...).
+
+    Returns:
+        (...): minus infinity where no slot is there at all.
+    """
+    absent = similarities == -torch.inf
+    if not bool(absent.any()):
+        return (logits.softmax(0) * similarities).sum(0)
+    weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(0)
+    total = (weights * similarities.masked_fill(absent, 0.0)).sum(0)
+    return total.masked_fill(absent.all(0), -torch.inf)

@@ -8,8 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.layers.clustering import first_largest
-
 Predictor = Literal["train", "eval-t2v"]
 Selection = Literal["perturbed", "hard", "random"]
 
@@ -184,3 +182,8 @@ class PatchSelector(nn.Module):
         else:
             chosen = indicators(scores, config.kept)
         return torch.cat([frames.unsqueeze(2), chosen @ patches], dim=2)
+
+
+def first_largest(values: Tensor, count: int) -> Tensor:
+    """Return positions (..., count) of the largest of (..., T), in falling order; the first of several equals first."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]

@@ -270,3 +270,7 @@ class Pairwise(ABC):
                     [0.0000, 1.0000]])
         """
         return self.scale(self.norm().reciprocal())
+
+    def cosine(self: P, other: P) -> Tensor:
+        """Return (M, N, Q) cosines with the vectors of the same pair in `other`."""
+        return self.inner(other) / (self.norm() * other.norm())

@@ -17,8 +17,7 @@ from tvr_lightning.layers.aggregation import (
     MeanSimilarityAggregation,
     SoftmaxSimilarityAggregation,
 )
-from tvr_lightning.layers.reorganization import Reorganization, reorganize
-from tvr_lightning.methods.tcmgc import (
+from tvr_lightning.methods.tcmgc.method import (
     Contrast,
     DecorrelationConfig,
     ReorganizationConfig,
@@ -27,6 +26,7 @@ from tvr_lightning.methods.tcmgc import (
     TCMGCConfig,
     TCMGCHead,
 )
+from tvr_lightning.methods.tcmgc.reorganization import Reorganization, reorganize
 from tvr_lightning.training.losses import info_nce
 
 MODES: tuple[Reorganization, ...] = get_args(Reorganization)

@@ -170,7 +170,7 @@ def test_geometry_is_that_of_the_increments(splits, measured):
     encoded = splits["gare"]
     text, video = encoded.paired()
     with torch.no_grad():
-        increment = encoded.module.head(text, video, increments=True).parts["increment"].diagonal().T
+        increment = encoded.module.head(text, video, True).parts["increment"].diagonal().T
     gap = video.frames.mean(1) - text.sentence
     angle = F.cosine_similarity(increment, gap).acos().mean()
     assert float(measured["gare"]["geometry.angle_to_gap.positive_mean"]) == pytest.approx(float(angle), abs=1e-4)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tvr_lightning.layers.clustering import dpc_knn
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingStage
 from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.dpdv.clustering import dpc_knn
+from tvr_lightning.methods.dpdv.patch_merging import PatchMerging, PatchMergingStage
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     Arrays,

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare import trust_region_step
+from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
@@ -44,7 +44,7 @@ _GEOMETRY = (
 
 def gare_of(module: RetrievalModule) -> GARE | None:
     """Return the GARE with increments of texts that a method is; None where it is none."""
-    if isinstance(module, GARE) and module.head.psi is not None and module.head.config.increment.corrected == "text":
+    if isinstance(module, GARE) and module.head.psi is not None and module.options.increment.corrected == "text":
         return module
     return None
 
@@ -247,7 +247,7 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
 
 @torch.no_grad()
 def _increments(method: GARE, pairs: PairedFeatures) -> Tensor:
-    return method.head(pairs.text, pairs.video, increments=True).parts["increment"]
+    return method.head(pairs.text, pairs.video, True).parts["increment"]
 
 
 def _increment_gradient(method: GARE, pairs: PairedFeatures, increment: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Direction
 from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.methods.clip4clip import masked_mean
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,

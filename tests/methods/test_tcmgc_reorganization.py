@@ -8,11 +8,12 @@ from safetensors.torch import load_file
 from tvr_lightning.layers.aggregation import (
     BidirectionalAggregation,
     InteractiveSimilarityAggregation,
-    LinearSoftmaxAggregation,
     MeanSimilarityAggregation,
     SoftmaxSimilarityAggregation,
+    weighted_sum,
 )
-from tvr_lightning.layers.reorganization import kept_slots, largest, reorganize, weighted_sum
+from tvr_lightning.methods.tcmgc.method import LinearSoftmaxAggregation
+from tvr_lightning.methods.tcmgc.reorganization import kept_slots, largest, reorganize
 
 SWITCHES = ["tcmgc_switches", "tcmgc_switches_lambda_10"]
 MODES = ["off", "removal", "fusion"]

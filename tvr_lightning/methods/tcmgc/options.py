@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from tvr_lightning.layers.aggregation import SimilarityAggregation
-from tvr_lightning.layers.reorganization import Reorganization
+from tvr_lightning.methods.tcmgc.reorganization import Reorganization
 from tvr_lightning.training.losses import Reduction
 
 Contrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.layers.aggregation import BidirectionalAggregation, InteractiveSimilarityAggregation
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
-from tvr_lightning.layers.weighted_max import (
+from tvr_lightning.methods.dpdv.weighted_max import (
     Tokens,
     TokenWeights,
     compacted,

@@ -32,17 +32,15 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import (
     BidirectionalAggregation,
-    LinearSoftmaxAggregation,
     SimilarityAggregation,
     aggregation,
 )
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.reorganization import Reorganization, kept_slots, reorganize
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.clip4clip import masked_mean
 from tvr_lightning.methods.contrast import ContrastiveLearning
-from tvr_lightning.methods.tcmgc_options import (
+from tvr_lightning.methods.tcmgc.options import (
     AttentionConfig,
     Contrast,
     DecorrelationConfig,
@@ -52,6 +50,7 @@ from tvr_lightning.methods.tcmgc_options import (
     ScoreScale,
     TCMGCConfig,
 )
+from tvr_lightning.methods.tcmgc.reorganization import Reorganization, kept_slots, reorganize
 from tvr_lightning.pairwise import (
     DensePairVectors,
     PairVectors,
@@ -96,6 +95,22 @@ def similarity_decorrelation(
         return variance.mean()
     matching = torch.eye(len(variance), dtype=torch.bool, device=variance.device)
     return variance[matching if pairs == "positives" else ~matching].mean()
+
+
+class LinearSoftmaxAggregation(nn.Module):
+    """LSA: weights of scores of several granularities from a softmax over a linear map of them (TC-MGC, Eqs. 31-32).
+
+    Args:
+        scores: G, rows and columns of the matrix (G, G), which starts as the identity.
+    """
+
+    def __init__(self, scores: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(scores))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Return (G, N, M) weights that add up to 1 over the G scores (G, N, M) of every pair."""
+        return torch.einsum("gnm,gh->hnm", scores, self.weight.to(scores.dtype)).softmax(0)
 
 
 @dataclass

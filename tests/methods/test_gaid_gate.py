@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.layers.gate import Gate
+from tvr_lightning.methods.gaid.model import Gate
 
 M, F, D = 3, 4, 8
 
