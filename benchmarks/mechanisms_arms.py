@@ -109,17 +109,10 @@ def tcmgc(
 def ncl(normalize_loss: bool = True, normalize_test: bool = True, detach_biases: bool | None = None) -> Build:
     """Return NCL around CLIP4Clip with mean pooling, as its recipe has it."""
 
-    def make(encoder: TinyClipEncoder) -> NCL:
+    def make(encoder: TinyClipEncoder) -> CLIP4Clip:
         evaluation = EvaluationConfig(normalization=SinkhornBias()) if normalize_test else None
-        return NCL(
-            encoder,
-            evaluation=evaluation,
-            words=WORDS,
-            frames=FRAMES,
-            normalize_loss=normalize_loss,
-            detach_biases=detach_biases,
-            queue_size=1024,
-        )
+        contrast = NCL(normalize_loss=normalize_loss, detach_biases=detach_biases, queue_size=1024)
+        return CLIP4Clip(encoder, evaluation=evaluation, words=WORDS, frames=FRAMES, contrast=contrast)
 
     return make
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t, 97.5 %, for 1 to 9 degrees of freedom."""
+from scipy import stats
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,9 @@ def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of values, one per seed, with its interval.
 
     Raises:
-        ValueError: no value, or more than ten.
+        ValueError: no value.
     """
-    if not 1 <= len(values) <= len(T_975) + 1:
-        raise ValueError(f"{len(values)} seeds; the intervals are for 1 to {len(T_975) + 1}")
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return Estimate(mean, None)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    return Estimate(mean, T_975[len(values) - 2] * deviation / math.sqrt(len(values)))
+    if not values:
+        raise ValueError("0 seeds; an estimate needs one")
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)) if len(values) > 1 else None
+    return Estimate(fmean(values), half)

@@ -6,8 +6,8 @@ import torch
 
 from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
-from tvr_lightning.reproduce.card import Card, card_path, ranks_path, write_card, write_ranks
-from tvr_lightning.reproduce.plan import PlannedRun
+from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
+from tvr_lightning.reproduce.runs.plan import PlannedRun
 
 DIRECTIONS = ("text_to_video", "video_to_text")
 

@@ -52,7 +52,7 @@ def build(name: str, gather: str = "global") -> pl.LightningModule:
         "GARE": lambda: GARE(**common, gare=GAREOptions(**temporal, increment=GapIncrement(dropout=0.0))),
         "TCMGC": lambda: TCMGC(**common, tcmgc=TCMGCOptions(2, attention=language, keep_rate=0.4)),
         "DPDV": lambda: DPDV(**common, captions=2, recover_captions=1),
-        "NCL": lambda: NCL(**common, queue_size=20),
+        "NCL": lambda: CLIP4Clip(**common, contrast=NCL(queue_size=20)),
         "VideoQA": lambda: VideoQuestionAnswering(
             encoder,
             partial(CLIP4Clip, words=WORDS, frames=FRAMES, similarity_header="seqTransf", **temporal),

@@ -175,36 +175,16 @@ def test_missing_weights_of_the_audio_encoder_are_named_with_the_missing_data(
     assert looked in said
 
 
-@pytest.mark.parametrize(
-    ("recipe", "options"),
-    [
-        ("ncl", ["data.init_args.audio=whisper", "model.init_args.base=GAID"]),
-        ("dpdv-vqa", ["data.init_args.audio=whisper", "model.init_args.micro=false", "model.init_args.method=GAID"]),
-    ],
-)
-def test_a_method_within_another_misses_its_sound_weights_at_once(tmp_path, capsys, monkeypatch, recipe, options):
+def test_a_method_within_another_misses_its_sound_weights_at_once(tmp_path, capsys, monkeypatch):
+    options = ["data.init_args.audio=whisper", "model.init_args.micro=false", "model.init_args.method=GAID"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    args = [f"--config={RECIPES / recipe}.yaml", f"--data.init_args.root={tmp_path}"]
+    args = [f"--config={RECIPES / 'dpdv-vqa.yaml'}", f"--data.init_args.root={tmp_path}"]
     assert main(["fit", *args, *(f"--{option}" for option in options)]) == 1
     said = capsys.readouterr().err
     assert "msrvtt" in said
     assert "whisper/base.pt" in said
     assert main(["fit", *args, *(f"--{option.replace('GAID', 'CLIP4Clip')}" for option in options)]) == 1
     assert "whisper" not in capsys.readouterr().err
-
-
-def test_unknown_options_name_the_key(fixture_root, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["fit", *overlay(fixture_root, tmp_path, "--model.init_args.optimizer.learning_rate=1")])
-    assert stopped.value.code == 2
-    assert "learning_rate" in capsys.readouterr().err
-
-
-def test_wrong_types_name_the_key(fixture_root, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["fit", *overlay(fixture_root, tmp_path, "--data.init_args.frames=many")])
-    assert stopped.value.code == 2
-    assert "frames" in capsys.readouterr().err
 
 
 def test_selecting_on_a_validation_split_that_does_not_exist_is_refused(fixture_root, tmp_path, capsys):

@@ -79,10 +79,10 @@ def test_a_device_without_a_readable_video_does_not_hold_up_the_others(root, tmp
 def test_sharded_queues_are_taken_up_from_the_checkpoint(root, tmp_path):
     first = tvr("fit", "ncl", "fsdp2", root, tmp_path)
     queues = torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    assert queues["text_queue.filled"].item() == 2 * 16
+    assert queues["contrast.text_queue.filled"].item() == 2 * 16
     more = (f"--ckpt_path={first / 'checkpoints' / 'last.ckpt'}", "--trainer.max_epochs=3")
     second = tvr("fit", "ncl", "fsdp2", root, tmp_path, *more)
     resumed = torch.load(second / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    assert resumed["text_queue.filled"].item() == 3 * 16
-    stored = next(name for name in queues if name.startswith("text_queue.stored_"))
+    assert resumed["contrast.text_queue.filled"].item() == 3 * 16
+    stored = next(name for name in queues if name.startswith("contrast.text_queue.stored_"))
     assert torch.equal(resumed[stored][:32], queues[stored][:32])

@@ -10,9 +10,10 @@ from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures, first_of_each
+from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
-from tvr_lightning.methods.base import NonFiniteLossError, Temperature, first_of_each
+from tvr_lightning.training.module import NonFiniteLossError
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +53,10 @@ def test_the_base_loss_is_symmetric_cross_entropy_of_the_scaled_scores(encoder):
 
 def test_local_losses_are_refused_where_a_loss_needs_all_scores(encoder):
     assert CLIP4Clip(encoder, words=8, gather="local").gather == "local"
-    for method in (GARE, TCMGC, NCL):
-        with pytest.raises(ValueError, match=f"that of {method.__name__} needs the scores of the whole batch together"):
-            method(encoder, words=8, gather="local")
+    for method, contrast in ((GARE, None), (TCMGC, None), (CLIP4Clip, NCL())):
+        name = f"NCL on {method.__name__}" if contrast else method.__name__
+        with pytest.raises(ValueError, match=f"that of {name} needs the scores of the whole batch together"):
+            method(encoder, words=8, gather="local", contrast=contrast)
 
 
 def test_a_broken_loss_names_term_step_and_videos(encoder):
@@ -115,12 +117,17 @@ def test_padded_frames_do_not_change_a_score(encoder):
 
 def test_checkpoints_of_other_methods_and_sizes_are_refused(encoder):
     method = CLIP4Clip(encoder, words=8, frames=4)
-    own = {"state_dict": method.state_dict(), "hyper_parameters": {"_class_path": "x.CLIP4Clip", "words": 8}}
+    own = {
+        "state_dict": method.state_dict(),
+        "hyper_parameters": {"_class_path": "x.CLIP4Clip", "words": 6, "frames": 4},
+    }
     method.on_load_checkpoint(own)
     with pytest.raises(CheckpointError, match="holds a GARE, the recipe builds a CLIP4Clip"):
         method.on_load_checkpoint({**own, "hyper_parameters": {"_class_path": "x.GARE"}})
     state = dict(method.state_dict())
     state["temperature.logit_scale"] = torch.zeros(2)
     state["more"] = torch.zeros(1)
-    with pytest.raises(CheckpointError, match=r"more is unexpected.*shape \(2,\), expected \(1,\).*words 8"):
+    with pytest.raises(
+        CheckpointError, match=r"more is unexpected.*shape \(2,\), expected \(1,\).*made with words 6 \(here: 8\); use"
+    ):
         method.on_load_checkpoint({**own, "state_dict": state})

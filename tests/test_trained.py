@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
+from tvr_lightning.checkpoints import CONVERTED, RECORD
 from tvr_lightning.cli import main
-from tvr_lightning.evaluation.weights import CONVERTED, RECORD, weights_of
+from tvr_lightning.evaluation.weights import weights_of
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"

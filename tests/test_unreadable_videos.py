@@ -22,7 +22,7 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.answers import frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import QueryBankNorm
-from tvr_lightning.features import TextFeatures
+from tvr_lightning.features import Placed, TextFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.synthetic import synthesize
@@ -133,8 +133,9 @@ def uneven(rank: int) -> list:
     for item in [[0, 2, 5], []][rank]:
         words = torch.full((1, 2, 3), float(item))
         text = TextFeatures(words[:, 0].double(), words, torch.tensor([[True, item > 1]]))
-        batches.append((torch.tensor([item]), text))
-    index, text = gather_batches(batches, torch.device("cpu"))
+        batches.append(Placed(torch.tensor([item]), text))
+    found = gather_batches(batches, torch.device("cpu"))
+    index, text = found.index, found.features
     kinds = [str(tensor.dtype) for tensor in (index, text.sentence, text.words, text.word_mask)]
     nothing = gather_batches([], torch.device("cpu"))
     return [index.tolist(), text.sentence[:, 0].tolist(), text.word_mask[:, 1].tolist(), kinds, nothing]

@@ -21,6 +21,10 @@ import torch
 from tvr_lightning.errors import UserError
 
 PACKAGE = __name__.partition(".")[0]
+RECORD = "weights"
+"""Entry of a checkpoint: what a run says of the weights it saves. Checkpoints of earlier versions have none."""
+CONVERTED = "authors_checkpoint"
+"""Entry of a checkpoint that `tvr convert` made of the authors' own."""
 
 
 class CheckpointError(UserError, RuntimeError):

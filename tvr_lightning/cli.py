@@ -78,10 +78,7 @@ VERBS = (
         "tvr_lightning.authors.convert:run_convert",
         ("source", "out"),
     ),
-    Verb("audit", "check that no ground truth leaks into the scores", "tvr_lightning.audit.audit_run:run_audit"),
-    Verb(
-        "parity", "compare with what the authors' code computed", "tvr_lightning.parity.report:run_parity", ("files",)
-    ),
+    Verb("audit", "check that no ground truth leaks into the scores", "tvr_lightning.audit.run:run_audit"),
     Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt", "trust")),
     Verb(
         "search",
@@ -110,7 +107,7 @@ VERBS = (
         "tvr_lightning.reproduce.report.report_verb:run_report",
         ("directory",),
     ),
-    Verb("profile", "measure what a method costs", "tvr_lightning.reproduce.profile_verb:run_profile"),
+    Verb("profile", "measure what a method costs", "tvr_lightning.reproduce.profile.verb:run_profile"),
 )
 
 
@@ -182,7 +179,7 @@ def verb_parser(verb: Verb) -> ArgumentParser:
 
 
 def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
-    from tvr_lightning.audit.audit_run import AuditedCLI
+    from tvr_lightning.audit.run import AuditedCLI
 
     def run() -> int:
         # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -133,6 +133,32 @@ def _cat(name: str, values: list[Any]) -> Any:
 
 
 @dataclass
+class Placed(Record, Generic[R]):
+    """Features of N items, and where these stand in their split.
+
+    Attributes:
+        index: (N,) int64, places; the same one several times where loaders were padded over devices.
+        features: of the N items.
+    """
+
+    index: Tensor
+    features: R
+
+    def distinct(self) -> Placed[R]:
+        """Return every item once, by rising place."""
+        return self[first_of_each(self.index)[1]]
+
+
+def first_of_each(index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct values of `index` (N,), ascending, and the position (K,) where each occurs first."""
+    values, inverse = index.unique(return_inverse=True)
+    first = torch.full_like(values, len(index)).scatter_reduce(
+        0, inverse, torch.arange(len(index), device=index.device), "amin"
+    )
+    return values, first
+
+
+@dataclass
 class TextFeatures(Record):
     """Features of N texts.
 
@@ -198,7 +224,7 @@ class Scores:
     Attributes:
         similarity: (N, M), `similarity[i, j]` is text i against video j, before the temperature unless a method's
             docstring says otherwise; larger is better.
-        parts: named (N, M) matrices that the similarity was made of, for reports and parity.
+        parts: named (N, M) matrices that the similarity was made of, for reports.
     """
 
     similarity: Tensor

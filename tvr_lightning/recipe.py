@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 import json
 import os
 import re
@@ -11,13 +12,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, RichModelSummary, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -32,10 +33,7 @@ import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods  # recipes name classes by their bare names once these are imported
 from tvr_lightning.checkpoints import CheckpointError, read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.encoders.sources import find_weights
-from tvr_lightning.encoders.wav2vec2 import find_wav2vec2_weights
-from tvr_lightning.encoders.whisper import find_whisper_weights
-from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.errors import UserError, check_present
 from tvr_lightning.evaluation.answers import (
     AnswerResults,
     print_answer_results,
@@ -46,9 +44,11 @@ from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
 from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
 from tvr_lightning.evaluation.weights import Weights, weights_of
+from tvr_lightning.explain import Arguments, explain, sources_of
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
+from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
@@ -106,6 +106,7 @@ class RecipeCLI(LightningCLI):
             args=args,
             run=run,
             auto_configure_optimizers=False,
+            parser_kwargs={name: {"exit_on_error": False} for name in self.subcommands()} | {"exit_on_error": False},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -139,20 +140,25 @@ class RecipeCLI(LightningCLI):
         """
         self.trained: Trained | None = None
         self.overridden: list[Difference] = []
+        assert args is None or isinstance(args, list)
         words = sys.argv[1:] if args is None else args
-        if isinstance(words, list):
-            for path in recipes_of(words):
-                read_recipe(path)
-            args = _without_nulls(words)
-            checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
-            local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
-            if local and not Path(checkpoint[-1]).is_dir():  # shards of a strategy, which Lightning alone can read
-                self.trained = Trained(Path(checkpoint[-1]), words[1:], given(words[1:], "trust"))
-                args = [args[0], f"--config={json.dumps(self.trained.recipe())}", *args[1:]]
+        for path in recipes_of(words):
+            read_recipe(path)
+        asked = _without_nulls(words)
+        checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
+        local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
+        if local and not Path(checkpoint[-1]).is_dir():  # shards of a strategy, which Lightning alone can read
+            self.trained = Trained(Path(checkpoint[-1]), words[1:], given(words[1:], "trust"))
+            asked = [asked[0], f"--config={json.dumps(self.trained.recipe())}", *asked[1:]]
         with warnings.catch_warnings():
             # Tests and Python users pass a list while their own program has a command line too.
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within")
-            super().parse_arguments(parser, args)
+            try:
+                super().parse_arguments(parser, asked)
+            except ArgumentError as error:
+                verb = asked[0] if asked and asked[0] in self.subcommands() else None
+                known = dict.fromkeys((action.dest.partition(".")[0] for action in self._parser(verb)._actions), Any)
+                raise OptionError(explain(sources_of(asked), known | SECTIONS) or str(error)) from error
 
     def _parse_ckpt_path(self) -> None:
         # The command line decides; a checkpoint must not change the configuration silently (LightningCLI would let it).
@@ -219,19 +225,11 @@ class RecipeCLI(LightningCLI):
             MissingAssetError: says all of it at once.
             RecipeError: an option names what cannot be.
         """
-        absent = []
-        encoder = self.options.model.init_args.encoder
-        if encoder.class_path.rpartition(".")[2] == "ClipEncoder":
-            checks = [*checks, lambda: find_weights(encoder.init_args.architecture, encoder.init_args.weights)]
-        for check in [*checks, *_sound_checks(self.options.model.init_args, encoder.class_path)]:
-            try:
-                check()
-            except MissingAssetError as error:
-                absent.append(str(error))
-            except ValueError as error:  # weights that no architecture of that name has
-                raise error if isinstance(error, UserError) else RecipeError(str(error)) from error
-        if absent:
-            raise MissingAssetError("\n\n".join(absent))
+        model = self.options.model
+        try:
+            check_present([*checks, *_required_files(model, model.init_args.encoder)])
+        except ValueError as error:  # weights that no architecture of that name has
+            raise error if isinstance(error, UserError) else RecipeError(str(error)) from error
 
     def _set_memory(self, size: str | None) -> None:
         if size is None:
@@ -300,7 +298,7 @@ class RecipeCLI(LightningCLI):
     @property
     def run_name(self) -> str:
         """Name of the folder of all runs of this method on this dataset."""
-        return f"{type(self.model).__name__.lower()}-{type(self.datamodule).__name__.lower()}"
+        return f"{self.model.title}-{type(self.datamodule).__name__}".lower().replace(" ", "-")
 
     def before_fit(self) -> None:
         """Refuse what could not end in a table; find the checkpoint to go on from."""
@@ -474,7 +472,7 @@ class RecipeCLI(LightningCLI):
         if isinstance(self.model, VideoQuestionAnswering):
             paths = self._close_answers(run, folder)
         else:
-            results = results_of(self.model.evaluation, method=type(self.model).__name__, **run)
+            results = results_of(self.model.evaluation, method=self.model.title, **run)
             print_results(results)
             paths = write_results(results, folder) if folder else None
         if paths:
@@ -496,6 +494,22 @@ class RecipeCLI(LightningCLI):
 
 class RecipeError(UserError, ValueError):
     """A recipe's options are out of range, conflict, or ask for what the data does not have."""
+
+
+class OptionError(RecipeError):
+    """A class or an option does not exist, or a value is of another type; names what there is, nearest first."""
+
+    exit_status = 2  # as argparse ends
+
+
+SECTIONS = {
+    "model": RecipeModule,
+    "data": TextVideoDataModule,
+    "trainer": Arguments(Trainer),
+    "results": ResultsConfig,
+    "checkpoints": CheckpointConfig,
+}
+"""What the sections of a recipe hold."""
 
 
 def trained_on(checkpoint: str | None) -> str | None:
@@ -630,12 +644,16 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
         paths: one or several recipe files, later ones on top of earlier ones.
         overrides: command-line style, such as `--data.init_args.batch_size=32`.
     """
+    sections = [(f"--config {path}", {"data": read_recipe(path).get("data") or {}}) for path in paths]
     merged: dict[str, Any] = {}
-    for path in paths:
-        merged = _overlay(merged, read_recipe(path).get("data") or {})
-    parser = ArgumentParser()
+    for _, section in sections:
+        merged = _overlay(merged, section)
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(TextVideoDataModule, "data")
-    config = parser.parse_args(list(overrides), namespace=parser.parse_object({"data": merged}))
+    try:
+        config = parser.parse_args(list(overrides), namespace=parser.parse_object(merged))
+    except ArgumentError as error:
+        raise OptionError(explain([*sections, *sources_of(overrides)], SECTIONS) or str(error)) from error
     return parser.instantiate(config).data
 
 
@@ -647,24 +665,18 @@ def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _sound_checks(method: Namespace, encoder: str) -> list[Callable[[], object]]:
-    """Return what looks for the weights of the audio encoder that a method would build, none where it hears nothing.
+def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable[[], object]]:
+    """Yield what looks for the files that a class, and the classes among its options, say they need.
 
     Args:
-        method: its options; a method around another (NCL, question answering) builds that one's.
-        encoder: class of the encoder of frames and texts.
+        section: class_path and init_args.
+        encoder: that of the model, which methods within it are built on.
     """
-    for name in ("base", "method"):
-        within = method.get(name)
-        if isinstance(within, Namespace) and "init_args" in within:
-            return _sound_checks(within.init_args, encoder)
-    if "audio_encoder" not in method or str(method.get("gaid.fusion.class_path")).endswith("NoFusion"):
-        return []
-    if method.audio_encoder is None:  # GAID then takes what goes with its encoder
-        pretrained = encoder.rpartition(".")[2] == "ClipEncoder"
-        return [lambda: find_whisper_weights("base", "openai")] if pretrained else []
-    kind, options = method.audio_encoder.class_path.rpartition(".")[2], method.audio_encoder.get("init_args", {})
-    find = {"WhisperEncoder": find_whisper_weights, "Wav2Vec2Encoder": find_wav2vec2_weights}.get(kind)
-    if find is None or options.get("weights") in (None, "none"):
-        return []
-    return [lambda: find(options.get("size", "base"), options["weights"])]
+    options = section.get("init_args") or Namespace()
+    module, _, name = section.class_path.rpartition(".")
+    kind = getattr(importlib.import_module(module), name)
+    if hasattr(kind, "required_files"):
+        yield partial(kind.required_files, **{"encoder": encoder, **vars(options)})
+    for value in vars(options).values():
+        if isinstance(value, Namespace) and "class_path" in value:
+            yield from _required_files(value, encoder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tvr_lightning.checkpoints import CheckpointError, check_classes, named_classes, read_checkpoint
+from tvr_lightning.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.evaluation.weights import RECORD, Weights, record_of, weights_of
+from tvr_lightning.evaluation.weights import Weights, record_of, weights_of
+from tvr_lightning.options import flat_options, value_text
 
 # What may differ from the training: scores do not depend on it, or depend on it as the evaluation is asked to.
 UNSCORED = {
@@ -53,7 +54,7 @@ class Difference:
 
     def __str__(self) -> str:
         """`option value (the checkpoint: value)`."""
-        return f"{self.option} {_short(self.value)} (the checkpoint: {_short(self.trained)})"
+        return f"{self.option} {value_text(self.value)} (the checkpoint: {value_text(self.trained)})"
 
 
 class Trained:
@@ -145,7 +146,7 @@ class Trained:
         except ArgumentError as error:
             raise CheckpointError(f"{self.path}: was trained with options that this version lacks: {error}") from error
         for section in known:
-            now, then = (dict(_flat(section, config[section].as_dict())) for config in (options, parsed))
+            now, then = (dict(flat_options(section, config[section].as_dict())) for config in (options, parsed))
             for option in [*then, *(name for name in now if name not in then)]:
                 value, trained = now.get(option, "nothing"), then.get(option, "nothing")
                 if value != trained and not self._linked(option):
@@ -224,7 +225,7 @@ def given(arguments: Sequence[str], name: str) -> list[str]:
             found.append(following)
         elif word.startswith(f"--{name}="):
             found.append(word.partition("=")[2])
-        elif (path := _config(word, following)) is not None:
+        elif (path := config_of(word, following)) is not None:
             value = _read(path).get(name)
             found += [str(item) for item in value] if isinstance(value, list) else [str(value)] if value else []
     return found
@@ -232,11 +233,22 @@ def given(arguments: Sequence[str], name: str) -> list[str]:
 
 def recipes_of(arguments: Sequence[str]) -> list[str]:
     """Return the recipe files that a command line names; recipes written out in the place of a file are none."""
-    found = [_config(word, after) for word, after in zip(arguments, [*arguments[1:], ""], strict=True)]
-    return [path for path in found if path and not re.search(r"[{\n]|: ", path)]
+    found = [config_of(word, after) for word, after in zip(arguments, [*arguments[1:], ""], strict=True)]
+    return [path for path in found if path and not is_written_out(path)]
 
 
-def _config(word: str, following: str) -> str | None:
+def is_written_out(recipe: str) -> bool:
+    """Whether a recipe is no file's name but the recipe itself."""
+    return re.search(r"[{\n]|: ", recipe) is not None
+
+
+def config_of(word: str, following: str) -> str | None:
+    """Return the recipe that a word of a command line names, a file or one written out; None where it names none.
+
+    Args:
+        word: of the command line.
+        following: the word behind it.
+    """
     if word in ("--config", "-c"):
         return following
     return word.partition("=")[2] if word.startswith(("--config=", "-c=")) else None
@@ -254,7 +266,7 @@ def _contents(arguments: Sequence[str]) -> list[dict[str, Any]]:
     """What a command line says, in order: recipes, and classes that it names itself."""
     found: list[dict[str, Any]] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        path = _config(word, following)
+        path = config_of(word, following)
         if path is not None:
             found.append(_read(path))
             continue
@@ -287,18 +299,3 @@ def _name(section: Mapping[str, Any]) -> str | None:
 def _without(section: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     options = {name: value for name, value in section.get("init_args", {}).items() if name not in names}
     return {"class_path": section["class_path"], "init_args": options}
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield dotted options and values; classes by their last names, since recipes may leave out the modules."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _flat(f"{name}.{key}", item)
-    elif name.endswith(".class_path"):
-        yield name, str(value).rpartition(".")[2]
-    else:
-        yield name, list(value) if isinstance(value, tuple) else value
-
-
-def _short(value: Any) -> str:
-    return "null" if value is None else str(value)

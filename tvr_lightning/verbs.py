@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,9 @@ from tvr_lightning.data.show import show
 from tvr_lightning.data.stats import print_stats, stats
 from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
 from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.captioner import MODEL, PROMPT, CaptionOptions, caption, load_captioner
+from tvr_lightning.encoders.captioner import MODEL, PROMPT, Captioner, CaptionOptions, caption, load_captioner
+from tvr_lightning.encoders.tokenizer import ClipTokenizer
+from tvr_lightning.errors import check_present
 from tvr_lightning.extract.plan import Engine, ExtractOptions, ExtractSource, What
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data, source_of_files
@@ -70,7 +73,9 @@ def data_stats(config: list[str], workers: int | None = None) -> int:
         config: recipe files or data overlays, later ones on top of earlier ones.
         workers: processes that look at videos; by default one per core.
     """
-    print_stats(stats(data_from_recipe(config), workers=workers or os.cpu_count() or 1))
+    data = data_from_recipe(config)
+    tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
+    print_stats(stats(data, tokens, workers=workers or os.cpu_count() or 1))
     return 0
 
 
@@ -233,8 +238,8 @@ def caption_videos(
         out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers, progress=sys.stdout.isatty()
     )
     chosen: list[SplitName] = splits or ["train"]
-    for name in chosen:
-        data.check_present("fit" if name == "train" else "validate" if name == "val" else "test")
+    stages = ["fit" if name == "train" else "validate" if name == "val" else "test" for name in chosen]
+    check_present([*(partial(data.check_present, stage) for stage in stages), partial(Captioner.required_files, model)])
     videos = [video for name in chosen for video in data.read_split(name).videos]
     for line in caption(videos, load_captioner(model, device), options).lines():
         print(line)

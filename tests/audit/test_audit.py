@@ -14,9 +14,9 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 # isort: split
 from lightning.pytorch import Trainer, seed_everything
 
-from tvr_lightning.audit.audit import audit_scores
-from tvr_lightning.audit.audit_normalizer import MOVED, NormalizerTrial
-from tvr_lightning.audit.audit_run import audit_method
+from tvr_lightning.audit.experiments import audit_scores
+from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
+from tvr_lightning.audit.run import audit_method
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT

@@ -12,6 +12,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, Charades
 from tvr_lightning.data.check import check, print_report, write_report
 from tvr_lightning.data.stats import print_stats, stats
+from tvr_lightning.encoders.tokenizer import ClipTokenizer
 
 QUIET = {"progress": False}
 
@@ -146,7 +147,7 @@ def test_stats_count_captions_tokens_durations_and_sound(healthy):
         {"video_id": "video3", "caption": "word " * 40},
     ]
     source.write_text(json.dumps(content))
-    train, test = stats(MSRVTT(root=str(healthy)), **QUIET)
+    train, test = stats(MSRVTT(root=str(healthy)), ClipTokenizer(77).needed, **QUIET)
     assert (train.name, train.videos, train.texts, test.videos) == ("train", 2, 3, 4)
     assert (train.captions_per_video.least, train.captions_per_video.greatest) == (1, 2)
     assert (train.tokens.least, train.tokens.greatest) == (4, 42)

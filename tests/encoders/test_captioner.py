@@ -22,9 +22,9 @@ from tiny_captioner import WORDS, save_tiny_captioner
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
-from tvr_lightning.encoders.caption_file import (
-    CaptionFileError,
+from tvr_lightning.encoders.caption_journal import (
     CaptionJournal,
+    CaptionJournalError,
     CaptionsBusyError,
     CaptionsNotWrittenError,
     MadeWith,
@@ -280,7 +280,7 @@ def test_a_finished_file_is_left_and_grows_with_the_videos(captioner, videos, tm
 def test_descriptions_made_otherwise_are_not_mixed(captioner, videos, tmp_path, change, named):
     out = tmp_path / "captions.parquet"
     caption(videos[:1], captioner, CaptionOptions(out, **QUICK))
-    with pytest.raises(CaptionFileError, match=f"made with {named}") as raised:
+    with pytest.raises(CaptionJournalError, match=f"made with {named}") as raised:
         caption(videos[:2], captioner, CaptionOptions(out, **(QUICK | change)))
     assert str(out) in str(raised.value)
 
@@ -289,7 +289,7 @@ def test_a_file_that_people_wrote_is_left_alone(captioner, videos, tmp_path):
     out = tmp_path / "captions.parquet"
     pd.DataFrame({"video_id": ["video0"], "caption": ["a star"]}).to_parquet(out)
     before = out.read_bytes()
-    with pytest.raises(CaptionFileError, match="people may have written it"):
+    with pytest.raises(CaptionJournalError, match="people may have written it"):
         caption(videos[:1], captioner, CaptionOptions(out, **QUICK))
     assert out.read_bytes() == before
 

@@ -7,18 +7,17 @@ import torch
 
 from tvr_lightning.evaluation.ranks import Ranks, count_ranks
 from tvr_lightning.evaluation.statistics import (
-    bootstrap_interval,
-    compare,
     effective_queries,
+    exchange_p_value,
     percentile_interval,
     recall_values,
     resample,
 )
 
 
-def ranks_of(better: list[int] | torch.Tensor) -> Ranks:
-    better = torch.as_tensor(better)
-    return Ranks(better, torch.ones_like(better), torch.arange(len(better)))
+def interval_of(values, group=None, confidence=0.95, resamples=4000):
+    drawn = resample(values, group, resamples=resamples)
+    return percentile_interval(float(values.double().mean()), drawn, confidence)
 
 
 def two_systems(queries: int = 120, gap: float = 0.6) -> tuple[Ranks, Ranks]:
@@ -29,9 +28,8 @@ def two_systems(queries: int = 120, gap: float = 0.6) -> tuple[Ranks, Ranks]:
 
 
 def test_interval_equals_scipys_percentile_bootstrap():
-    ranks, _ = two_systems()
-    interval = bootstrap_interval(ranks, recall_values(1), resamples=20_000)
-    values = recall_values(1)(ranks).numpy()
+    found = recall_values(1)(two_systems()[0])
+    interval, values = interval_of(found, resamples=20_000), found.numpy()
     expected = scipy.stats.bootstrap(
         (values,), lambda x, axis: x.mean(axis), n_resamples=20_000, method="percentile", rng=1
     ).confidence_interval
@@ -42,8 +40,8 @@ def test_interval_equals_scipys_percentile_bootstrap():
 
 
 def test_a_wider_confidence_gives_a_wider_interval_around_the_figure():
-    ranks, _ = two_systems()
-    narrow, wide = (bootstrap_interval(ranks, Ranks.expected, confidence=c, resamples=2000) for c in (0.5, 0.99))
+    values = two_systems()[0].expected()
+    narrow, wide = (interval_of(values, confidence=share) for share in (0.5, 0.99))
     assert wide.low < narrow.low < narrow.estimate < narrow.high < wide.high
 
 
@@ -79,58 +77,46 @@ def test_captions_of_a_video_that_agree_are_worth_one_query():
 
 
 def test_paired_test_equals_scipys_permutation_test():
-    first, second = two_systems()
-    comparison = compare(first, second, Ranks.expected, resamples=20_000)
+    first, second = (ranks.expected() for ranks in two_systems())
+    found = exchange_p_value(second - first, resamples=20_000)
     expected = scipy.stats.permutation_test(
-        (second.expected().numpy(), first.expected().numpy()),
+        (second.numpy(), first.numpy()),
         lambda x, y, axis: (x - y).mean(axis),
         permutation_type="samples",
         n_resamples=20_000,
         vectorized=True,
         rng=1,
     )
-    assert comparison.difference.estimate == pytest.approx(expected.statistic)
-    assert comparison.p_value == pytest.approx(expected.pvalue, abs=0.01)
+    assert found == pytest.approx(expected.pvalue, abs=0.01)
 
 
 def test_a_system_does_not_differ_from_itself_and_a_clear_gain_is_clear():
-    first, second = two_systems(gap=3.0)
-    same = compare(first, first, recall_values(1), resamples=1000)
-    assert (same.difference.estimate, same.difference.low, same.difference.high, same.p_value) == (0.0, 0.0, 0.0, 1.0)
-    gain = compare(first, second, recall_values(1), resamples=1000)
-    assert gain.difference.low > 0
-    assert gain.p_value < 0.01
-
-
-def test_pairing_follows_the_query_and_not_its_position():
-    first, second = two_systems()
-    shuffled = second[torch.randperm(len(second), generator=torch.Generator().manual_seed(1))]
-    assert compare(first, shuffled, Ranks.expected, resamples=200) == compare(
-        first, second, Ranks.expected, resamples=200
-    )
+    first, second = (recall_values(1)(ranks) for ranks in two_systems(gap=3.0))
+    same = interval_of(first - first)
+    assert (same.estimate, same.low, same.high, exchange_p_value(first - first)) == (0.0, 0.0, 0.0, 1.0)
+    assert interval_of(second - first).low > 0
+    assert exchange_p_value(second - first) < 0.01
 
 
 def test_captions_drawn_by_video_widen_the_interval():
     # Five captions each of 40 videos that rank alike: 40 independent draws, not 200.
-    better = torch.randint(0, 20, (40,), generator=torch.Generator().manual_seed(2)).repeat_interleave(5)
+    values = torch.randint(1, 21, (40,), generator=torch.Generator().manual_seed(2)).repeat_interleave(5).double()
     video = torch.arange(40).repeat_interleave(5)
-    alone = bootstrap_interval(ranks_of(better), Ranks.expected, resamples=4000)
-    together = bootstrap_interval(ranks_of(better), Ranks.expected, group=video, resamples=4000)
+    alone, together = interval_of(values), interval_of(values, video)
     assert together.estimate == pytest.approx(alone.estimate)
     ratio = (together.high - together.low) / (alone.high - alone.low)
     assert ratio == pytest.approx(5**0.5, rel=0.15)
-    first, second = ranks_of(better), ranks_of((better - 1).clamp(min=0))
-    apart = compare(first, second, Ranks.expected, resamples=500)
-    assert compare(first, second, Ranks.expected, group=video, resamples=500).p_value >= apart.p_value
+    difference = (values - 1).clamp(min=1) - values
+    assert exchange_p_value(difference, video, resamples=500) >= exchange_p_value(difference, resamples=500)
 
 
 def test_what_cannot_be_resampled_is_refused():
-    ranks = ranks_of([0, 1, 2])
-    with pytest.raises(ValueError, match="3 and 2 were ranked, 2 of them on both"):
-        compare(ranks, ranks[[0, 1]], Ranks.expected)
+    values = torch.arange(3.0)
     with pytest.raises(ValueError, match=r"group must be \(3,\)"):
-        bootstrap_interval(ranks, Ranks.expected, group=torch.zeros(2, dtype=torch.int64))
+        resample(values, torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="confidence in"):
-        bootstrap_interval(ranks, Ranks.expected, confidence=1.0)
+        interval_of(values, confidence=1.0)
+    with pytest.raises(ValueError, match="resamples >= 1"):
+        resample(values, resamples=0)
     with pytest.raises(ValueError, match="nothing to resample"):
-        bootstrap_interval(ranks[[]], Ranks.expected)
+        exchange_p_value(values[:0])

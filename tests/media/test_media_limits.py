@@ -13,7 +13,7 @@ from broken_videos import write_video
 from sound_files import tone, write_clip
 
 from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.datasets import ClipReader, VideoDataset
+from tvr_lightning.data.datasets import MediaReader, VideoDataset
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.media import opening, packets
 from tvr_lightning.media.audio import AudioError, read_audio
@@ -136,6 +136,6 @@ def test_a_length_that_is_not_true_takes_no_memory_for_sound(tmp_path):
 def test_a_file_whose_sound_is_refused_is_skipped_as_one_whose_picture_is(tmp_path):
     path = write_video(tmp_path / "day.mkv", 2, stamps=[0, 10**8], sound=1.0)
     split = Split("test", "any", [VideoRecord("day", path)], [])
-    reader = ClipReader(2, 32, "one-fps-uniform", audio=AudioOptions("wav2vec2"), on_corrupt="skip")
+    reader = MediaReader(2, 32, "one-fps-uniform", audio=AudioOptions("wav2vec2"), on_corrupt="skip")
     (skipped,) = VideoDataset(split, reader, skip=True)[0].skipped
     assert "day.mkv: its sound is" in skipped

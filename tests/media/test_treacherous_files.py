@@ -33,7 +33,9 @@ def _sources(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return _sources(tmp_path_factory.mktemp("sources"))
+    sources = _sources(tmp_path_factory.mktemp("sources"))
+    read_audio(sources[-1])  # which imports librosa, and is not to be counted as the reading of a harmed file
+    return sources
 
 
 def _overwrite(content: bytes, places: list[int], value: bytes) -> bytes:

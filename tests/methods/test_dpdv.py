@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity.case import load_case
+from parity.check import check_case
 
-from tvr_lightning.audit.audit import audit_scores
+from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
@@ -26,8 +28,6 @@ from tvr_lightning.methods.dpdv.method import (
 )
 from tvr_lightning.methods.dpdv.options import DivergenceConfig, DPDVConfig
 from tvr_lightning.methods.dpdv.patch_merging import PatchMergingConfig
-from tvr_lightning.parity.case import load_case
-from tvr_lightning.parity.report import check_case
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
 

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from tvr_lightning.layers.patch_selector import first_largest
 from tvr_lightning.methods.dpdv.clustering import dpc_knn, merge_tokens
-from tvr_lightning.parity.case import load_case
-from tvr_lightning.parity.report import check_case
 
 RULES = ["paper", "neighbours", "hbi"]
 
@@ -133,9 +131,3 @@ def test_first_largest_takes_the_first_of_equals():
 def test_impossible_numbers_are_refused(tokens, clusters, neighbours):
     with pytest.raises(ValueError, match=f"{tokens} tokens cannot form {clusters} clusters"):
         dpc_knn(torch.zeros(tokens, 2), clusters, neighbours)
-
-
-def test_the_authors_case_holds(parity_cases):
-    comparisons = check_case(load_case(parity_cases / "dpc_knn.safetensors"))
-    assert len(comparisons) == 3
-    assert comparisons[0].relative < 1e-5

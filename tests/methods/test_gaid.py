@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from tvr_lightning.audit.audit import audit_scores
+from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
@@ -20,8 +20,6 @@ from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses, pair_weigh
 from tvr_lightning.methods.released import score_gaid
 from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
-from tvr_lightning.parity.case import load_case
-from tvr_lightning.parity.report import check_case
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
@@ -160,12 +158,6 @@ def test_both_forms_and_both_protocols_are_the_paper_pair_by_pair(options):
         torch.testing.assert_close(similarity(made, text, video), restated(made, text, video), rtol=1e-4, atol=2e-6)
         released = leaking(made, text, video, text).similarity
         torch.testing.assert_close(released, restated(made, text, video, text), rtol=1e-4, atol=2e-6)
-
-
-def test_the_authors_case_holds(parity_cases):
-    comparisons = check_case(load_case(parity_cases / "gaid.safetensors"))
-    assert comparisons[0].relative < 1e-5, comparisons[0]
-    assert {"expected.similarity_as_released", "expected.similarity_query_conditioned"} <= {c.name for c in comparisons}
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)

@@ -18,6 +18,7 @@ from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.methods.video_qa_head import AnswerHead, words_patches
+from tvr_lightning.store import FeatureStore
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.optim import OptimizerConfig
 
@@ -301,6 +302,39 @@ def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(root, tmp
     missing = (*answering, "--model.init_args.pretrained=nowhere.ckpt")
     assert main(["fit", *overlay(root, tmp_path, *missing)]) == 1
     assert "nowhere.ckpt" in capsys.readouterr().err
+
+
+HEARING = """
+model: {init_args: {method: {class_path: GAID, init_args: {audio_encoder: {class_path: TinyWhisperEncoder,
+  init_args: {width: 16, layers: 1, seed: SEED}}}}, encoder: {init_args: {width: 64, freeze: all}}}}
+data: {init_args: {root: ROOT, frames: 2, batch_size: 8, num_workers: 0, audio: whisper, audio_seconds: 30}}
+trainer: {max_epochs: 1, limit_train_batches: 1, limit_val_batches: 0, accelerator: cpu, log_every_n_steps: 1}
+"""
+
+
+def test_a_method_that_hears_within_another_is_extracted_and_checked_with_its_sound(root, tmp_path, capsys):
+    store = tmp_path / "store"
+    for seed in (0, 1):
+        text = HEARING.replace("SEED", str(seed)).replace("ROOT", str(root))
+        (tmp_path / f"{seed}.yaml").write_text(text)
+    recipes = [RECIPES / "dpdv-vqa.yaml", RECIPES / "fixture.yaml"]
+
+    def options(seed: int) -> list[str]:
+        return [f"--config={path}" for path in (*recipes, tmp_path / f"{seed}.yaml")]
+
+    stored = [
+        "--model.init_args.micro=false",
+        "--model.init_args.hidden=16",
+        f"--results.directory={tmp_path / 'runs'}",
+        f"--data.init_args.features={store}",
+    ]
+    extracting = tmp_path / "plain.yaml"  # `tvr extract` takes recipes alone
+    extracting.write_text("model: {init_args: {micro: false}}")
+    assert main(["extract", *options(0), f"--config={extracting}", f"--out={store}"]) == 0
+    assert "audio" in FeatureStore(store).parts
+    assert main(["fit", *options(0), *stored]) == 0
+    assert main(["fit", *options(1), *stored]) == 1
+    assert "part 'audio' was made otherwise" in capsys.readouterr().err
 
 
 @pytest.mark.slow

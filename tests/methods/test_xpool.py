@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity.case import load_case
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.xpool import XPool, XPoolHead, XPoolOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
-from tvr_lightning.parity.case import load_case
-from tvr_lightning.parity.report import check_case
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -43,7 +42,6 @@ def head(form=None, dropout=0.0, heads=1):
 @pytest.mark.parametrize("form", ["factorised", "dense"])
 def test_the_authors_case_holds(parity_cases, form):
     case = load_case(parity_cases / "xpool.safetensors")
-    assert check_case(case)[0].relative < 1e-5
     made = XPoolHead(64, case.input("frame_embeddings").shape[1], XPoolOptions(dropout=0.0)).eval()
     made.required_form = FORMS[form]
     state = {name.removeprefix("pool_frames."): tensor for name, tensor in case.checkpoint.items()}

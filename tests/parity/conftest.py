@@ -1,229 +1,58 @@
-"""A plain restatement of CLIP and CLIP4Clip, and cases computed with it in other sizes than the authors' ones."""
+"""`--cases FOLDER` runs the parity cases below a folder instead of the suite's own."""
 
 import json
-import math
-from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-import torch
+from parity.case import CaseError, find_cases
+from parity.restated import Sizes, restated_case
 from safetensors.torch import save_file
 
-
-@dataclass
-class Sizes:
-    """Sizes of a random CLIP4Clip."""
-
-    texts: int = 4
-    videos: int = 5
-    words: int = 7
-    frames: int = 3
-    dimension: int = 128
-    vision: int = 64
-    text_layers: int = 2
-    vision_layers: int = 1
-    temporal_layers: int = 3
-    patch: int = 4
-    side: int = 12
-    context: int = 11
-    vocabulary: int = 50
-    seed: int = 7
+OWN = Path(__file__).parents[1] / "parity_cases"
 
 
-def block_names(prefix, width):
-    return {
-        f"{prefix}.attn.in_proj_weight": (3 * width, width),
-        f"{prefix}.attn.in_proj_bias": (3 * width,),
-        f"{prefix}.attn.out_proj.weight": (width, width),
-        f"{prefix}.attn.out_proj.bias": (width,),
-        f"{prefix}.mlp.c_fc.weight": (4 * width, width),
-        f"{prefix}.mlp.c_fc.bias": (4 * width,),
-        f"{prefix}.mlp.c_proj.weight": (width, 4 * width),
-        f"{prefix}.mlp.c_proj.bias": (width,),
-        f"{prefix}.ln_1.weight": (width,),
-        f"{prefix}.ln_1.bias": (width,),
-        f"{prefix}.ln_2.weight": (width,),
-        f"{prefix}.ln_2.bias": (width,),
-    }
-
-
-def random_checkpoint(sizes, header):
-    s = sizes
-    shapes = {
-        "clip.positional_embedding": (s.context, s.dimension),
-        "clip.text_projection": (s.dimension, s.dimension),
-        "clip.token_embedding.weight": (s.vocabulary, s.dimension),
-        "clip.ln_final.weight": (s.dimension,),
-        "clip.ln_final.bias": (s.dimension,),
-        "clip.visual.class_embedding": (s.vision,),
-        "clip.visual.positional_embedding": ((s.side // s.patch) ** 2 + 1, s.vision),
-        "clip.visual.proj": (s.vision, s.dimension),
-        "clip.visual.conv1.weight": (s.vision, 3, s.patch, s.patch),
-        "clip.visual.ln_pre.weight": (s.vision,),
-        "clip.visual.ln_pre.bias": (s.vision,),
-        "clip.visual.ln_post.weight": (s.vision,),
-        "clip.visual.ln_post.bias": (s.vision,),
-    }
-    for n in range(s.text_layers):
-        shapes |= block_names(f"clip.transformer.resblocks.{n}", s.dimension)
-    for n in range(s.vision_layers):
-        shapes |= block_names(f"clip.visual.transformer.resblocks.{n}", s.vision)
-    if header == "seqTransf":
-        shapes["frame_position_embeddings.weight"] = (s.context, s.dimension)
-        for n in range(s.temporal_layers):
-            shapes |= block_names(f"transformerClip.resblocks.{n}", s.dimension)
-    if header == "seqLSTM":
-        shapes["frame_position_embeddings.weight"] = (s.context, s.dimension)
-        for n in range(s.temporal_layers):
-            for side in ("ih", "hh"):
-                shapes[f"lstm_visual.weight_{side}_l{n}"] = (4 * s.dimension, s.dimension)
-                shapes[f"lstm_visual.bias_{side}_l{n}"] = (4 * s.dimension,)
-    if header == "tightTransf":
-        shapes["cross.embeddings.position_embeddings.weight"] = (s.context, s.dimension)
-        shapes["cross.pooler.ln_pool.weight"] = shapes["cross.pooler.ln_pool.bias"] = (s.dimension,)
-        shapes["cross.pooler.dense.weight"] = (s.dimension, s.dimension)
-        shapes["cross.pooler.dense.bias"] = (s.dimension,)
-        shapes["similarity_dense.weight"], shapes["similarity_dense.bias"] = (1, s.dimension), (1,)
-        for n in range(s.temporal_layers):
-            shapes |= block_names(f"cross.transformer.resblocks.{n}", s.dimension)
-    generator = torch.Generator().manual_seed(s.seed)
-    tensors = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    for name in tensors:
-        if name.endswith(".weight") and ".ln_" in name:
-            tensors[name] += 1
-    return tensors | {"clip.logit_scale": torch.tensor(2.5)}
-
-
-def norm(x, state, name, eps):
-    centred = x - x.mean(-1, keepdim=True)
-    scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
-    return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
-
-
-def block(x, state, name, eps, added):
-    """One item (T, D) through a pre-norm block, head by head; `added` (T, T) goes onto the attention logits."""
-    width = x.shape[-1]
-    y = norm(x, state, f"{name}.ln_1", eps)
-    q, k, v = (y @ state[f"{name}.attn.in_proj_weight"].T + state[f"{name}.attn.in_proj_bias"]).split(width, -1)
-    heads = []
-    for start in range(0, width, 64):
-        part = slice(start, start + 64)
-        weights = (q[:, part] @ k[:, part].T / math.sqrt(min(64, width)) + added).softmax(-1)
-        heads.append(weights @ v[:, part])
-    x = x + torch.cat(heads, -1) @ state[f"{name}.attn.out_proj.weight"].T + state[f"{name}.attn.out_proj.bias"]
-    y = norm(x, state, f"{name}.ln_2", eps) @ state[f"{name}.mlp.c_fc.weight"].T + state[f"{name}.mlp.c_fc.bias"]
-    y = y / (1 + (-1.702 * y).exp())
-    return x + y @ state[f"{name}.mlp.c_proj.weight"].T + state[f"{name}.mlp.c_proj.bias"]
-
-
-def encode_text(state, ids, layers):
-    x = state["clip.token_embedding.weight"][ids] + state["clip.positional_embedding"][: len(ids)]
-    causal = torch.full((len(ids), len(ids)), -math.inf, dtype=x.dtype).triu(1)
-    for n in range(layers):
-        x = block(x, state, f"clip.transformer.resblocks.{n}", 1e-5, causal)
-    return norm(x, state, "clip.ln_final", 1e-5) @ state["clip.text_projection"]
-
-
-def encode_frame(state, image, layers):
-    kernel = state["clip.visual.conv1.weight"]
-    size = kernel.shape[-1]
-    tokens = [state["clip.visual.class_embedding"]]
-    for top in range(0, image.shape[1], size):
-        for left in range(0, image.shape[2], size):
-            patch = image[:, top : top + size, left : left + size]
-            tokens.append((kernel * patch).sum((1, 2, 3)))
-    x = norm(torch.stack(tokens) + state["clip.visual.positional_embedding"], state, "clip.visual.ln_pre", 1e-5)
-    for n in range(layers):
-        x = block(x, state, f"clip.visual.transformer.resblocks.{n}", 1e-5, torch.zeros(len(x), len(x), dtype=x.dtype))
-    return norm(x, state, "clip.visual.ln_post", 1e-5)[0] @ state["clip.visual.proj"]
-
-
-def relate(state, frames, mask, layers):
-    """seqTransf on one video (F, D)."""
-    x = frames + state["frame_position_embeddings.weight"][: len(frames)]
-    added = ((1 - mask) * -1e6).expand(len(frames), -1)
-    for n in range(layers):
-        x = block(x, state, f"transformerClip.resblocks.{n}", 1e-12, added)
-    return x + frames
-
-
-def remember(state, frames, mask, layers):
-    """seqLSTM on one video (F, D), step by step; padded frames stay as they are."""
-    outputs = [frame for frame, there in zip(frames, mask, strict=True) if there]
-    for n in range(layers):
-        hidden = memory = torch.zeros_like(frames[0])
-        steps = []
-        for x in outputs:
-            gates = state[f"lstm_visual.weight_ih_l{n}"] @ x + state[f"lstm_visual.bias_ih_l{n}"]
-            gates = gates + state[f"lstm_visual.weight_hh_l{n}"] @ hidden + state[f"lstm_visual.bias_hh_l{n}"]
-            enter, forget, new, leave = gates.chunk(4)
-            memory = forget.sigmoid() * memory + enter.sigmoid() * new.tanh()
-            hidden = leave.sigmoid() * memory.tanh()
-            steps.append(hidden)
-        outputs = steps
-    padding = [torch.zeros_like(frames[0])] * (len(frames) - len(outputs))
-    return frames + torch.stack(outputs + padding)
-
-
-def tight_logit(state, sentence, frames, mask, layers):
-    """tightTransf on one pair: the sentence first, then the real frames."""
-    tokens = torch.cat([sentence[None], frames])
-    tokens = tokens + state["cross.embeddings.position_embeddings.weight"][: len(tokens)]
-    there = torch.cat([torch.ones(1, dtype=mask.dtype), mask]).bool()
-    x = tokens[there]
-    for n in range(layers):
-        x = block(x, state, f"cross.transformer.resblocks.{n}", 1e-12, torch.zeros(len(x), len(x), dtype=x.dtype))
-    pooled = norm(x[0], state, "cross.pooler.ln_pool", 1e-12) @ state["cross.pooler.dense.weight"].T
-    pooled = pooled + state["cross.pooler.dense.bias"]
-    pooled = pooled / (1 + (-1.702 * pooled).exp())
-    return state["similarity_dense.weight"][0] @ pooled + state["similarity_dense.bias"][0]
-
-
-def unit(x):
-    return x / x.square().sum(-1, keepdim=True).sqrt()
-
-
-def restated_case(sizes, header):
-    """All tensors of a case, computed in float64 item by item."""
-    checkpoint = random_checkpoint(sizes, header)
-    generator = torch.Generator().manual_seed(sizes.seed + 1)
-    ids = torch.zeros(sizes.texts, sizes.words, dtype=torch.int64)
-    text_mask = torch.zeros_like(ids)
-    for row in range(sizes.texts):
-        length = 3 + row % (sizes.words - 2)
-        ids[row, 0], ids[row, length - 1] = sizes.vocabulary - 2, sizes.vocabulary - 1
-        ids[row, 1 : length - 1] = torch.randint(1, sizes.vocabulary - 2, (length - 2,), generator=generator)
-        text_mask[row, :length] = 1
-    video = torch.randn(sizes.videos, sizes.frames, 3, sizes.side, sizes.side, generator=generator)
-    video_mask = (torch.arange(sizes.frames) < torch.arange(sizes.videos)[:, None] % sizes.frames + 1).long()
-    state = {name: tensor.double() for name, tensor in checkpoint.items()}
-    words = torch.stack([encode_text(state, row, sizes.text_layers) for row in ids])
-    sentence = torch.stack([row[of.argmax()] for row, of in zip(words, ids, strict=True)])
-    frames = torch.stack(
-        [torch.stack([encode_frame(state, f, sizes.vision_layers) for f in clip]) for clip in video.double()]
+def pytest_addoption(parser):
+    parser.addoption(
+        "--cases", type=Path, metavar="FOLDER", help="run only the parity cases (*.safetensors) below this folder"
     )
-    related = frames
-    if header in ("seqTransf", "seqLSTM"):
-        layer = relate if header == "seqTransf" else remember
-        clips = zip(frames, video_mask, strict=True)
-        related = torch.stack([layer(state, clip, there.double(), sizes.temporal_layers) for clip, there in clips])
-    pooled = torch.stack([unit(clip)[there.bool()].mean(0) for clip, there in zip(related, video_mask, strict=True)])
-    similarity = state["clip.logit_scale"].exp() * unit(sentence) @ unit(pooled).T
-    if header == "tightTransf":
-        clips = list(zip(frames, video_mask, strict=True))
-        rows = [[tight_logit(state, s, *clip, sizes.temporal_layers) for clip in clips] for s in sentence]
-        similarity = torch.stack([torch.stack(row) for row in rows])
-    count = min(sizes.texts, sizes.videos)
-    rows = [
-        -(similarity[i, :count].log_softmax(0)[i] + similarity[:count, i].log_softmax(0)[i]) / 2 for i in range(count)
-    ]
-    expected = {"similarity": similarity, "loss": torch.stack(rows).mean().reshape(1)}
-    return (
-        {f"checkpoint.{name}": tensor for name, tensor in checkpoint.items()}
-        | {"input.input_ids": ids, "input.text_mask": text_mask, "input.video": video, "input.video_mask": video_mask}
-        | {"feature.sentence": sentence.float(), "feature.words": words.float(), "feature.frames": frames.float()}
-        | {"feature.temporal_frames": related.float()}
-        | {f"expected.{name}": tensor.float() for name, tensor in expected.items()}
-    )
+
+
+def pytest_configure(config):
+    try:
+        find_cases(folder_of(config))
+    except CaseError as error:
+        raise pytest.UsageError(f"--cases {error}") from error
+
+
+LONG = "ncl"  # twenty thousand steps of Sinkhorn each
+
+
+def folder_of(config):
+    return config.getoption("cases", None) or OWN
+
+
+def pytest_generate_tests(metafunc):
+    if "case_path" in metafunc.fixturenames:
+        folder = folder_of(metafunc.config)
+        paths = find_cases(folder)
+        own = folder == OWN
+        cases = [
+            pytest.param(
+                path,
+                id=str(path.relative_to(folder) if path != folder else path.name).removesuffix(".safetensors"),
+                marks=pytest.mark.slow if own and path.name.startswith(LONG) else (),
+            )
+            for path in paths
+        ]
+        metafunc.parametrize("case_path", cases)
+
+
+def pytest_collection_modifyitems(config, items):
+    """With --cases nothing else runs."""
+    if config.getoption("cases", None):
+        others = [item for item in items if "case_path" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
 
 
 @pytest.fixture
@@ -232,6 +61,7 @@ def write_case(tmp_path):
 
     def write(tensors, method="clip4clip", name="case", **config):
         path = tmp_path / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, path, {"method": method, "config": json.dumps(config)})
         return path
 

@@ -9,8 +9,8 @@ from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
 from tvr_lightning.methods.gare import GAREOptions
-from tvr_lightning.reproduce.profile import Load, measure_costs, random_batch
-from tvr_lightning.reproduce.profile_card import read_profiles
+from tvr_lightning.reproduce.profile.card import read_profiles
+from tvr_lightning.reproduce.profile.costs import Workload, measure_costs, random_batch
 from tvr_lightning.training.optim import OptimizerConfig
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
@@ -24,7 +24,7 @@ def module(kind, **options):
 
 
 def costs(made, batch=2):
-    return measure_costs(made, Load(batch=batch, queries=8, repeats=1))
+    return measure_costs(made, Workload(batch=batch, queries=8, repeats=1))
 
 
 def test_scoring_by_cosines_is_one_product():
@@ -62,7 +62,7 @@ def test_parameters_are_counted_once_and_frozen_ones_apart():
 
 
 def test_sound_is_part_of_encoding_a_video():
-    batch = random_batch(module(GAID), Load(batch=2))
+    batch = random_batch(module(GAID), Workload(batch=2))
     assert batch.video.video.audio.mask.all()
     hears, deaf = costs(module(GAID)), costs(module(GAID, fusion="none"))
     assert hears.flops_by_stage["encode_video"] > deaf.flops_by_stage["encode_video"]
@@ -74,7 +74,7 @@ def test_times_and_memory_are_those_of_the_given_precision_and_the_gradient_cach
     kinds, encoded = [], []
     made.score = watched(made.score, lambda *_: kinds.append(torch.is_autocast_enabled("cpu")))
     made.pair_features = watched(made.pair_features, lambda batch: encoded.append(len(batch.text.text)))
-    measure_costs(made, Load(batch=2, queries=4, repeats=1), lambda: torch.autocast("cpu", torch.bfloat16))
+    measure_costs(made, Workload(batch=2, queries=4, repeats=1), lambda: torch.autocast("cpu", torch.bfloat16))
     assert True in kinds  # timed; operations are counted without
     assert set(encoded) == {1}
 

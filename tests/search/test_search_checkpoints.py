@@ -14,7 +14,7 @@ from search_parts import save_checkpoint
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
-from tvr_lightning.encoders.sources import find_weights, weights_follow
+from tvr_lightning.encoders.pretrained import find_weights, weights_follow
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.search import ScorerSource, Searcher, index
 from tvr_lightning.search.scorer import Scorer

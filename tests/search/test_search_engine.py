@@ -24,7 +24,8 @@ def searcher(indexed):
 def exhaustive(searcher, query, scorer):
     judge = searcher.scorers[scorer]
     rows = searcher.catalog.videos()
-    videos = VideoFeatures.cat([searcher.catalog.features(row.id, scorer)[0] for row in rows])
+    spans = [searcher.catalog.spans(row.id)[0].key for row in rows]
+    videos = VideoFeatures.cat([searcher.catalog.features(span, scorer)[0] for span in spans])
     scores = judge.score(judge.encode_texts([query]), videos).similarity[0]
     return {row.id: float(score) for row, score in zip(rows, scores, strict=True)}
 

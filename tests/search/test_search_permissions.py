@@ -17,7 +17,7 @@ from search_parts import write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.search import BusyError, ScorerSource, Searcher, SearchError, catalog, index
-from tvr_lightning.search.catalog import Catalog, Entry
+from tvr_lightning.search.catalog import VERSION, Catalog, Entry, SpanEntry
 from tvr_lightning.search.files import VideoFile
 
 NOBODY = 65534
@@ -85,7 +85,7 @@ def room(gallery_for_all):
 
 
 def entry(number):
-    return Entry(VideoFile(Path(f"/videos/{number}.mp4"), 1, 1), 1.0, torch.zeros(2))
+    return Entry(VideoFile(Path(f"/videos/{number}.mp4"), 1, 1), 1.0, [SpanEntry(0.0, 1.0, torch.zeros(2))])
 
 
 @pytest.mark.parametrize("store", list(PACKAGES))
@@ -204,7 +204,7 @@ def test_a_busy_index_is_waited_for_and_then_called_busy(tmp_path, monkeypatch):
         threading.Timer(1.0, process.kill).start()
         opened = Catalog(out)
         assert time.monotonic() - began > 0.8
-        assert opened.fact("version") == 1
+        assert opened.fact("version") == VERSION
         opened.close()
 
 
@@ -215,7 +215,7 @@ def test_who_only_reads_waits_for_no_writer(tmp_path, monkeypatch):
     reader, other = Catalog(out), sqlite3.connect(out / "catalog.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     try:
-        assert reader.fact("version") == 1
+        assert reader.fact("version") == VERSION
         again = Catalog(out)
         assert again.count() == 0
         again.close()

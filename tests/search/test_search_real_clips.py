@@ -48,10 +48,10 @@ def test_every_clip_is_indexed_with_its_moments(searcher, folder):
     assert {row.path.name for row in rows} == {path.name for path in folder.iterdir()}
     assert len(rows) == CLIPS
     assert searcher.catalog.skipped() == []
-    assert searcher.vectors.keys() == {row.key for row in rows}
+    assert searcher.vectors.keys() == {searcher.catalog.spans(row.id)[0].key for row in rows}
     assert {path.suffix for path in folder.iterdir()} == {".mp4", ".avi", ".mkv", ".webm"}
     for row in rows:
-        features, times = searcher.catalog.features(row.id, "gare")
+        features, times = searcher.catalog.features(searcher.catalog.spans(row.id)[0].key, "gare")
         assert features.frame_mask.any()
         assert 0 <= float(times.max()) < row.duration
         assert searcher.catalog.picture(row.id, 0.0)[:3] == b"\xff\xd8\xff"

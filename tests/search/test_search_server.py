@@ -13,7 +13,7 @@ pytest.importorskip("httpx", reason="httpx drives the application in tests")
 from starlette.testclient import TestClient
 
 from tvr_lightning.search import Searcher, SearchError, index
-from tvr_lightning.search.limits import TooManyError, Turnstile, is_local
+from tvr_lightning.search.limits import ConcurrencyLimit, TooManyError, is_local
 from tvr_lightning.search.server import ServerOptions, create_app, serve
 
 LOCAL = "http://127.0.0.1"
@@ -212,7 +212,7 @@ def test_the_token_opens_the_api_and_the_page(searcher):
 
 
 def test_only_so_many_searches_wait():
-    gate = Turnstile(1)
+    gate = ConcurrencyLimit(1)
     with gate.enter(), pytest.raises(TooManyError, match="try again"), gate.enter():
         pass
     with gate.enter():
@@ -222,7 +222,7 @@ def test_only_so_many_searches_wait():
 def test_too_many_searches_get_429(searcher):
     app = create_app(searcher, ServerOptions(max_waiting=1))
     client = TestClient(app, base_url=LOCAL)
-    with app.state.turnstile.enter():
+    with app.state.limit.enter():
         assert client.get("/api/search", params={"query": "a"}).status_code == 429
         assert client.get("/health").status_code == 200
     assert client.get("/api/search", params={"query": "a"}).status_code == 200

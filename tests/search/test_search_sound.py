@@ -38,7 +38,7 @@ def test_the_share_is_the_score_less_what_the_picture_alone_gives(searcher):
     results = searcher.search("a man plays the piano").results
     assert len(results) == 4
     for result in results:
-        video, _ = searcher.catalog.features(result.id, "gaid")
+        video, _ = searcher.catalog.features(searcher.catalog.spans(result.id)[0].key, "gaid")
         picture = dataclasses.replace(video, audio=video.frames)
         without = float(scorer.score(text, picture).similarity[0, 0])
         assert result.sound == pytest.approx(result.score - without, abs=1e-5)

@@ -93,7 +93,7 @@ def test_a_search_beside_texts_is_answered_first_and_texts_are_encoded_once(sear
     assert (status, again) == (200, content)
     assert repeated - asked < (answered - began) / 4, "what was encoded is kept"
     scorer = searcher.scorers[searcher.first]
-    features = searcher.catalog.features(video, searcher.first)[0]
+    features = searcher.catalog.features(searcher.catalog.spans(video)[0].key, searcher.first)[0]
     scores = scorer.score(scorer.encode_texts(BANK), features).similarity[:, 0]
     best = scores.topk(3)
     found = json.loads(content)
@@ -161,7 +161,7 @@ def test_several_ask_at_once_and_each_block_is_encoded_by_one(searcher):
         assert found[0] == found[2]
         assert found[1] == found[3]
         assert sum(map(len, searcher._own_texts()._done)) == 200
-        features = searcher.catalog.features(videos[0], searcher.first)[0]
+        features = searcher.catalog.features(searcher.catalog.spans(videos[0])[0].key, searcher.first)[0]
         expected = scorer.score(scorer.encode_texts(BANK[:200]), features).similarity[:, 0].topk(5).values
         assert [score for _, score in found[0]] == pytest.approx(expected.tolist(), abs=1e-5)
     finally:
@@ -172,7 +172,7 @@ def test_texts_take_a_place_among_the_searches_and_none_for_other_sites(searcher
     app = create_app(searcher, ServerOptions(max_waiting=1))
     client = TestClient(app, base_url="http://127.0.0.1")
     video = searcher.catalog.videos()[0].id
-    with app.state.turnstile.enter():
+    with app.state.limit.enter():
         assert client.get(f"/api/videos/{video}/texts").status_code == 429
     for path in (f"/api/videos/{video}/texts", f"/api/videos/{video}/similar", "/api/search?query=a"):
         for site in ("cross-site", "same-site"):

@@ -366,13 +366,13 @@ def test_stores_travel_to_worker_processes(store):
 
 
 def test_reading_maps_the_shard_and_does_not_load_it(tmp_path):
-    count, width = 256, 4096
+    count, width = 1024, 4096
     with StoreWriter(tmp_path, {"frames": MADE["frames"]}, COMMAND) as writer:
         mask = torch.ones(count, FRAMES, dtype=torch.bool)
         writer.append("frames", videos(0, count), {"frames": torch.zeros(count, FRAMES, width)}, mask)
     store = FeatureStore(tmp_path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(0, count, 50):
+    for number in range(0, count, 200):
         store.video([key(number)])
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < 0.5 * count * FRAMES * width * 4

@@ -17,8 +17,8 @@ import open_clip
 import pytest
 
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.synthetic.captions import captions, describe, fits, paragraph, query
 from tvr_lightning.synthetic.chinese import chinese_caption
+from tvr_lightning.synthetic.grammar import captions, describe, fits, paragraph, query
 from tvr_lightning.synthetic.render import render
 from tvr_lightning.synthetic.scene import (
     BACKDROP_COLOURS,

@@ -6,20 +6,26 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from tvr_lightning.authors.families import FAMILIES, recognize
-from tvr_lightning.parity.case import ParityError
+from tvr_lightning.errors import UserError
 
 LISTED = 20
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError)
 """What torch.load raises on files that are not its own; text, taken for a pickle, breaks it anywhere."""
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class AuthorsCheckpointError(UserError, ValueError):
+    """An authors' checkpoint cannot be used; says which file, what is wrong, and what would fit."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -30,21 +36,21 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     containers.
 
     Raises:
-        ParityError: no such file, or no file of tensors.
+        AuthorsCheckpointError: no such file, or no file of tensors.
     """
     if not path.is_file():
-        raise ParityError(f"{path}: no such file")
+        raise AuthorsCheckpointError(f"{path}: no such file")
     if path.suffix == ".safetensors":
         try:
             tensors: object = load_file(path)
         except SafetensorError as error:
-            raise ParityError(f"{path}: not a safetensors file ({error})") from error
+            raise AuthorsCheckpointError(f"{path}: not a safetensors file ({error})") from error
     else:
         try:
             tensors = torch.load(path, map_location="cpu", weights_only=True)
         except UNREADABLE as error:
             reason = (str(error) or "empty").splitlines()[0]
-            raise ParityError(
+            raise AuthorsCheckpointError(
                 f"{path}: cannot be read as a file of tensors ({reason}). "
                 "Only weights are loaded, never code: save the model's state_dict() alone"
             ) from error
@@ -56,11 +62,11 @@ def _tensors(path: Path, loaded: object) -> dict[str, Tensor]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(wrapper), Mapping):
             loaded = loaded[wrapper]
     if not isinstance(loaded, Mapping) or not loaded:
-        raise ParityError(f"{path}: holds {type(loaded).__name__}; expected a state dict, names to tensors")
+        raise AuthorsCheckpointError(f"{path}: holds {type(loaded).__name__}; expected a state dict, names to tensors")
     tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
     others = [str(name) for name, value in loaded.items() if not isinstance(value, Tensor)]
     if others:
-        raise ParityError(f"{path}: these entries are no tensors: {listed(others)}; expected a state dict")
+        raise AuthorsCheckpointError(f"{path}: these entries are no tensors: {listed(others)}; expected a state dict")
     if all(name.startswith("module.") for name in tensors):
         return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors
@@ -83,6 +89,10 @@ class NameMap:
 
     prefixes: tuple[tuple[str, str], ...]
     unused: tuple[str, ...] = ()
+
+    def __or__(self, other: NameMap) -> NameMap:
+        """Return the map that knows the names of both."""
+        return NameMap((*self.prefixes, *other.prefixes), (*self.unused, *other.unused))
 
     def ours(self, name: str) -> str | None:
         """Return our name for theirs; None where there is none."""
@@ -108,17 +118,30 @@ def check_family(method: str, checkpoint: Mapping[str, Tensor], source: str) -> 
         source: the file, for the error.
 
     Raises:
-        ParityError: another method's names, or nobody's.
+        AuthorsCheckpointError: another method's names, or nobody's.
     """
     title = next((family.title for family in FAMILIES if family.method == method), method)
     found = recognize(checkpoint)
     if found is None:
-        raise ParityError(f"{source}: none of the known methods has these names: {listed(list(checkpoint))}")
+        raise AuthorsCheckpointError(f"{source}: none of the known methods has these names: {listed(list(checkpoint))}")
     if found.method != method:
         marks = listed([n for n in checkpoint if n.startswith(found.marks) and not n.startswith("clip.")])
         detail = f" ({marks})" if marks else ""
-        raise ParityError(
+        raise AuthorsCheckpointError(
             f"{source}: these are {found.title}'s names{detail}, not {title}'s; convert it with --method {found.method}"
+        )
+
+
+def check_sizes(found: tuple[int, int], wanted: tuple[int, int], source: str) -> None:
+    """Refuse other numbers of words and frames than a checkpoint's matrices are for.
+
+    Raises:
+        AuthorsCheckpointError: says which they are for.
+    """
+    if found != wanted:
+        raise AuthorsCheckpointError(
+            f"{source}: its matrices are for {found[0]} words and {found[1]} frames, not for {wanted[0]} words and "
+            f"{wanted[1]} frames; give --words {found[0]} --frames {found[1]}"
         )
 
 
@@ -136,7 +159,8 @@ def rename(
         source: the file, for the error.
 
     Raises:
-        ParityError: names are unexpected or missing, or shapes differ; lists all of them under the authors' names.
+        AuthorsCheckpointError: names are unexpected or missing, or shapes differ; lists all of them, under the
+            authors' names.
     """
     renamed: dict[str, Tensor] = {}
     unexpected, shapes, arrived = [], [], set()
@@ -160,5 +184,15 @@ def rename(
         if found
     ]
     if problems:
-        raise ParityError(f"{source}: the checkpoint does not fit. Tensors {'; '.join(problems)}")
+        raise AuthorsCheckpointError(f"{source}: the checkpoint does not fit. Tensors {'; '.join(problems)}")
     return renamed
+
+
+def load(module: Module, checkpoint: Mapping[str, Tensor], names: NameMap, source: str) -> Module:
+    """Give a module the checkpoint's tensors and return it in evaluation mode.
+
+    Raises:
+        AuthorsCheckpointError: names are unexpected or missing, or shapes differ.
+    """
+    module.load_state_dict(rename(checkpoint, names, module.state_dict(), source))
+    return module.eval()

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
+from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import read_checkpoint
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, read_checkpoint
+from tvr_lightning.authors.clip import clip_sizes, encoder_configuration
+from tvr_lightning.authors.clip4clip import import_clip4clip
+from tvr_lightning.authors.drl import import_drl
+from tvr_lightning.authors.gaid import import_gaid
+from tvr_lightning.authors.gare import import_gare
 from tvr_lightning.authors.huggingface import with_openai_names
-from tvr_lightning.evaluation.weights import CONVERTED
+from tvr_lightning.authors.tcmgc import import_tcmgc
+from tvr_lightning.authors.tmass import import_tmass
+from tvr_lightning.authors.ucofia import import_ucofia
+from tvr_lightning.authors.xclip import import_xclip
+from tvr_lightning.authors.xpool import import_xpool
+from tvr_lightning.checkpoints import CONVERTED
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.parity.case import ParityError
-from tvr_lightning.parity.encoder import clip_sizes, encoder_configuration
-from tvr_lightning.parity.methods import IMPORT
+
+IMPORT: Mapping[str, Callable[[Mapping[str, Tensor], str, int, int], RetrievalModule]] = {
+    "clip4clip": import_clip4clip,
+    "drl": import_drl,
+    "gaid": import_gaid,
+    "gare": import_gare,
+    "tcmgc": import_tcmgc,
+    "tmass": import_tmass,
+    "ucofia": import_ucofia,
+    "xclip": import_xclip,
+    "xpool": import_xpool,
+}
+"""By the method's name on the command line: (checkpoint, source, words, frames) to the method with its weights."""
 
 ORIGIN = CONVERTED
 """Entry of a converted file: method, words, frames, and the sizes of the CLIP that the authors' checkpoint held."""
@@ -58,12 +80,12 @@ def convert(method: str, source: Path, out: Path, words: int = 32, frames: int =
         frames: frames F that the method is for.
 
     Raises:
-        ParityError: no importer for the method, no readable file, another method's checkpoint, names or sizes that do
-            not fit.
+        AuthorsCheckpointError: no importer for the method, no readable file, another method's checkpoint, names or
+            sizes that do not fit.
     """
     build = IMPORT.get(method)
     if build is None:
-        raise ParityError(f"no importer for the method {method!r}; known: {', '.join(sorted(IMPORT))}")
+        raise AuthorsCheckpointError(f"no importer for the method {method!r}; known: {', '.join(sorted(IMPORT))}")
     checkpoint = with_openai_names(read_checkpoint(source), str(source))
     module = build(checkpoint, str(source), words, frames)
     encoder = encoder_configuration(checkpoint) if "clip.visual.proj" in checkpoint else None

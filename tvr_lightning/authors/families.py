@@ -11,7 +11,7 @@ class Family:
     """The parameter names of one released code.
 
     Attributes:
-        method: name of the method on the command line and in parity cases.
+        method: name of the method on the command line.
         title: the paper's own name for it.
         marks: beginnings of names; a checkpoint of this family has names with each of them.
     """
@@ -36,7 +36,6 @@ FAMILIES = (
     Family("ucofia", "UCoFiA", ("visual_token_selector.",)),
     Family("xclip", "X-CLIP", ("global_mat_weight", "word_mat_weight", "frame_mat_weight")),
     Family("drl", "DRL", ("text_weight_fc.",)),
-    Family("dpdv", "DPDV", ("pfmm.",)),
     Family("clip4clip", "CLIP4Clip", ("clip.",)),
 )
 

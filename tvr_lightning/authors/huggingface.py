@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tvr_lightning.parity.case import ParityError
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
 
 SINGLE = {
     "logit_scale": "logit_scale",
@@ -47,7 +47,8 @@ def with_openai_names(checkpoint: Mapping[str, Tensor], source: str) -> dict[str
         source: the file, for the error.
 
     Raises:
-        ParityError: a tensor below `clip.` that transformers' CLIPModel does not have, or a part of one is missing.
+        AuthorsCheckpointError: a tensor below `clip.` that transformers' CLIPModel does not have, or a part of one is
+            missing.
     """
     if not any(name.startswith(("clip.text_model.", "clip.vision_model.")) for name in checkpoint):
         return dict(checkpoint)
@@ -66,7 +67,7 @@ def with_openai_names(checkpoint: Mapping[str, Tensor], source: str) -> dict[str
     for name, found in parts.items():
         missing = [part for part in JOINED if part not in found]
         if missing:
-            raise ParityError(f"{source}: {name} lacks {', '.join(missing)}")
+            raise AuthorsCheckpointError(f"{source}: {name} lacks {', '.join(missing)}")
         renamed[name] = torch.cat([found[part] for part in JOINED])
     return renamed
 
@@ -82,4 +83,4 @@ def _rename_in_block(
     elif module in JOINED:
         parts.setdefault(f"{prefix}.attn.in_proj_{kind}", {})[module] = tensor
     else:
-        raise ParityError(f"{source}: clip.{name} is no tensor of transformers' CLIPModel")
+        raise AuthorsCheckpointError(f"{source}: clip.{name} is no tensor of transformers' CLIPModel")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
-from tvr_lightning.data.datasets import ClipReader, PairDataset, TextDataset, VideoDataset, VideoReader
+from tvr_lightning.data.datasets import MediaReader, PairDataset, TextDataset, VideoDataset, VideoReader
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import ReportingDataset, ReportingLoader, TrainingLoader, collate_or_fail
 from tvr_lightning.data.records import (
@@ -468,7 +468,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             return self._feature_reader()
         sampling = self.train_sampling if training else self.sampling
         augmentation = self.augmentation if training else "none"
-        return ClipReader(self.frames, self.image_size, sampling, augmentation, self.audio, self.on_corrupt)
+        return MediaReader(self.frames, self.image_size, sampling, augmentation, self.audio, self.on_corrupt)
 
     def _sharing(self) -> dict[str, int]:
         # The strategy knows the data-parallel processes; with tensor parallelism they are fewer than the devices.

@@ -113,9 +113,9 @@ $TVR_DATA/charades/
                 sentences.setdefault((moment["video"], span), []).append(moment["text"])
         builder = SplitBuilder(source, findings)
         videos = VideoFolder(self.video_root, ".mp4")
-        for (video, span), said in sentences.items():
+        for (video, span), texts in sentences.items():
             name_of_span = f"{video}_{span[0]:g}_{span[1]:g}"
-            builder.add(VideoRecord(name_of_span, videos.find(video), span), said, source)
+            builder.add(VideoRecord(name_of_span, videos.find(video), span), texts, source)
         return builder.build(name, "Charades-STA, sentences to spans")
 
     def _read_lengths(self, name: SplitName) -> dict[str, float]:

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Problem, ProblemKind, Split, SplitName, VideoRecord
-from tvr_lightning.media.read_many import survey
+from tvr_lightning.media.read_many import Unread, read_all
 from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.media.video import VideoError, probe, read_clip
+from tvr_lightning.media.video import probe, read_clip
 
 TOO_SHORT_SECONDS = 1.0  # one frame per second is what most methods look at
 HARMLESS: tuple[ProblemKind, ...] = ("silent",)
@@ -92,8 +92,8 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
     if data.features is None:  # stored features stand for the files
         videos = list({(video.path, video.span): video for split in splits for video in split.videos}.values())
         look = partial(look_at, decoding=_Decoding(data.frames, data.sampling) if decode else None)
-        for found in survey(look, videos, workers=workers, title=f"checking {data.title}", progress=progress):
-            for problem in found:
+        for found in read_all(videos, look, workers=workers, title=f"checking {data.title}", progress=progress):
+            for problem in [_undecodable(found)] if isinstance(found, Unread) else found:
                 (report.warnings if problem.kind in HARMLESS else report.problems).append(problem)
     report.problems = list(dict.fromkeys(report.problems))  # splits and spans share files
     report.warnings = list(dict.fromkeys(report.warnings))
@@ -102,22 +102,21 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
 
 
 def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Problem]:
-    """Return what is wrong with one video file; empty if nothing is."""
+    """Return what is wrong with one video file that can be read; empty if nothing is.
+
+    Raises:
+        VideoError: it cannot be read.
+    """
     path = video.path
     if not path.is_file():
         return [_problem(video, "missing-file", "no such file", "fetch it, or set on_corrupt to skip")]
     if not path.stat().st_size:
         return [_problem(video, "empty-file", "it has no bytes", "fetch it again")]
-    try:
-        info = probe(path)
-        if info.broken:
-            return [_problem(video, "undecodable", f"it breaks off: {info.broken}", "fetch it again")]
-        if decoding is not None:
-            read_clip(
-                path, frames=decoding.frames, image_size=DECODED_SIZE, sampling=decoding.sampling, span=video.span
-            )
-    except VideoError as error:
-        return [_problem(video, "undecodable", error.reason, "fetch it again, or set on_corrupt to skip")]
+    info = probe(path)
+    if info.broken:
+        return [_problem(video, "undecodable", f"it breaks off: {info.broken}", "fetch it again")]
+    if decoding is not None:
+        read_clip(path, frames=decoding.frames, image_size=DECODED_SIZE, sampling=decoding.sampling, span=video.span)
     problems = []
     if not info.has_audio:
         fix = "nothing if it has none by nature, methods that hear get silence; else fetch it again"
@@ -132,6 +131,10 @@ def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Probl
         message = f"it lasts {info.duration:.2f} s, less than {TOO_SHORT_SECONDS:g} s"
         problems.append(_problem(video, "too-short", message, "fetch it again"))
     return problems
+
+
+def _undecodable(unread: Unread[VideoRecord]) -> Problem:
+    return _problem(unread.item, "undecodable", unread.reason, "fetch it again, or set on_corrupt to skip")
 
 
 def _problem(video: VideoRecord, kind: ProblemKind, message: str, fix: str) -> Problem:

@@ -41,7 +41,7 @@ class VideoReader(Protocol):
 
 
 @dataclass(frozen=True)
-class ClipReader:
+class MediaReader:
     """Decodes clips from video files.
 
     Attributes:
@@ -112,7 +112,7 @@ class TextDataset(Dataset[TextBatch]):
         self.read = read
 
     def __len__(self) -> int:
-        """N."""
+        """Return N, the number of texts."""
         return len(self.split.texts)
 
     def __getitem__(self, index: int) -> TextBatch:
@@ -135,7 +135,7 @@ class VideoDataset(Dataset[VideoBatch]):
         self.skip = skip
 
     def __len__(self) -> int:
-        """M."""
+        """Return M, the number of videos."""
         return len(self.split.videos)
 
     def __getitem__(self, index: int) -> VideoBatch:

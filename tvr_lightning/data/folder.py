@@ -10,7 +10,7 @@ from tvr_lightning.data.records import malformed
 from tvr_lightning.media.opening import VIDEO_SUFFIXES
 
 
-def inside(folder: Path, name: str) -> Path:
+def path_below(folder: Path, name: str) -> Path:
     """Return the path of `name` in `folder`.
 
     Raises:
@@ -56,7 +56,7 @@ class VideoFolder:
         if len(found) > 1:
             fix = "keep the one that belongs there"
             raise malformed(self.folder, name, f"several files match: {', '.join(found)}", fix)
-        return inside(self.folder, found[0] if found else name + self.suffix)
+        return path_below(self.folder, found[0] if found else name + self.suffix)
 
     def _listing(self) -> set[str]:
         if self._names is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -11,17 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from tvr_lightning.data.collate import collate
 from tvr_lightning.data.samplers import TrainingSampler
 from tvr_lightning.errors import UserError
-
-
-@dataclass
-class Failure:
-    """An error on its way from a worker, in the place of an item or a batch."""
-
-    error: UserError
-
-
-class WorkerDiedError(UserError, RuntimeError):
-    """A worker process of a DataLoader was killed from outside; says which, and what usually kills them."""
+from tvr_lightning.media.workers import Failure, undisturbed, worker_died
 
 
 class ReportingDataset(Dataset[Any]):
@@ -61,19 +50,18 @@ class ReportingLoader(DataLoader[Any]):
             UserError: the error that reading an item raised, wherever it was read.
             WorkerDiedError: a worker process died.
         """
-        batches = super().__iter__()
+        with undisturbed():
+            batches = super().__iter__()
         while True:
             try:
                 batch = next(batches)
             except StopIteration:
                 return
             except RuntimeError as error:
-                if not str(error).startswith("DataLoader worker"):
+                died = worker_died(error)
+                if died is None:
                     raise
-                raise WorkerDiedError(
-                    f"{error}. If nobody killed it, memory ran out: lower data.init_args.num_workers or batch_size, or "
-                    "enlarge shared memory (docker: --shm-size)"
-                ) from error
+                raise died from error
             if isinstance(batch, Failure):
                 raise batch.error
             yield batch

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder, inside
+from tvr_lightning.data.folder import VideoFolder, path_below
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -60,7 +60,7 @@ $TVR_DATA/lsmdc/
 
     @property
     def has_official_validation(self) -> bool:
-        """True: LSMDC16_annos_val.csv."""
+        """True: its validation split is LSMDC16_annos_val.csv."""
         return True
 
     def required_files(self, name: SplitName) -> list[Path]:
@@ -82,15 +82,15 @@ $TVR_DATA/lsmdc/
                 fix = "write six columns separated by tabs, the first <movie>_HH.MM.SS.mmm-HH.MM.SS.mmm"
                 findings.add(source, f"line {number}", "malformed", message, fix)
                 continue
-            said = sentences.setdefault(clip[0], [])
-            if name != "train" and tidy(columns[5]) in map(tidy, said):
+            lines = sentences.setdefault(clip[0], [])
+            if name != "train" and tidy(columns[5]) in map(tidy, lines):
                 message = f"{clip[0]} comes again with the same sentence"
                 findings.add(source, f"line {number}", "duplicate-id", message, "remove the line")
             else:
-                said.append(columns[5])
+                lines.append(columns[5])
             movies[clip[0]] = clip["movie"]
         builder = SplitBuilder(source, findings)
-        folders = {movie: VideoFolder(inside(self.video_root, movie), ".avi") for movie in set(movies.values())}
-        for clip_id, said in sentences.items():
-            builder.add(VideoRecord(clip_id, folders[movies[clip_id]].find(clip_id)), said, source)
+        folders = {movie: VideoFolder(path_below(self.video_root, movie), ".avi") for movie in set(movies.values())}
+        for clip_id, lines in sentences.items():
+            builder.add(VideoRecord(clip_id, folders[movies[clip_id]].find(clip_id)), lines, source)
         return builder.build(name, "one sentence per clip, 1,000 public test clips")

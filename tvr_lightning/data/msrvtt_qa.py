@@ -82,7 +82,7 @@ $TVR_DATA/msrvtt/
 
     @property
     def has_official_validation(self) -> bool:
-        """True: val_qa.json."""
+        """True: its validation split is val_qa.json."""
         return True
 
     @property

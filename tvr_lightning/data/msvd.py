@@ -89,8 +89,8 @@ $TVR_DATA/msvd/
         builder = SplitBuilder(source, findings)
         videos = VideoFolder(self.video_root, ".avi")
         for clip in dict.fromkeys(listed):
-            said = [" ".join(tokens) for tokens in self._captions.get(clip, [])]
-            builder.add(VideoRecord(clip, videos.find(clip)), said, file)
+            captioned = [" ".join(tokens) for tokens in self._captions.get(clip, [])]
+            builder.add(VideoRecord(clip, videos.find(clip)), captioned, file)
         return builder.build(name, "all captions of a clip as queries")
 
 
@@ -106,9 +106,9 @@ def read_captions(file: Path) -> dict[str, list[list[str]]]:
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise malformed(file, "whole file", f"not a pickle of plain captions ({error})", fix) from error
     expect(file, "top level", captions, dict, fix)
-    for clip, said in captions.items():
+    for clip, captioned in captions.items():
         expect(file, f"key {clip!r}", clip, str, fix)
-        for number, tokens in enumerate(expect(file, clip, said, list, fix)):
+        for number, tokens in enumerate(expect(file, clip, captioned, list, fix)):
             for token in expect(file, f"{clip}, caption {number}", tokens, list, fix):
                 expect(file, f"{clip}, caption {number}", token, str, fix)
     plain: dict[str, list[list[str]]] = captions

@@ -153,9 +153,9 @@ def read_captions(path: Path) -> RecoverCaptions:
         )
     descriptions: dict[str, list[str]] = {}
     for video_id, _, caption in sorted(rows, key=lambda row: (row[0], row[1])):
-        said = descriptions.setdefault(video_id, [])
+        of_video = descriptions.setdefault(video_id, [])
         if caption.strip():
-            said.append(caption.strip())
+            of_video.append(caption.strip())
     empty = sum(not row[2].strip() for row in rows)
     if not any(descriptions.values()):
         raise CaptionsFileError(f"{path}: holds no description; {WITHOUT_MODEL}")

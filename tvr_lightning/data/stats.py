@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from open_clip.tokenizer import SimpleTokenizer
 from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split, SplitName
-from tvr_lightning.media.read_many import survey
-from tvr_lightning.media.video import VideoError, probe
-
-START_AND_END = 2  # tokens that CLIP puts around every caption
+from tvr_lightning.media.read_many import Unread, read_all
+from tvr_lightning.media.video import VideoInfo, probe
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,14 @@ class SplitStats:
     with_audio: float | None
 
 
-def stats(data: TextVideoDataModule, *, workers: int = 1, progress: bool = True) -> list[SplitStats]:
+def stats(
+    data: TextVideoDataModule, tokens: Callable[[str], int], *, workers: int = 1, progress: bool = True
+) -> list[SplitStats]:
     """Count what the splits of a dataset consist of, as its options define them.
 
     Args:
         data: the dataset, as configured.
+        tokens: how many tokens of a caption an encoder reads, start and end included.
         workers: processes that look at video files.
         progress: whether a bar is shown.
 
@@ -80,32 +81,20 @@ def stats(data: TextVideoDataModule, *, workers: int = 1, progress: bool = True)
     names: list[SplitName] = ["train", "test"] if data.validation == "test" else ["train", "val", "test"]
     splits = [data.read_split(name) for name in names]
     files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
-    probed = survey(_probe, files, workers=workers, title=f"looking at {data.title}", progress=progress)
-    found = dict(zip(files, probed, strict=True))
-    tokenizer = SimpleTokenizer()
-    return [_describe(split, data.words, found, tokenizer) for split in splits]
+    probed = read_all(files, probe, workers=workers, title=f"looking at {data.title}", progress=progress)
+    found = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, Unread)}
+    return [_describe(split, data.words, found, tokens) for split in splits]
 
 
-def _probe(path: Path) -> tuple[float, bool] | None:
-    """Duration in seconds and whether there is a sound track; None if the file cannot be read."""
-    try:
-        info = probe(path)
-    except VideoError:
-        return None
-    return info.duration, info.has_audio
-
-
-def _describe(
-    split: Split, words: int, found: dict[Path, tuple[float, bool] | None], tokenizer: SimpleTokenizer
-) -> SplitStats:
-    lengths = [len(tokenizer.encode(text.text)) + START_AND_END for text in split.texts]
+def _describe(split: Split, words: int, found: dict[Path, VideoInfo], tokens: Callable[[str], int]) -> SplitStats:
+    lengths = [tokens(text.text) for text in split.texts]
     seconds, heard = [], []
     for video in split.videos:
-        probed = found[video.path]
-        if probed is not None:
-            start, end = video.span or (0.0, probed[0])
-            seconds.append(max(0.0, min(end, probed[0]) - start))
-            heard.append(probed[1])
+        info = found.get(video.path)
+        if info is not None:
+            start, end = video.span or (0.0, info.duration)
+            seconds.append(max(0.0, min(end, info.duration) - start))
+            heard.append(info.has_audio)
     return SplitStats(
         name=split.name,
         protocol=split.protocol,

@@ -52,7 +52,7 @@ def open_store(
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """Reads the features of one video or text, in the place of `ClipReader` and of the captions themselves.
+    """Reads the features of one video or text, in the place of `MediaReader` and of the captions themselves.
 
     Attributes:
         store: where they are.

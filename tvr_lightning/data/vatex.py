@@ -31,6 +31,7 @@ class VATEX(TextVideoDataModule):
     official validation clips into its validation and test sets, because the official test captions are withheld. Ids
     are `<youtube id>_<start>_<end>` in seconds. Evaluation uses all ten captions of a clip, video-to-text over the best
     of them; or the first one alone, as GAID evaluates (`vatex_dataset.py`).
+    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/datasets/vatex_dataset.py#L25-L38
 
     Args:
         split: "hgr" is the only one.
@@ -68,7 +69,7 @@ $TVR_DATA/vatex/
 
     @property
     def has_official_validation(self) -> bool:
-        """True: HGR's."""
+        """True: its validation split is that of HGR."""
         return True
 
     @property
@@ -95,17 +96,17 @@ $TVR_DATA/vatex/
                 findings.add(
                     source, clip, "malformed", "no clip id", "write <youtube id>_<start>_<end>, six digits each"
                 )
-            said = self._said(file, clip, captions[clip]) if clip in captions else []
+            sentences = self._sentences(file, clip, captions[clip]) if clip in captions else []
             if name != "train" and self.protocol == "first-caption":
-                said = said[:1]
-            builder.add(VideoRecord(clip, videos.find(clip)), said, file)
+                sentences = sentences[:1]
+            builder.add(VideoRecord(clip, videos.find(clip)), sentences, file)
         count = "first caption of a clip" if self.protocol == "first-caption" else "ten captions per clip"
         tongue = "English" if self.language == "en" else "Chinese"
         return builder.build(name, f"HGR split, {count}, {tongue}")
 
-    def _said(self, file: Path, clip: str, record: Any) -> list[str]:
-        said = field_of(file, clip, record, CAPTIONS[self.language], list)
-        return [expect(file, f"{clip}, caption {i}", text, str, "write a caption") for i, text in enumerate(said)]
+    def _sentences(self, file: Path, clip: str, record: Any) -> list[str]:
+        sentences = field_of(file, clip, record, CAPTIONS[self.language], list)
+        return [expect(file, f"{clip}, caption {i}", text, str, "write a caption") for i, text in enumerate(sentences)]
 
     def _read_captions(self, file: Path, findings: Findings) -> dict[str, Any]:
         """The records of a captions file by id."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,19 @@ class AudioEncoder(nn.Module, ABC):
 
     dimension: int
     kind: AudioKind
+
+    @classmethod
+    def required_files(cls, **options: Any) -> list[Path]:
+        """Return the files that building it with these options will read; nothing is built. By default there are none.
+
+        Args:
+            options: of the constructor, as recipes give them.
+
+        Raises:
+            MissingWeightsError: a file is not there and not to be had.
+            ValueError: no such file can be meant.
+        """
+        return []
 
     def encode_audio(self, video: Media | VideoFeatures) -> tuple[Tensor, Tensor]:
         """Encode the sound of M videos; features from a store are returned unchanged.
@@ -75,6 +90,7 @@ def pool_steps(vectors: Tensor, windows: Tensor) -> Tensor:
     """Average the vectors of each frame's steps.
 
     With the equal windows of "clip30" this is `adaptive_avg_pool1d` (GAID, model/clip_stochastic.py).
+    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L50-L57
 
     Args:
         vectors: (M, S, D_a), one per step of 20 ms.

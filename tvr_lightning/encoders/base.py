@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -44,6 +45,19 @@ class Encoder(nn.Module, ABC):
     dimension: int
     image_size: int
     context_length: int
+
+    @classmethod
+    def required_files(cls, **options: Any) -> list[Path]:
+        """Return the files that building it with these options will read; nothing is built. By default there are none.
+
+        Args:
+            options: of the constructor, as recipes give them.
+
+        Raises:
+            MissingWeightsError: a file is not there and not to be had.
+            ValueError: no such file can be meant.
+        """
+        return []
 
     def encode_text(self, text: list[str] | TextFeatures, words: int) -> TextFeatures:
         """Encode N captions to `words` positions each; features from a store are returned unchanged.

@@ -7,23 +7,23 @@ ships it. Any image-text-to-text model of the Hugging Face hub whose processor h
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import Description
-from tvr_lightning.encoders.caption_file import CaptionJournal, MadeWith
+from tvr_lightning.encoders.caption_journal import CaptionJournal, MadeWith
 from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.errors import MissingAssetError, UserError
-from tvr_lightning.media.video import VideoError, read_parts
-from tvr_lightning.media.workers import worker_context
+from tvr_lightning.media.read_many import Unread, read_many
+from tvr_lightning.media.video import read_parts
+from tvr_lightning.progress import progress_bar
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 PROMPT = "These frames are one part of a video. Describe in one sentence what happens in them."
@@ -133,6 +133,18 @@ class Captioner:
             self.processor.tokenizer.pad_token = self.processor.tokenizer.eos_token
         self.weights_hash = fingerprint({}, model)[:16]
 
+    @staticmethod
+    def required_files(model: str) -> list[Path]:
+        """Return the config.json beside the weights of a captioner; nothing is built.
+
+        Args:
+            model: hub name, or a folder as transformers saves models.
+
+        Raises:
+            MissingCaptionerError: no weights; says what was looked for, and how to go without a model.
+        """
+        return [_find(model) / "config.json"]
+
     @torch.no_grad()
     def describe(self, segments: Tensor, prompt: str, max_new_tokens: int) -> list[str]:
         """Describe B segments, each in the most probable words (greedy decoding).
@@ -186,7 +198,8 @@ def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
         from transformers import AutoModelForImageTextToText, AutoProcessor
     except ImportError as error:
         raise ImportError("captioners need transformers: pip install 'tvr-lightning[audio]'") from error
-    folder = _find(model)
+    (config,) = Captioner.required_files(model)
+    folder = config.parent
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     try:
@@ -242,37 +255,21 @@ def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, 
 
 
 @dataclass
-class _Read:
-    """One video as its workers read it: spans, frames (N_s, F, 3, S, S) uint8, or why it could not be read."""
+class _Segments:
+    """The segments of one video: spans in seconds, frames (N_s, F, 3, S, S) uint8."""
 
     video_id: str
     spans: list[tuple[float, float]]
-    pixels: Tensor | None
-    problem: str | None = None
+    pixels: Tensor
 
 
-class _Segments(Dataset[_Read]):
-    """Reads the segments of each video."""
+def _read_segments(video: VideoRecord, options: CaptionOptions) -> _Segments:
+    def divide(duration: float) -> list[tuple[float, float]]:
+        start, end = video.span or (0.0, duration)
+        return segment_spans(start, min(end, duration), options.segments)
 
-    def __init__(self, videos: Sequence[VideoRecord], options: CaptionOptions) -> None:
-        self.videos = list(videos)
-        self.options = options
-
-    def __len__(self) -> int:
-        return len(self.videos)
-
-    def __getitem__(self, index: int) -> _Read:
-        video, options = self.videos[index], self.options
-
-        def divide(duration: float) -> list[tuple[float, float]]:
-            start, end = video.span or (0.0, duration)
-            return segment_spans(start, min(end, duration), options.segments)
-
-        try:
-            spans, clips = read_parts(video.path, divide, frames=options.frames, image_size=options.image_size)
-        except VideoError as error:
-            return _Read(video.video_id, [], None, str(error))
-        return _Read(video.video_id, spans, torch.stack([clip.pixels for clip in clips]))
+    spans, clips = read_parts(video.path, divide, frames=options.frames, image_size=options.image_size)
+    return _Segments(video.video_id, spans, torch.stack([clip.pixels for clip in clips]))
 
 
 def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: CaptionOptions) -> CaptionReport:
@@ -288,7 +285,7 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         options: prompt, segments, batch size, file.
 
     Raises:
-        CaptionFileError: the file was made with another model, prompt or number of segments.
+        CaptionJournalError: the file was made with another model, prompt or number of segments.
         CaptionsBusyError: another process writes the file.
         CaptionsNotWrittenError: the disk is full or not writable.
     """
@@ -308,45 +305,34 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
         report.kept = sum(video.video_id in there for video in distinct)
         # A group is described as a whole, unless the file had some of its videos already.
         waiting = [kept for group in groups if (kept := [v for v in group if v.video_id not in there])]
-        columns = (TextColumn("describing videos"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, disable=not options.progress) as bar:
-            task = bar.add_task("videos", total=len(distinct), completed=report.kept)
-            for read in _groups(waiting, options):
-                made = _describe_group(read, captioner, options, report)
-                journal.add(made)
-                bar.advance(task, len(read))
+        read = partial(_read_segments, options=options)
+        with progress_bar(options.progress) as bar:
+            task = bar.add_task("describing videos", total=len(distinct), completed=report.kept)
+            for found in read_many(waiting, read, list, workers=options.num_workers):
+                journal.add(_describe_group(found, captioner, options, report))
+                bar.advance(task, len(found))
         journal.finish([video.video_id for video in distinct])
     return report
 
 
-def _groups(waiting: Sequence[Sequence[VideoRecord]], options: CaptionOptions) -> Iterator[list[_Read]]:
-    """Read the videos of each group, in order."""
-    loader = DataLoader(
-        _Segments([video for group in waiting for video in group], options),
-        batch_size=None,
-        num_workers=options.num_workers,
-        multiprocessing_context=worker_context() if options.num_workers else None,
-    )
-    items = iter(loader)
-    for group in waiting:
-        yield [next(items) for _ in group]
-
-
 def _describe_group(
-    read: Sequence[_Read], captioner: Captioner, options: CaptionOptions, report: CaptionReport
+    read: Sequence[_Segments | Unread[VideoRecord]],
+    captioner: Captioner,
+    options: CaptionOptions,
+    report: CaptionReport,
 ) -> list[Description]:
     """Describe the segments of the videos of one group that could be read."""
-    report.skipped += [video.problem for video in read if video.problem is not None]
-    there = [(video, video.pixels) for video in read if video.pixels is not None]
+    report.skipped += [f"{video.item.path}: {video.reason}" for video in read if isinstance(video, Unread)]
+    there = [video for video in read if not isinstance(video, Unread)]
     if not there:
         return []
-    pixels = torch.cat([frames for _, frames in there])
+    pixels = torch.cat([video.pixels for video in there])
     texts: list[str] = []
     for part in pixels.split(options.batch_size):
         texts += captioner.describe(part, options.prompt, options.max_new_tokens)
     report.described += len(there)
     report.empty += sum(not text for text in texts)
-    spans = [(video.video_id, number, span) for video, _ in there for number, span in enumerate(video.spans)]
+    spans = [(video.video_id, number, span) for video in there for number, span in enumerate(video.spans)]
     return [
         Description(video_id, number, *span, text) for (video_id, number, span), text in zip(spans, texts, strict=True)
     ]

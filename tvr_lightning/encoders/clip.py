@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import open_clip
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.sources import WeightSource, do_weights_follow, find_weights, model_configuration
+from tvr_lightning.encoders.pretrained import WeightSource, do_weights_follow, find_weights, model_configuration
 from tvr_lightning.encoders.weights import CONSTANTS, StateDict, load_weights, read_state_dict
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,14 @@ class ClipEncoder(OpenClipEncoder):
             freeze=freeze,
             compile_towers=compile_towers,
         )
+
+    @classmethod
+    def required_files(
+        cls, *, architecture: str = "ViT-B-32", weights: str | None = "openai", **options: Any
+    ) -> list[Path]:
+        """Return the file of the weights, downloaded where a tag names it; see `Encoder.required_files`."""
+        path = find_weights(architecture, weights).path
+        return [] if path is None else [path]
 
     @staticmethod
     def from_openai_state_dict(

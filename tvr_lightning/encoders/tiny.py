@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
@@ -10,7 +11,7 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
 from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.sources import MissingWeightsError, do_weights_follow
+from tvr_lightning.encoders.pretrained import MissingWeightsError, do_weights_follow
 
 PREFIX = "encoder."  # where a run's checkpoint keeps its encoder
 
@@ -86,14 +87,22 @@ class TinyClipEncoder(OpenClipEncoder):
             freeze=freeze,
             compile_towers=compile_towers,
         )
-        if trained_in is not None and not do_weights_follow():
-            self._start_from(Path(trained_in))
+        for path in self.required_files(trained_in=trained_in):
+            self._start_from(path)
 
-    def _start_from(self, path: Path) -> None:
+    @classmethod
+    def required_files(cls, *, trained_in: str | None = None, **options: Any) -> list[Path]:
+        """Return the checkpoint whose weights it starts with; see `Encoder.required_files`."""
+        if trained_in is None or do_weights_follow():
+            return []
+        path = Path(trained_in)
         if not path.is_file():
             raise MissingWeightsError(
                 f"TinyClipEncoder.trained_in: looked for the checkpoint {path.absolute()}; name that of a run, or null"
             )
+        return [path]
+
+    def _start_from(self, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
         own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
         try:

@@ -66,6 +66,10 @@ class ClipTokenizer:
             ids[row, : len(line)] = torch.tensor(line)
         return ids
 
+    def needed(self, caption: str) -> int:
+        """Return how many positions a caption needs, SOT and EOT included."""
+        return len(self._bpe.encode(caption)) + 2
+
     def pieces(self, caption: str, words: int) -> list[str]:
         """Return the text of each of the W positions of a caption, padding left out: SOT, tokens, EOT.
 

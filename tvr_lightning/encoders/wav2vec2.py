@@ -14,7 +14,7 @@ from torch import Tensor
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.sources import MissingWeightsError
+from tvr_lightning.encoders.pretrained import MissingWeightsError
 
 if TYPE_CHECKING:
     from transformers import Wav2Vec2Config
@@ -103,13 +103,18 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
     """
 
     def __init__(self, size: Wav2Vec2Size = "base", weights: str | None = "facebook") -> None:
-        if weights in (None, "none"):
+        folder = next((path.parent for path in self.required_files(size=size, weights=weights)), None)
+        if folder is None:
             super().__init__(_build(_random_config(size)), normalize=True)
             logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none): it knows nothing yet", size)
             return
-        folder = find_wav2vec2_weights(size, str(weights))
         super().__init__(_load(folder, size), _normalizes(folder))
         logger.info("wav2vec2 %s: weights from %s", size, folder)
+
+    @classmethod
+    def required_files(cls, *, size: str = "base", weights: str | None = "facebook", **options: Any) -> list[Path]:
+        """Return the config.json beside the weights; see `AudioEncoder.required_files`."""
+        return [] if weights in (None, "none") else [find_wav2vec2_weights(size, str(weights)) / "config.json"]
 
 
 class TinyWav2Vec2Encoder(_Wav2Vec2Encoder):

@@ -14,7 +14,7 @@ from torch import Tensor
 from tvr_lightning.data.audio_alignment import MEL_BANDS, WINDOW_STEPS
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.sources import MissingWeightsError, do_weights_follow
+from tvr_lightning.encoders.pretrained import MissingWeightsError, do_weights_follow
 
 WhisperSize = Literal["base", "small"]
 
@@ -80,8 +80,7 @@ class WhisperEncoder(_WhisperEncoder):
 
     def __init__(self, size: WhisperSize = "base", weights: str | None = "openai") -> None:
         width, heads, layers = SIZES[size]
-        absent = weights in (None, "none") or do_weights_follow()
-        path = None if absent else find_whisper_weights(size, str(weights))
+        path = next(iter(self.required_files(size=size, weights=weights)), None)
         state = None if path is None else _read(path, size)
         super().__init__(width, heads, layers)
         if state is None and do_weights_follow():
@@ -94,6 +93,12 @@ class WhisperEncoder(_WhisperEncoder):
         except RuntimeError as error:
             raise ValueError(f"{path} does not fit Whisper {size}: {error}") from error
         logger.info("Whisper %s: weights from %s", size, path)
+
+    @classmethod
+    def required_files(cls, *, size: str = "base", weights: str | None = "openai", **options: Any) -> list[Path]:
+        """Return the file of the weights; see `AudioEncoder.required_files`."""
+        random = weights in (None, "none") or do_weights_follow()
+        return [] if random else [find_whisper_weights(size, str(weights))]
 
 
 class TinyWhisperEncoder(_WhisperEncoder):

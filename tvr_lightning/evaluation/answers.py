@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,8 +16,9 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
-from tvr_lightning.evaluation.results import SelectOn, environment
+from tvr_lightning.evaluation.results import SelectOn, environment, write_json_and_csv
 from tvr_lightning.evaluation.weights import Weights
+from tvr_lightning.files import write_whole
 
 
 class AnswerAccuracy(Metric):
@@ -215,11 +214,6 @@ def answer_captions(results: AnswerResults) -> list[str]:
 
 def write_answer_results(results: AnswerResults, folder: Path) -> tuple[Path, Path]:
     """Write `results.json` (everything) and `results.csv` (one row) into `folder`; return both paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    json_path, csv_path = folder / "results.json", folder / "results.csv"
-    unfinished = json_path.with_name(json_path.name + ".partial")
-    unfinished.write_text(json.dumps(asdict(results), indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(json_path)
     row = {
         "method": results.method,
         "dataset": results.dataset,
@@ -230,17 +224,11 @@ def write_answer_results(results: AnswerResults, folder: Path) -> tuple[Path, Pa
         "majority": results.evaluation.majority,
         **results.evaluation.kinds,
     }
-    with csv_path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row))
-        writer.writeheader()
-        writer.writerow(row)
-    return json_path, csv_path
+    return write_json_and_csv(asdict(results), [row], folder)
 
 
 def write_answers(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write answers as parquet, one row per question: question, video_id, answer, probability, right."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".partial")
     columns = ["question", "video_id", "answer", "probability", "right"]
-    pd.DataFrame(list(rows), columns=pd.Index(columns)).to_parquet(unfinished, index=False)
-    unfinished.replace(path)
+    write_whole(path, pd.DataFrame(list(rows), columns=pd.Index(columns)).to_parquet(index=False))

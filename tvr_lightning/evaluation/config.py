@@ -48,6 +48,11 @@ class EvaluationConfig:
         if self.bank_size < 1:
             raise ValueError(f"evaluation.bank_size must be at least 1, not {self.bank_size}")
 
+    @property
+    def memory_bytes(self) -> int:
+        """What scoring may hold at a time, in bytes."""
+        return int(self.memory_gib * 2**30)
+
 
 def gibibytes(size: str) -> float:
     """Return a size such as "4GiB" or "512MiB" in GiB.

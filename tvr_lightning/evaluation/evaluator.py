@@ -20,6 +20,7 @@ from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 LEAKS = "leaks ground truth"
+SHORT: dict[Direction, str] = {"text-to-video": "t2v", "video-to-text": "v2t"}
 Adjustments = tuple[Adjustment | None, Adjustment | None]
 
 
@@ -62,6 +63,15 @@ class Evaluation:
     measured: dict[str, float] = field(default_factory=dict)
     balance: dict[Direction, Balance] = field(default_factory=dict)
     audit: Verdict | None = None
+
+    def values(self) -> dict[str, float]:
+        """Return what a run logs, by name: `t2v_R@1`, `SumR`, and normalisation errors where they were measured."""
+        found = {f"t2v_{name}": value for name, value in self.text_to_video.items()}
+        found |= {f"v2t_{name}": value for name, value in self.video_to_text.items()}
+        found["SumR"] = self.sum_of_recalls
+        for direction, balance_found in self.balance.items():
+            found[f"{SHORT[direction]}_normalization_error"] = balance_found.error
+        return found
 
 
 @dataclass

@@ -21,6 +21,11 @@ def recall_at_k(ranks: Ranks, k: int) -> float:
 
     Raises:
         ValueError: there is no query, or `k` is below 1.
+
+    Example:
+        >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
+        >>> round(recall_at_k(ranks, 5), 2)  # the matches are first, third and eighth
+        66.67
     """
     _need_queries(ranks)
     return 100.0 * float(ranks.found_within(k).mean())
@@ -31,6 +36,11 @@ def median_rank(ranks: Ranks) -> float:
 
     Raises:
         ValueError: there is no query.
+
+    Example:
+        >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
+        >>> median_rank(ranks)
+        3.0
     """
     _need_queries(ranks)
     expected = ranks.expected().sort().values
@@ -43,6 +53,11 @@ def mean_rank(ranks: Ranks) -> float:
 
     Raises:
         ValueError: there is no query.
+
+    Example:
+        >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
+        >>> mean_rank(ranks)
+        4.0
     """
     _need_queries(ranks)
     return float(ranks.expected().mean())
@@ -60,6 +75,11 @@ def summarize(ranks: Ranks, recall: Sequence[int] = (1, 5, 10)) -> dict[str, flo
 
     Raises:
         ValueError: there is no query, or a K is below 1.
+
+    Example:
+        >>> ranks = Ranks(better=torch.tensor([0, 2, 7]), tied=torch.ones(3, dtype=torch.int64), index=torch.arange(3))
+        >>> {name: round(value, 1) for name, value in summarize(ranks).items()}
+        {'R@1': 33.3, 'R@5': 66.7, 'R@10': 100.0, 'MdR': 3.0, 'MnR': 4.0, 'RSum': 200.0}
     """
     row = {f"R@{k}": recall_at_k(ranks, k) for k in recall}
     total = sum(row.values())
@@ -67,7 +87,12 @@ def summarize(ranks: Ranks, recall: Sequence[int] = (1, 5, 10)) -> dict[str, flo
 
 
 def sum_of_recalls(text_to_video: dict[str, float], video_to_text: dict[str, float]) -> float:
-    """Return SumR, the recalls of both directions added up (percent, at most 200 times the number of K)."""
+    """Return SumR, the recalls of both directions added up (percent, at most 200 times the number of K).
+
+    Example:
+        >>> sum_of_recalls({"RSum": 205.0}, {"RSum": 203.5})
+        408.5
+    """
     return text_to_video["RSum"] + video_to_text["RSum"]
 
 
@@ -109,7 +134,14 @@ class RankMetric(Metric):
 
 
 class RecallAtK(RankMetric):
-    """Percentage of queries whose match is among the first K, a scalar."""
+    """Percentage of queries whose match is among the first K, a scalar.
+
+    Example:
+        >>> metric = RecallAtK(5)
+        >>> metric.update(Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3)))
+        >>> metric.compute()
+        tensor(66.6667)
+    """
 
     higher_is_better = True
 
@@ -125,7 +157,14 @@ class RecallAtK(RankMetric):
 
 
 class MedianRank(RankMetric):
-    """Median rank of the matches, from 1, a scalar."""
+    """Median rank of the matches, from 1, a scalar.
+
+    Example:
+        >>> metric = MedianRank()
+        >>> metric.update(Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3)))
+        >>> metric.compute()
+        tensor(3.)
+    """
 
     higher_is_better = False
 
@@ -135,7 +174,14 @@ class MedianRank(RankMetric):
 
 
 class MeanRank(RankMetric):
-    """Mean rank of the matches, from 1, a scalar."""
+    """Mean rank of the matches, from 1, a scalar.
+
+    Example:
+        >>> metric = MeanRank()
+        >>> metric.update(Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3)))
+        >>> metric.compute()
+        tensor(4.)
+    """
 
     higher_is_better = False
 
@@ -149,6 +195,12 @@ class RetrievalMetrics(RankMetric):
 
     Args:
         recall: the K of the recalls.
+
+    Example:
+        >>> metric = RetrievalMetrics(recall=(1, 5))
+        >>> metric.update(Ranks(torch.tensor([0, 2, 7]), torch.ones(3, dtype=torch.int64), torch.arange(3)))
+        >>> metric.compute()["R@5"]
+        tensor(66.6667)
     """
 
     def __init__(self, recall: Sequence[int] = (1, 5, 10)) -> None:

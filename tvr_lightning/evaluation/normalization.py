@@ -118,6 +118,12 @@ def normalize_scores(
 
     Raises:
         ValueError: the normaliser needs something that is not given.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
+        >>> normalize_scores(DualSoftmax(temperature=1.0), scores)
+        tensor([[0.4949, 0.2375],
+                [0.3151, 0.3150]])
     """
     source = None if bank is None else MatrixSource(bank)
     context = Context(direction, source, query_counts, gallery_counts, temperature)
@@ -133,6 +139,11 @@ class DualSoftmax(Normalizer):
 
     Raises:
         ValueError: `temperature` is not positive.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
+        >>> normalize_scores(DualSoftmax(), scores).argmax(1)
+        tensor([0, 1])
     """
 
     transductive = True
@@ -168,6 +179,12 @@ class QueryBankNorm(Normalizer):
 
     Raises:
         ValueError: an option is not positive.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
+        >>> bank = torch.tensor([[0.8, 0.6], [0.7, 0.5]])  # and so does every training text
+        >>> normalize_scores(QueryBankNorm(), scores, bank).argmax(1)
+        tensor([0, 1])
     """
 
     transductive = False
@@ -215,6 +232,12 @@ class SinkhornBias(Normalizer):
 
     Raises:
         ValueError: `temperature` is not positive or `iterations` is below 1.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
+        >>> bank = torch.tensor([[0.8, 0.6], [0.7, 0.5]])  # and so does every training text
+        >>> normalize_scores(SinkhornBias(temperature=0.1), scores, bank).argmax(1)
+        tensor([0, 1])
     """
 
     def __init__(
@@ -298,6 +321,13 @@ class NormalizerChain(Normalizer):
 
     Raises:
         ValueError: there is none, or a normaliser after the first needs a bank.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
+        >>> bank = torch.tensor([[0.8, 0.6], [0.7, 0.5]])  # and so does every training text
+        >>> chain = NormalizerChain([SinkhornBias(temperature=0.1), DualSoftmax()])
+        >>> normalize_scores(chain, scores, bank).argmax(1)
+        tensor([0, 1])
     """
 
     def __init__(self, normalizers: Sequence[Normalizer]) -> None:
@@ -347,6 +377,11 @@ def normalization_error(similarity: Tensor, temperature: float) -> Tensor:
 
     Raises:
         ValueError: the matrix is not square.
+
+    Example:
+        >>> hub = torch.tensor([[0.9, 0.1], [0.9, 0.1]])  # both queries find the first video
+        >>> normalization_error(hub, temperature=0.01)
+        tensor(1.)
     """
     if similarity.shape[0] != similarity.shape[1]:
         raise ValueError(f"the normalisation error needs one query per gallery item, got {tuple(similarity.shape)}")

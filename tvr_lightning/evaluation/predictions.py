@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, best_of_gallery
+from tvr_lightning.files import write_whole
 
 
 def best_videos(
@@ -65,6 +66,4 @@ def write_predictions(
         }
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    frame.to_parquet(temporary, index=False)
-    temporary.replace(path)
+    write_whole(path, frame.to_parquet(index=False))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
@@ -20,6 +22,7 @@ from rich.table import Table
 from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
 from tvr_lightning.evaluation.weights import Weights
+from tvr_lightning.files import write_whole
 
 SelectOn = Literal["last", "val", "test"]
 PACKAGES = (
@@ -181,21 +184,20 @@ def results_of(
 
 def write_results(results: Results, folder: Path) -> tuple[Path, Path]:
     """Write `results.json` (everything) and `results.csv` (one row per direction) into `folder`; return both paths."""
+    return write_json_and_csv(asdict(results), results.rows(), folder)
+
+
+def write_json_and_csv(record: dict[str, Any], rows: Sequence[dict[str, Any]], folder: Path) -> tuple[Path, Path]:
+    """Write a record as `results.json` and its rows as `results.csv` into `folder`; return both paths."""
     folder.mkdir(parents=True, exist_ok=True)
     json_path, csv_path = folder / "results.json", folder / "results.csv"
-    _replace(json_path, json.dumps(asdict(results), indent=2) + "\n")
-    rows = results.rows()
-    with csv_path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_whole(json_path, (json.dumps(record, indent=2) + "\n").encode())
+    table = io.StringIO()
+    writer = csv.DictWriter(table, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(csv_path, table.getvalue().encode())
     return json_path, csv_path
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def print_results(results: Results, console: Console | None = None) -> None:

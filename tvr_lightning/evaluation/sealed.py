@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from lightning.pytorch import LightningModule
 
 from tvr_lightning.errors import UserError
 
@@ -53,3 +57,35 @@ class SealedTrainer:
             if name == "datamodule":
                 return self._datamodule
         return getattr(self._sealed, name)
+
+
+class SealedModule(LightningModule):
+    """A module that evaluations can seal off from the data of its trainer."""
+
+    @contextmanager
+    def sealed(self) -> Iterator[None]:
+        """Keep the trainer's data out of the method's reach while it encodes or scores in an evaluation.
+
+        `self.log` works as ever, and so does what says how the run goes, such as `self.trainer.global_step`.
+        """
+        trainer = self._trainer
+        if trainer is None or isinstance(trainer, SealedTrainer):  # an audit's is in place already
+            yield
+            return
+        self.trainer = SealedTrainer(trainer, type(self).__name__)  # type: ignore[assignment]  # stands for one
+        try:
+            yield
+        finally:
+            self.trainer = trainer
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log as Lightning does; within an audit nothing is logged."""
+        trainer: Any = self._trainer
+        if not isinstance(trainer, SealedTrainer):
+            super().log(*args, **kwargs)
+        elif not trainer.records:
+            self.trainer = trainer._sealed
+            try:
+                super().log(*args, **kwargs)
+            finally:
+                self.trainer = trainer  # type: ignore[assignment]

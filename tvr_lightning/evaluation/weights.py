@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tvr_lightning.checkpoints import CONVERTED, RECORD
+
 Kind = Literal["untrained", "zero-shot", "last", "best", "running", "converted", "unknown"]
-RECORD = "weights"
-"""Entry of a checkpoint: what a run says of the weights it saves. Checkpoints of earlier versions have none."""
-CONVERTED = "authors_checkpoint"
-"""Entry of a checkpoint that `tvr convert` made of the authors' own."""
 
 
 @dataclass

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.datasets import VideoReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.media.audio import AudioError
-from tvr_lightning.media.video import VideoError
+from tvr_lightning.media.read_many import Unread
 from tvr_lightning.store import Part, StoreError
 
 
@@ -36,50 +33,60 @@ class EncodedBatch:
     problems: list[str] = field(default_factory=list)
 
 
-class Videos(Dataset[Any]):
-    """The videos of a source; what cannot be read becomes a reason instead of a record.
+Item = tuple[int, VideoRecord]
+"""A video by its place among those that are extracted."""
 
-    Args:
-        records: of the videos.
-        read: reads one video.
+
+@dataclass(frozen=True)
+class ReadMedia:
+    """Reads one video of a source.
+
+    Attributes:
+        read: reads a clip.
     """
 
-    def __init__(self, records: list[VideoRecord], read: VideoReader) -> None:
-        self.records = records
-        self.read = read
+    read: VideoReader
 
-    def __len__(self) -> int:
-        """Return how many videos there are."""
-        return len(self.records)
+    def __call__(self, item: Item) -> tuple[int, Media]:
+        """Return the place and the media.
 
-    def __getitem__(self, index: int) -> tuple[int, Media | None, str]:
-        """Return the place, and the media or the reason why there are none."""
-        path = self.records[index].path
-        try:
-            media = self.read(self.records[index], None)
-        except (VideoError, AudioError) as error:
-            return index, None, str(error).removeprefix(f"{path}: ")
-        except Exception as error:
-            raise RuntimeError(f"{path}: {type(error).__name__}: {error}") from error
+        Raises:
+            VideoError, AudioError: the file cannot be read.
+            StoreError: the data are features already.
+        """
+        place, record = item
+        media = self.read(record, None)
         if not isinstance(media, Media):
-            raise StoreError(f"{path}: the data read features from a store; unset data.init_args.features to extract")
-        return index, media, ""
+            hint = "unset data.init_args.features to extract"
+            raise StoreError(f"{record.path}: the data read features from a store; {hint}")
+        return place, media
 
 
-Read = tuple[Media | None, list[int], list[tuple[int, str]], list[str]]
-"""Media of the readable videos, their places, the others with the reason, and problems of the sound."""
+@dataclass
+class MediaBatch:
+    """What was read of a batch.
+
+    Attributes:
+        media: of the K readable videos; None where none could be read.
+        places: of these videos.
+        failed: place and reason of each of the others.
+    """
+
+    media: Media | None
+    places: list[int]
+    failed: list[tuple[int, str]]
 
 
-def join(items: Sequence[tuple[int, Media | None, str]]) -> Read:
-    """Join what `Videos` gives of a batch."""
-    read = [(index, media) for index, media, _ in items if media is not None]
-    failures = [(index, reason) for index, media, reason in items if media is None]
-    media = type(read[0][1]).cat([media for _, media in read]) if read else None
-    return media, [index for index, _ in read], failures, list(media.problems) if media is not None else []
+def join(items: Sequence[tuple[int, Media] | Unread[Item]]) -> MediaBatch:
+    """Join what `ReadMedia` gives of a batch."""
+    read = [item for item in items if not isinstance(item, Unread)]
+    failed = [(item.item[0], item.reason) for item in items if isinstance(item, Unread)]
+    media = Media.cat([media for _, media in read]) if read else None
+    return MediaBatch(media, [place for place, _ in read], failed)
 
 
 def encode(
-    read: Read, parts: Sequence[Part], encoder: Encoder, audio_encoder: AudioEncoder | None, device: str
+    read: MediaBatch, parts: Sequence[Part], encoder: Encoder, audio_encoder: AudioEncoder | None, device: str
 ) -> EncodedBatch:
     """Encode what was read of a batch.
 
@@ -90,11 +97,11 @@ def encode(
         audio_encoder: of sound, where it is wanted.
         device: where the encoders are.
     """
-    media, places, failed, problems = read
-    found = EncodedBatch(places, {}, failed, problems)
-    if media is None:
+    found = EncodedBatch(read.places, {}, read.failed)
+    if read.media is None:
         return found
-    media = media.to(device)
+    found.problems += read.media.problems
+    media = read.media.to(device)
     if "frames" in parts or "patches" in parts:
         features = encoder.encode_video(media, patches="patches" in parts)
         found.features["frames"] = (features.frames.cpu(), features.frame_mask.cpu())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.extract.plan import encoder_fingerprints
+from tvr_lightning.extract.fingerprint import encoder_fingerprints
 from tvr_lightning.store import FeatureStore, StoreError
 
 

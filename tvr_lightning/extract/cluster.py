@@ -13,8 +13,9 @@ from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.extract.batch import EncodedBatch, Videos, encode, join
+from tvr_lightning.extract.batch import EncodedBatch, ReadMedia, encode, join
 from tvr_lightning.extract.plan import ExtractOptions, ExtractSource
+from tvr_lightning.media.read_many import attempt
 from tvr_lightning.store import Part
 
 
@@ -41,7 +42,8 @@ class EncodingActor:
         audio_encoder: AudioEncoder | None,
         device: str,
     ) -> None:
-        self.videos = Videos(records, source.read)
+        self.records = records
+        self.read = ReadMedia(source.read)
         self.encoder = encoder.to(device).eval()
         self.audio_encoder = None if audio_encoder is None else audio_encoder.to(device).eval()
         self.device = device
@@ -50,7 +52,7 @@ class EncodingActor:
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Encode one batch: a row of places and parts to a row of features."""
         places, parts = rows["places"][0], [str(part) for part in rows["parts"][0]]
-        read = join([self.videos[int(place)] for place in places])
+        read = join([attempt(self.read, (int(place), self.records[int(place)])) for place in places])
         encoded = np.empty(1, dtype=object)
         encoded[0] = encode(read, parts, self.encoder, self.audio_encoder, self.device)  # type: ignore[arg-type]
         return {"encoded": encoded}

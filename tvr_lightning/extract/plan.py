@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,11 +9,9 @@ from typing import Literal
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.datasets import VideoReader
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.stored import frame_fingerprint, text_fingerprint
 from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.store import PARTS, Fingerprint, Part, StoreDtype, StoreItem
+from tvr_lightning.store import PARTS, Part, StoreDtype, StoreItem
 
 Engine = Literal["local", "ray"]
 What = Literal["text", "frames", "patches", "audio", "all"]
@@ -127,42 +124,6 @@ class ExtractReport:
         lines += [f"mended {problem}" for problem in self.mended]
         lines += [f"skipped {reason}" for reason in self.skipped]
         return lines + [f"broken sound {problem}" for problem in self.problems]
-
-
-def encoder_fingerprint(encoder: Encoder | AudioEncoder) -> Fingerprint:
-    """Return which encoder it is, by its configuration, and its weights."""
-    configuration = sorted(encoder.configuration().items())
-    digest = hashlib.sha256(repr(configuration).encode()).hexdigest()[:12]
-    name = dict(configuration).get("name", type(encoder).__name__)
-    return {"encoder": f"{name} {digest}", "weights": encoder.fingerprint()[:16]}
-
-
-def encoder_fingerprints(
-    encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
-) -> dict[Part, Fingerprint]:
-    """Return which encoder makes each part, each encoder's weights read once; audio without its encoder is left out."""
-    seen = encoder_fingerprint(encoder) if set(parts) - {"audio"} else {}
-    heard = encoder_fingerprint(audio_encoder) if audio_encoder is not None and "audio" in parts else None
-    made = {part: heard if part == "audio" else seen for part in parts}
-    return {part: values for part, values in made.items() if values is not None}
-
-
-def fingerprints(
-    source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
-) -> dict[Part, Fingerprint]:
-    """Return what each part is made with: encoder, weights, sampling and preprocessing."""
-    frames = frame_fingerprint(source.frames, source.image_size, source.sampling)
-    encoders = encoder_fingerprints(encoder, audio_encoder, parts)
-    made: dict[Part, Fingerprint] = {}
-    for part in parts:
-        if part == "text":
-            made[part] = {**encoders[part], **text_fingerprint(source.words)}
-        elif part == "audio":
-            assert source.audio is not None
-            made[part] = {**encoders[part], **frames, "preprocessing": source.audio.describe()}
-        else:
-            made[part] = {**encoders[part], **frames}
-    return made
 
 
 def parts_of(what: Sequence[What], source: ExtractSource, audio_encoder: AudioEncoder | None) -> list[Part]:

@@ -9,17 +9,18 @@ from itertools import groupby
 from typing import Any, Literal
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.extract.batch import EncodedBatch, Videos, encode, join
+from tvr_lightning.extract.batch import EncodedBatch, ReadMedia, encode, join
 from tvr_lightning.extract.cluster import encoded_by_ray
-from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, fingerprints, parts_of
-from tvr_lightning.media.workers import worker_context
+from tvr_lightning.extract.fingerprint import fingerprints
+from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, parts_of
+from tvr_lightning.media.read_many import read_many
+from tvr_lightning.progress import progress_bar
 from tvr_lightning.store import Part, StoreItem, StoreWriter
 
 
@@ -65,7 +66,7 @@ def extract(
     ):
         report.mended = writer.mended
         run = _Extraction(source, encoder, audio_encoder, options, writer, report)
-        with _progress(options.progress) as progress:
+        with progress_bar(options.progress) as progress:
             if "text" in parts:
                 run.texts(progress)
             run.videos([part for part in parts if part != "text"], progress)
@@ -94,13 +95,13 @@ class _Extraction:
         done = self.writer.done("text")
         missing = [item for item in unique if item.key not in done]
         self.report.kept["text"] = len(unique) - len(missing)
-        task = progress.add_task("texts", total=len(unique), completed=len(unique) - len(missing), rate="")
+        task = progress.add_task("texts", total=len(unique), completed=len(unique) - len(missing))
         for items in _chunks(missing, self.options.shard_size):
             features = []
             for batch in _chunks(items, self.options.batch_size):
                 with self._timing("encoding"):
                     features.append(self._encode_text([str(item.text) for item in batch]))
-                _advance(progress, task, len(batch))
+                progress.advance(task, len(batch))
             sentence, words, mask = (torch.cat(tensors) for tensors in zip(*features, strict=True))
             self._append("text", items, {"sentence": sentence, "words": words}, mask, [])
 
@@ -119,7 +120,7 @@ class _Extraction:
         ]
         if not shards:
             return
-        task = progress.add_task("videos", total=len(videos), completed=len(videos) - len(open_items), rate="")
+        task = progress.add_task("videos", total=len(videos), completed=len(videos) - len(open_items))
         records = [record for record, _ in videos]
         batches = [(lacking, batch) for lacking, chunk in shards for batch in _chunks(chunk, self.options.batch_size)]
         models = (self.encoder, self.audio_encoder)
@@ -140,7 +141,7 @@ class _Extraction:
                 for part in lacking:
                     if part in found.features:
                         features[part].append(found.features[part])
-                _advance(progress, task, len(batch))
+                progress.advance(task, len(batch))
             self.report.skipped += [f"{item.path}: {reason}" for item, reason in failed]
             for part in lacking:
                 values, mask = _joined(features[part])
@@ -166,7 +167,8 @@ class _Extraction:
         self, records: list[VideoRecord], batches: Sequence[tuple[Sequence[Part], list[int]]]
     ) -> Iterator[EncodedBatch]:
         """Yield the batches, read by worker processes and encoded here."""
-        loaded = iter(self._loader(records, [places for _, places in batches]))
+        groups = [[(place, records[place]) for place in places] for _, places in batches]
+        loaded = read_many(groups, ReadMedia(self.source.read), join, workers=self.options.num_workers)
         for parts, _ in batches:
             with self._timing("waiting"):
                 read = next(loaded)
@@ -181,15 +183,6 @@ class _Extraction:
             if batch is None:
                 return
             yield batch
-
-    def _loader(self, records: list[VideoRecord], batches: list[list[int]]) -> DataLoader[Any]:
-        return DataLoader(
-            Videos(records, self.source.read),
-            batch_sampler=batches,
-            num_workers=self.options.num_workers,
-            multiprocessing_context=worker_context() if self.options.num_workers else None,
-            collate_fn=join,
-        )
 
     @contextlib.contextmanager
     def _timing(self, name: Literal["waiting", "encoding", "writing"]) -> Iterator[None]:
@@ -207,22 +200,3 @@ def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def _chunks(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
     for start in range(0, len(items), size):
         yield list(items[start : start + size])
-
-
-def _progress(shown: bool) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, disable=not shown)
-
-
-def _advance(progress: Progress, task: Any, items: int) -> None:
-    progress.advance(task, items)
-    speed = progress.tasks[task].speed
-    if speed:
-        progress.update(task, rate=f"{speed:.1f}/s")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.datasets import ClipReader
+from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import SplitName, VideoRecord
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.extract.plan import ExtractSource
@@ -33,7 +33,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
         MissingData: annotation files are absent.
     """
     reader = data.video_reader(training=False)
-    if not isinstance(reader, ClipReader):
+    if not isinstance(reader, MediaReader):
         raise ValueError(
             "data.init_args.features names a feature store; unset it to extract from the videos themselves"
         )
@@ -89,5 +89,5 @@ def source_of_files(
         listed = ", ".join(str(path) for path in paths) or "nothing"
         raise MissingAssetError(f"no videos in {listed}; looked for files named {' '.join(sorted(VIDEO_SUFFIXES))}")
     videos = [(VideoRecord(f.as_posix(), f), StoreItem(FILES, "", f.as_posix(), str(f))) for f in found]
-    reader = ClipReader(frames, image_size, sampling, audio=audio, on_corrupt="skip")
+    reader = MediaReader(frames, image_size, sampling, audio=audio, on_corrupt="skip")
     return ExtractSource(videos, [], reader, frames, image_size, sampling, audio=audio)

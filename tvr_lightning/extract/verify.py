@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.extract.plan import ExtractOptions, ExtractSource, fingerprints
+from tvr_lightning.extract.fingerprint import fingerprints
+from tvr_lightning.extract.plan import ExtractOptions, ExtractSource
 from tvr_lightning.extract.run import frozen
-from tvr_lightning.store import FeatureStore, Part, StoreError
+from tvr_lightning.store import FeatureStore, StoreError
 
 TOLERANCE = 2e-3  # of the largest value: float16 keeps 5e-4, other batch sizes and devices move the last digits
 
@@ -61,29 +60,15 @@ def verify(
         for record, item in draw.sample(videos, min(sample, len(videos))):
             media = source.read(record, None)
             assert isinstance(media, Media)
-            _compare_video(
-                deviations, store, parts, item.key, item.path, media.to(options.device), encoder, audio_encoder
-            )
+            media = media.to(options.device)
+            patches = "patches" in parts
+            held, encoded = store.video([item.key], patches), encoder.encode_video(media, patches)
+            _compare(deviations, item.path, "frames", held.frames, encoded.frames)
+            if held.patches is not None and encoded.patches is not None:
+                _compare(deviations, item.path, "patches", held.patches, encoded.patches)
+            if "audio" in parts and audio_encoder is not None and held.audio is not None:
+                _compare(deviations, item.path, "audio", held.audio, audio_encoder.encode_audio(media)[0])
     return deviations
-
-
-def _compare_video(
-    deviations: dict[str, float],
-    store: FeatureStore,
-    parts: Sequence[Part],
-    key: Any,
-    path: str,
-    media: Media,
-    encoder: Encoder,
-    audio_encoder: AudioEncoder | None,
-) -> None:
-    patches = "patches" in parts
-    stored, computed = store.video([key], patches), encoder.encode_video(media, patches)
-    _compare(deviations, path, "frames", stored.frames, computed.frames)
-    if stored.patches is not None and computed.patches is not None:
-        _compare(deviations, path, "patches", stored.patches, computed.patches)
-    if "audio" in parts and audio_encoder is not None and stored.audio is not None:
-        _compare(deviations, path, "audio", stored.audio, audio_encoder.encode_audio(media)[0])
 
 
 def _compare(deviations: dict[str, float], name: str, tensor: str, stored: Tensor, computed: Tensor) -> None:

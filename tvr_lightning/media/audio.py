@@ -16,8 +16,7 @@ from typing import Literal
 import av
 import numpy as np
 
-from tvr_lightning.errors import UserError
-from tvr_lightning.media.opening import Allowance, VideoError, open_media, packets_of, words_of
+from tvr_lightning.media.opening import Allowance, MediaError, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.packets import check_packets
 
 SAMPLE_RATE = 16_000
@@ -30,8 +29,8 @@ _LOUDEST_SAMPLE = 1000.0  # times full scale; float tracks overshoot a little, g
 _FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
 
 
-class AudioError(UserError, ValueError):
-    """A sound track that is broken; the message names the file and what is wrong with it."""
+class AudioError(MediaError):
+    """A sound track that is broken."""
 
 
 @dataclass
@@ -88,14 +87,14 @@ def read_audio(
         with open_media(path) as container:
             pieces, length, rate, problem = _decode(container, duration, span, Allowance(path))
     except VideoError as error:
-        raise AudioError(str(error)) from error
+        raise AudioError(path, error.reason) from error
     except av.FFmpegError as error:
-        raise AudioError(f"{path}: its sound cannot be read ({words_of(error)})") from error
+        raise AudioError(path, f"its sound cannot be read ({words_of(error)})") from error
     native, stretches, bad = _place(pieces, length, rate)
     if bad:
         problem = "; ".join(p for p in (problem, f"{bad} samples are NaN, infinite or out of range") if p)
     if problem and on_corrupt == "error":
-        raise AudioError(f"{path}: sound track: {problem}")
+        raise AudioError(path, f"sound track: {problem}")
     samples = round(length * SAMPLE_RATE)
     return AudioTrack(
         _resample(native, stretches, rate, samples), SAMPLE_RATE, _heard(stretches, rate, samples), problem

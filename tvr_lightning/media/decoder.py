@@ -23,7 +23,7 @@ from tvr_lightning.media.opening import (
     packets_of,
     words_of,
 )
-from tvr_lightning.media.packets import PacketIndex
+from tvr_lightning.media.packets import PacketIndex, Run
 
 _LARGEST = f"at most {MAX_PIXELS:,} pixels are read, 8192 x 4352"
 
@@ -82,14 +82,14 @@ class Pictures:
 
 
 def frames_of_runs(
-    stream: VideoStream, index: PacketIndex, runs: list[list[int]], allowance: Allowance
+    stream: VideoStream, index: PacketIndex, runs: list[Run], allowance: Allowance
 ) -> Generator[tuple[int, VideoFrame], None, None]:
     """Decode runs of packets one after another, beginning anew with each.
 
     Args:
         stream: the opened stream.
         index: its packets; the file is read again where it does not keep them.
-        runs: packet numbers as `plan_runs` gives them.
+        runs: as `plan_runs` gives them.
         allowance: the time that the file may take.
 
     Yields:
@@ -102,25 +102,24 @@ def frames_of_runs(
     decoder = stream.codec_context
     with closing(_chosen_packets(index, runs, allowance)) as packets:
         for number, run in enumerate(runs):
-            for _ in run:
+            for place in run.numbers:
                 packet = next(packets, None)
                 if packet is None:
                     raise VideoError(allowance.path, "became shorter while it was read")
+                decoder.skip_frame = "DEFAULT" if place in run.wanted else "NONREF"
                 yield from ((number, frame) for frame in decoder.decode(packet))
             yield from ((number, frame) for frame in decoder.decode(None))
             decoder.flush_buffers()
 
 
-def _chosen_packets(
-    index: PacketIndex, runs: list[list[int]], allowance: Allowance
-) -> Generator[av.Packet, None, None]:
+def _chosen_packets(index: PacketIndex, runs: list[Run], allowance: Allowance) -> Generator[av.Packet, None, None]:
     """Yield the packets of the runs in order, from memory or by reading the file again."""
     if index.packets is not None:
-        for number in (number for run in runs for number in run):
+        for number in (number for run in runs for number in run.numbers):
             allowance.check()
             yield index.packets[number]
         return
-    chosen = {number for run in runs for number in run}
+    chosen = {number for run in runs for number in run.numbers}
     with open_video(allowance.path, threads=1) as (container, stream):
         listed = (packet for packet in packets_of(container, stream) if packet.size)
         for number, packet in enumerate(listed):

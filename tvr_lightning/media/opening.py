@@ -44,8 +44,8 @@ _BASE_SECONDS, _SECONDS_PER_MIB = 120, 4
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"}
 
 
-class VideoError(UserError, ValueError):
-    """A file that holds no usable video, or breaks off before the frames that were asked for.
+class MediaError(UserError, ValueError):
+    """A file whose picture or sound cannot be read.
 
     Attributes:
         path: the file.
@@ -59,6 +59,10 @@ class VideoError(UserError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class VideoError(MediaError):
+    """A file that holds no usable video, or breaks off before the frames that were asked for."""
 
 
 class LimitError(UserError, ValueError):

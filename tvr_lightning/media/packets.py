@@ -3,14 +3,14 @@
 Compressed frames lean on earlier ones, back to a keyframe. Seeking to every wanted frame decodes the same stretch again
 and again, since keyframes are often eight seconds apart while frames are wanted every second; decoding straight through
 wastes whole stretches where they are closer. Reading all packets first is cheap (no picture is decoded) and gives both
-exactly: each stretch from a keyframe to the last wanted frame behind it is decoded once, without the pictures in it
-that no other picture refers to.
+exactly: each stretch from a keyframe to the last wanted frame behind it is decoded once, and the decoder is told which
+pictures in it nobody wants, so that it skips those that no other picture refers to.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -37,7 +37,6 @@ class PacketIndex:
     Attributes:
         pts: (n,) int64 presentation time stamps in units of `time_base`; empty where the container gives none.
         keyframe: (n,) bool, True where decoding can begin.
-        disposable: (n,) bool, True where no other picture refers to this one.
         ordered: whether the time stamps tell the order shown; AVI's only count packets in decoding order.
         shown: (n,) bool, False for pictures that are decoded but not shown (edit lists, alternate references).
         time_base: seconds per unit.
@@ -49,7 +48,6 @@ class PacketIndex:
 
     pts: NDArray[np.int64]
     keyframe: NDArray[np.bool_]
-    disposable: NDArray[np.bool_]
     shown: NDArray[np.bool_]
     ordered: bool
     time_base: Fraction
@@ -79,7 +77,6 @@ class _Columns:
     pts: array[int] = field(default_factory=lambda: array("q"))
     dts: array[int] = field(default_factory=lambda: array("q"))
     keyframe: bytearray = field(default_factory=bytearray)
-    disposable: bytearray = field(default_factory=bytearray)
     shown: bytearray = field(default_factory=bytearray)
     length: array[int] = field(default_factory=lambda: array("q"))
 
@@ -99,7 +96,6 @@ def index_packets(container: InputContainer, stream: VideoStream, allowance: All
     """
     columns, kept, broken = _Columns(), 0, None
     packets: list[av.Packet] = []
-    disposable = _disposable_test(stream)
     if "mp4" in container.format.name:  # whose header lists every packet
         check_packets(stream.frames, allowance.path)
     try:
@@ -114,7 +110,6 @@ def index_packets(container: InputContainer, stream: VideoStream, allowance: All
             columns.pts.append(_NO_STAMP if packet.pts is None else packet.pts)
             columns.dts.append(_NO_STAMP if packet.dts is None else packet.dts)
             columns.keyframe.append(packet.is_keyframe)
-            columns.disposable.append(packet.is_disposable or disposable(packet))
             columns.shown.append(not packet.is_discard and not _hidden(stream, packet))
             columns.length.append(int(packet.duration or 0))
             kept += packet.size
@@ -142,7 +137,6 @@ def _close(columns: _Columns, packets: list[av.Packet] | None, broken: str | Non
     return PacketIndex(
         pts=pts,
         keyframe=np.array(columns.keyframe, dtype=bool),
-        disposable=np.array(columns.disposable, dtype=bool),
         shown=shown,
         ordered=_reordered(columns) or not stream.codec_context.has_b_frames,
         time_base=stream.time_base,
@@ -160,15 +154,25 @@ def _reordered(columns: _Columns) -> bool:
     return len(np.unique(np.where(known, pts - dts, _NO_STAMP))) > 1
 
 
-def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[list[int]]:
+@dataclass
+class Run:
+    """Packets that are decoded one after another, the first of them a keyframe; the decoder is flushed between runs.
+
+    Attributes:
+        numbers: of the packets, in decoding order.
+        wanted: those whose pictures are to come out; of the others the decoder skips what no picture refers to.
+    """
+
+    numbers: list[int]
+    wanted: set[int]
+
+
+def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[Run]:
     """Choose the packets to decode so that the pictures with the wanted time stamps come out.
 
     Args:
         index: an index that is timed and ordered.
         wanted: presentation time stamps, each one of the index's.
-
-    Returns:
-        Runs of packet numbers, each in decoding order and beginning at a keyframe; the decoder is flushed between runs.
     """
     numbers = np.flatnonzero(np.isin(index.pts, np.fromiter(wanted, dtype=np.int64)) & index.shown)
     keyframes = np.flatnonzero(index.keyframe)
@@ -179,7 +183,7 @@ def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[list[int]]:
             start = min(start, stretches.pop()[0])
         stretches.append([start, number])
     chosen = set(numbers.tolist())
-    return [_needed(index, start, end, chosen) for start, end in stretches]
+    return [Run(_needed(index, start, end, chosen), chosen) for start, end in stretches]
 
 
 def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> int:
@@ -192,52 +196,12 @@ def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> 
 
 
 def _needed(index: PacketIndex, start: int, end: int, chosen: set[int]) -> list[int]:
-    """Return the packets from `start` to `end` without those that nothing leans on.
+    """Return the packets from `start` to `end` without those shown before the run's own keyframe.
 
-    Pictures shown before the run's own keyframe cannot be decoded here, and nothing after it refers to them.
+    They cannot be decoded here, and nothing after it refers to them.
     """
     leading = index.pts < index.pts[start] if index.keyframe[start] else np.zeros(len(index.pts), dtype=bool)
-    dropped = index.disposable | leading
-    return [n for n in range(start, end + 1) if n in chosen or not dropped[n]]
-
-
-def _disposable_test(stream: VideoStream) -> Callable[[av.Packet], bool]:
-    """Return a test of whether a packet holds only pictures that no other picture refers to.
-
-    It knows H.264, where each slice says so in two bits (`nal_ref_idc`, ITU-T H.264 section 7.4.1); few containers
-    repeat it. Other codecs are decoded whole.
-    """
-    extradata = stream.codec_context.extradata
-    if stream.codec_context.name != "h264" or not extradata:
-        return lambda packet: False
-    if extradata[0] == 1:  # avcC (ISO/IEC 14496-15): units behind their length, whose size the fifth byte gives
-        size_of_length = (extradata[4] & 3) + 1
-        return lambda packet: _unreferenced(_units_by_length(bytes(packet), size_of_length))
-    return lambda packet: _unreferenced(_units_by_start_code(bytes(packet)))
-
-
-def _units_by_length(data: bytes, size_of_length: int) -> list[int]:
-    """Return the first byte of every unit of a packet whose units stand behind their lengths."""
-    headers, position = [], 0
-    while position + size_of_length < len(data):
-        headers.append(data[position + size_of_length])
-        position += size_of_length + int.from_bytes(data[position : position + size_of_length], "big")
-    return headers
-
-
-def _units_by_start_code(data: bytes) -> list[int]:
-    """Return the first byte of every unit of a packet whose units stand behind start codes (00 00 01)."""
-    headers, position = [], data.find(b"\0\0\1")
-    while 0 <= position < len(data) - 3:
-        headers.append(data[position + 3])
-        position = data.find(b"\0\0\1", position + 3)
-    return headers
-
-
-def _unreferenced(headers: list[int]) -> bool:
-    """Return whether there are slices (unit types 1 to 5) and none of them is referred to."""
-    references = [(header >> 5) & 3 for header in headers if 1 <= header & 31 <= 5]
-    return bool(references) and not any(references)
+    return [n for n in range(start, end + 1) if n in chosen or not leading[n]]
 
 
 def _hidden(stream: VideoStream, packet: av.Packet) -> bool:

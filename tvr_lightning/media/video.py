@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import av
@@ -53,34 +52,22 @@ class VideoInfo:
     """What a video file holds, read from its packets and its first frame.
 
     Attributes:
-        path: the file.
         duration: seconds from the first frame to the end of the last.
-        start: seconds from the container's beginning to the first frame.
         fps: mean frames per second.
         width, height: pixels of a frame as it is shown (rotation applied).
         frames: number of frames.
-        keyframes: number of stored frames where decoding can begin.
         timed: False where all frames have the same time stamp; they are read in order, at the declared rate.
         has_audio: whether there is a sound track.
-        rotation: degrees that the stored frame is turned clockwise to be shown: 0, 90, 180 or 270.
-        codec: name of the video codec.
-        pixel_format: FFmpeg's name of the stored pixel format.
         broken: why the stream ends before its container says, or None.
     """
 
-    path: Path
     duration: float
-    start: float
     fps: float
     width: int
     height: int
     frames: int
-    keyframes: int
     timed: bool
     has_audio: bool
-    rotation: int
-    codec: str
-    pixel_format: str
     broken: str | None
 
 
@@ -121,10 +108,8 @@ def read_clip(
     """
     # One draw, so that a second look at the same clip takes the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
-    choose = partial(_choose, Path(path), frames, sampling, seed)
-    convert = partial(_to_pixels, Path(path), Pictures(), image_size, augment)
-    _, (clip,) = _read(Path(path), lambda duration: [span], choose, convert, frames, image_size, threads)
-    return clip
+    wish = _Wish(Path(path), frames, image_size, sampling, seed, augment, threads)
+    return _read(wish, lambda duration: [span])[1][0]
 
 
 def read_parts(
@@ -151,40 +136,67 @@ def read_parts(
         VideoError: as `read_clip` does, of any part.
         ValueError: options that do not fit each other (see `sample_frames`).
     """
-    choose = partial(_choose, Path(path), frames, sampling, None)
-    convert = partial(_to_pixels, Path(path), Pictures(), image_size, None)
-    parts, clips = _read(Path(path), divide, choose, convert, frames, image_size, threads=1)
+    parts, clips = _read(_Wish(Path(path), frames, image_size, sampling), divide)
     return [part for part in parts if part is not None], clips
 
 
+@dataclass
+class _Wish:
+    """What is wanted of a file, as `read_clip` says it; `seed` is where its generator draws from."""
+
+    path: Path
+    frames: int
+    image_size: int
+    sampling: FrameSampling
+    seed: int | None = None
+    augment: FrameTransform | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        self.allowance = Allowance(self.path, self.threads)
+        self._picture = Pictures()
+
+    def choose(self, span: Span | None, timeline: Timeline) -> Positions:
+        """Return the positions of the wanted frames; a span after the clip's end is the file's fault."""
+        _check_length(self.path, timeline.duration)
+        if span is not None and span[0] >= timeline.duration > 0:
+            end = f"its last frame, at {timeline.duration:.3f} s"
+            raise VideoError(self.path, f"the span {span} begins after {end}")
+        generator = None if self.seed is None else np.random.default_rng(self.seed)
+        return sample_frames(timeline.times, timeline.duration, self.frames, self.sampling, span, generator)
+
+    def convert(self, frame: VideoFrame) -> Pixels:
+        """Return a frame upright and transformed, (S, S, 3)."""
+        if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
+            found = f"its pictures are {frame.width:,} x {frame.height:,} pixels"
+            raise VideoError(self.path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
+        image = upright(self._picture(frame), orientation_of(frame))
+        resize = ResizeCentreCrop(self.image_size)
+        image = resize(image) if self.augment is None else self.augment(image.convert("RGB"))
+        return np.asarray(image)[..., :3]
+
+
 def _read(
-    path: Path,
-    divide: Callable[[float], Sequence[Span | None]],
-    choose: Callable[[Span | None, Timeline], Positions],
-    convert: Callable[[VideoFrame], Pixels],
-    frames: int,
-    image_size: int,
-    threads: int,
+    wish: _Wish, divide: Callable[[float], Sequence[Span | None]]
 ) -> tuple[Sequence[Span | None], list[DecodedClip]]:
-    """Decode the chosen frames of every span that `divide` gives for the file's duration; None is the whole file."""
-    allowance = Allowance(path, threads)
-    with open_video(path, threads) as (container, stream):
-        index = _index(container, stream, allowance)
+    """Decode the wanted frames of every span that `divide` gives for the file's duration; None is the whole file."""
+    with open_video(wish.path, wish.threads) as (container, stream):
+        index = _index(container, stream, wish.allowance)
         timeline = packet_timeline(index)
         spans = divide(timeline.duration)
-        _check_reach(container, stream, index, spans, allowance)
-        chosen = [choose(span, timeline) for span in spans]
-        images = _decode_planned(stream, index, timeline, _all(chosen), convert, allowance)
+        _check_reach(container, stream, index, spans, wish.allowance)
+        chosen = [wish.choose(span, timeline) for span in spans]
+        images = _decode_planned(wish, stream, index, timeline, _all(chosen))
     if images is None and index.timed and not index.ordered:
-        images = _decode_straight(_all(chosen), convert, threads, allowance)
+        images = _decode_straight(wish, _all(chosen))
     if images is None:
-        timeline = _decoded_timeline(index, threads, allowance)
+        timeline = _decoded_timeline(wish, index)
         spans = divide(timeline.duration)
-        chosen = [choose(span, timeline) for span in spans]
-        images = _decode_straight(_all(chosen), convert, threads, allowance)
+        chosen = [wish.choose(span, timeline) for span in spans]
+        images = _decode_straight(wish, _all(chosen))
     if images is None:
-        raise VideoError(path, "does not decode to the same frames twice")
-    return spans, [_assemble(timeline, positions, images, frames, image_size) for positions in chosen]
+        raise VideoError(wish.path, "does not decode to the same frames twice")
+    return spans, [_assemble(wish, timeline, positions, images) for positions in chosen]
 
 
 def _all(chosen: Sequence[Positions]) -> set[int]:
@@ -209,55 +221,18 @@ def probe(path: str | Path) -> VideoInfo:
         index = _index(container, stream, allowance)
         timeline = packet_timeline(index)
         first = _first_frame(stream, index, timeline, allowance)
-        orientation = orientation_of(first)
-        turned = orientation.quarter_turns % 2 == 1
+        turned = orientation_of(first).quarter_turns % 2 == 1
         count = len(timeline.times)
-        began = 0 if container.start_time is None else container.start_time / av.time_base
-        origin = int(index.presented()[0]) if index.timed else (stream.start_time or 0)
         return VideoInfo(
-            path=path,
             duration=timeline.duration,
-            start=max(0.0, float(origin * index.time_base) - began),
             fps=count / timeline.duration if timeline.duration else 0.0,
             width=first.height if turned else first.width,
             height=first.width if turned else first.height,
             frames=count,
-            keyframes=int(index.keyframe.sum()),
             timed=not index.stopped,
             has_audio=bool(container.streams.audio),
-            rotation=orientation.quarter_turns * 90,
-            codec=stream.codec_context.name,
-            pixel_format=first.format.name,
             broken=cut_short(container, stream, index, allowance),
         )
-
-
-def _to_pixels(
-    path: Path, picture: Pictures, image_size: int, augment: FrameTransform | None, frame: VideoFrame
-) -> Pixels:
-    """Return a frame upright and transformed, (S, S, 3)."""
-    if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
-        found = f"its pictures are {frame.width:,} x {frame.height:,} pixels"
-        raise VideoError(path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
-    image = upright(picture(frame), orientation_of(frame))
-    image = ResizeCentreCrop(image_size)(image) if augment is None else augment(image.convert("RGB"))
-    return np.asarray(image)[..., :3]
-
-
-def _choose(
-    path: Path,
-    frames: int,
-    sampling: FrameSampling,
-    seed: int | None,
-    span: Span | None,
-    timeline: Timeline,
-) -> Positions:
-    """Return the positions of the wanted frames; a span after the clip's end is the file's fault, so it names it."""
-    _check_length(path, timeline.duration)
-    if span is not None and span[0] >= timeline.duration > 0:
-        raise VideoError(path, f"the span {span} begins after its last frame, at {timeline.duration:.3f} s")
-    generator = None if seed is None else np.random.default_rng(seed)
-    return sample_frames(timeline.times, timeline.duration, frames, sampling, span, generator)
 
 
 def _index(container: InputContainer, stream: VideoStream, allowance: Allowance) -> PacketIndex:
@@ -295,12 +270,7 @@ def _check_reach(
 
 
 def _decode_planned(
-    stream: VideoStream,
-    index: PacketIndex,
-    timeline: Timeline,
-    positions: set[int],
-    convert: Callable[[VideoFrame], Pixels],
-    allowance: Allowance,
+    wish: _Wish, stream: VideoStream, index: PacketIndex, timeline: Timeline, positions: set[int]
 ) -> dict[int, Pixels] | None:
     """Decode the stretches that lead to the wanted positions.
 
@@ -314,43 +284,41 @@ def _decode_planned(
     images: dict[int, Pixels] = {}
     try:
         latest: tuple[int, int] | None = None
-        with closing(frames_of_runs(stream, index, plan_runs(index, wanted), allowance)) as frames:
+        with closing(frames_of_runs(stream, index, plan_runs(index, wanted), wish.allowance)) as frames:
             for run, frame in frames:
                 # MPEG-4 with two pictures in a packet: the order that frames come in is right, their stamps are not.
                 if frame.pts is None or (latest is not None and latest >= (run, frame.pts)):
                     return None
                 latest = (run, frame.pts)
                 if frame.pts in wanted and not frame.is_corrupt:
-                    images[wanted[frame.pts]] = convert(frame)
+                    images[wanted[frame.pts]] = wish.convert(frame)
     except av.FFmpegError:
         return None
     return images if len(images) == len(wanted) else None
 
 
-def _decoded_timeline(index: PacketIndex, threads: int, allowance: Allowance) -> Timeline:
+def _decoded_timeline(wish: _Wish, index: PacketIndex) -> Timeline:
     """Return the timeline that the decoded frames tell, where that of the packets does not hold."""
     stamps: list[int] = []
-    for frame in decoded_frames(allowance.path, threads, allowance):
+    for frame in decoded_frames(wish.path, wish.threads, wish.allowance):
         following = stamps[-1] + max(index.last_length, 1) if stamps else 0
         stamps.append(following if frame.pts is None else frame.pts)
     if not stamps:
-        raise VideoError(allowance.path, "none of its frames can be decoded")
+        raise VideoError(wish.path, "none of its frames can be decoded")
     rising = np.sort(np.array(stamps, dtype=np.int64))
-    _check_stamps(index, rising, allowance.path)
+    _check_stamps(index, rising, wish.path)
     if len(rising) > 1 and rising[0] == rising[-1]:  # players then go by order, too
         return even_timeline(len(rising), index)
     return timeline_of(rising, index, None)
 
 
-def _decode_straight(
-    positions: set[int], convert: Callable[[VideoFrame], Pixels], threads: int, allowance: Allowance
-) -> dict[int, Pixels] | None:
+def _decode_straight(wish: _Wish, positions: set[int]) -> dict[int, Pixels] | None:
     """Decode from the beginning and return the frames at the wanted positions, or None where there are fewer frames."""
     last, images = max(positions), {}
-    with closing(decoded_frames(allowance.path, threads, allowance)) as frames:
+    with closing(decoded_frames(wish.path, wish.threads, wish.allowance)) as frames:
         for position, frame in enumerate(frames):
             if position in positions:
-                images[position] = convert(frame)
+                images[position] = wish.convert(frame)
             if position == last:
                 return images
     return None
@@ -371,20 +339,14 @@ def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, al
     raise VideoError(allowance.path, "none of its frames can be decoded")
 
 
-def _assemble(
-    timeline: Timeline,
-    chosen: Positions,
-    images: dict[int, Pixels],
-    frames: int,
-    image_size: int,
-) -> DecodedClip:
+def _assemble(wish: _Wish, timeline: Timeline, chosen: Positions, images: dict[int, Pixels]) -> DecodedClip:
     """Stack the chosen frames, padded with zeros up to F where the strategy gives fewer."""
-    pixels = np.zeros((frames, image_size, image_size, 3), dtype=np.uint8)
-    times = np.zeros(frames, dtype=np.float32)
+    pixels = np.zeros((wish.frames, wish.image_size, wish.image_size, 3), dtype=np.uint8)
+    times = np.zeros(wish.frames, dtype=np.float32)
     for row, position in enumerate(chosen.tolist()):
         pixels[row] = images[position]
         times[row] = timeline.times[position]
-    mask = torch.arange(frames) < len(chosen)
+    mask = torch.arange(wish.frames) < len(chosen)
     return DecodedClip(
         pixels=torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(),
         frame_mask=mask,

@@ -1,4 +1,4 @@
-"""How worker processes start, and that none outlives the process it works for."""
+"""How worker processes start, that none outlives the process it works for, and how their errors come back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,48 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import context
 from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
+from types import TracebackType
+
+from tvr_lightning.errors import UserError
+
+
+@dataclass
+class Failure:
+    """An error on its way from a worker, in the place of an item or a batch."""
+
+    error: UserError
+
+
+class WorkerDiedError(UserError, RuntimeError):
+    """A worker process of a DataLoader was killed from outside; says which, and what usually kills them."""
+
+
+def worker_died(error: RuntimeError) -> WorkerDiedError | None:
+    """Return what is to be raised for an error of a DataLoader, or None where no worker died."""
+    if not str(error).startswith("DataLoader worker"):
+        return None
+    return WorkerDiedError(
+        f"{error}. If nobody killed it, memory ran out: give fewer workers (data.init_args.num_workers, --num-workers) "
+        "or smaller batches, or enlarge shared memory (docker: --shm-size)"
+    )
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold Ctrl-C back while workers are started, since half of a DataLoader's workers cannot be ended in order."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def worker_context() -> BaseContext:
@@ -34,12 +74,19 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard interrupts the parent as well, and it ends its workers
+    sys.excepthook = _without_lost_connections
 
     def watch() -> None:
         parent.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="end with parent").start()
+
+
+def _without_lost_connections(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show an error, unless it only says that the parent, interrupted, no longer takes the tensors offered to it."""
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 class _SpawnWorker(SpawnProcess):

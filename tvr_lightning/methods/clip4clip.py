@@ -26,6 +26,7 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import MASKED_LOGIT, QuickGELU, TemporalBlock, TemporalLSTM, temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.optim import OptimizerConfig
 
@@ -207,6 +208,7 @@ class CLIP4Clip(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         similarity_header: `meanP` pools CLIP's frames; `seqTransf` and `seqLSTM` first relate them over time;
             `tightTransf` reads each pair of sentence and frames with a cross encoder, which costs a transformer per
             pair.
@@ -226,11 +228,12 @@ class CLIP4Clip(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         similarity_header: SimilarityHeader = "meanP",
         temporal_layers: int | None = None,
         cross_dropout: float | None = None,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         if similarity_header not in get_args(SimilarityHeader):
             raise ValueError(
                 f"similarity_header is {similarity_header!r}; expected one of {', '.join(get_args(SimilarityHeader))}"

@@ -30,6 +30,7 @@ from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import TemporalLSTM, temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.pairwise import score_in_blocks
 from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.losses import info_nce
@@ -258,6 +259,7 @@ class DRL(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         interaction: `wti`, `ti` (token-wise without weights) or `dp` (dot product of sentence and pooled video).
         weight_layers: linear layers of WTI's weighting networks, 1 to 3 (released: wti_arch 2); None is 2.
         mask_fill: padded tokens enter the maxima as `zero` (released), or `exclude` leaves them out; None is zero.
@@ -277,6 +279,7 @@ class DRL(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         interaction: Interaction = "wti",
         weight_layers: int | None = None,
         mask_fill: MaskFill | None = None,
@@ -284,7 +287,7 @@ class DRL(RetrievalModule):
         temporal_layers: int | None = None,
         decorrelation: ChannelDecorrelation | None = None,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         self._check(interaction, weight_layers, mask_fill, temporal_encoder, temporal_layers, decorrelation)
         self.temporal: nn.Module | None = None
         if temporal_encoder == "seqTransf":

@@ -2,7 +2,7 @@
 
 A loss and a test-time normalisation for any method's scores: Sinkhorn biases a_i for texts and b_j for videos make
 every text and every video of a batch equally likely to be retrieved. The paper applies it to CLIP4Clip with mean
-pooling, which is the default base. There is no public code; this follows the paper.
+pooling, as recipes/ncl.yaml does. There is no public code; this follows the paper.
 
 Deviations:
 - Sinkhorn: paper on exp(S) (Fig. 4), which overflows float32 at CLIP's temperature of 0.01; here on logarithms, equal
@@ -22,34 +22,18 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
-from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import Bank
-from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.queue import FeatureQueue
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases
-from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.clip4clip import CLIP4Clip
-from tvr_lightning.training.distributed import Gather, gather_record
-from tvr_lightning.training.optim import OptimizerConfig
-
-BaseMethod = Callable[
-    [Encoder, OptimizerConfig | None, EvaluationConfig | None, int, int, Gather],
-    RetrievalModule,
-]
-"""A method's class, or a function that builds one from the six arguments that every method begins with."""
-
-
-class EmptyQueueError(UserError, RuntimeError):
-    """Training queries are wanted before there was any training."""
+from tvr_lightning.methods.contrast import ContrastiveLearning, EmptyQueueError, Losses
 
 
 def normalized_logits(logits: Tensor, iterations: int = 4, detach: bool = True, scale: Tensor | float = 1.0) -> Tensor:
@@ -77,50 +61,37 @@ def normalized_logits(logits: Tensor, iterations: int = 4, detach: bool = True, 
     return logits + biases
 
 
-class NCL(RetrievalModule):
-    """Normalised contrastive learning of any base method.
+class NCL(ContrastiveLearning):
+    """Normalised contrastive learning of any method, which is given it as `contrast`.
 
-    Its contrastive loss sees the base method's logits with Sinkhorn's biases; other loss terms stay as they are. The
-    last training texts and videos wait in queues for `SinkhornBias` at test, which recipes set as
-    `evaluation.normalization`.
+    InfoNCE sees the method's logits with Sinkhorn's biases; other loss terms stay as they are. The last training texts
+    and videos wait in queues for `SinkhornBias` at test, which recipes set as `evaluation.normalization`.
 
     Args:
-        encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
-        base: the method whose scores are normalised; it is built from the six arguments above.
-        normalize_loss: whether training uses the biases; false trains the base method as it is and only fills the
-            queues, for normalisation at test alone.
+        normalize_loss: whether training uses the biases; false trains the method as it is and only fills the queues,
+            for normalisation at test alone.
         iterations: of Sinkhorn's algorithm in the loss (paper: 4, the default).
         detach_biases: take the biases as constants in the backward pass; None is true.
         queue_size: K, training texts and training videos to keep (paper: 16384); 0 keeps none. A queue holds what the
-            base method's `score` reads: for CLIP4Clip one vector each, for methods that read words and frames, these.
+            method's `score` reads: for CLIP4Clip one vector each, for methods that read words and frames, these.
         bank: training queries at test come from the `queue`, or from the `training-split`, encoded anew with the final
             weights, at most `evaluation.bank_size`.
 
     Raises:
-        ValueError: a value out of range, options of which one makes another senseless, or a base that is no method.
+        ValueError: a value out of range, or options of which one makes another senseless.
     """
+
+    name = "NCL"
 
     def __init__(
         self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        base: BaseMethod = CLIP4Clip,
         normalize_loss: bool = True,
         iterations: int | None = None,
         detach_biases: bool | None = None,
         queue_size: int = 16384,
         bank: Literal["queue", "training-split"] = "queue",
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__()
         if not normalize_loss and (iterations is not None or detach_biases is not None):
             raise ValueError("normalize_loss: false computes no biases in training; drop iterations and detach_biases")
         if iterations is not None and iterations < 1:
@@ -129,139 +100,80 @@ class NCL(RetrievalModule):
             raise ValueError(f"queue_size is {queue_size}; expected at least 0")
         if bank not in ("queue", "training-split"):
             raise ValueError(f"bank is {bank!r}; expected queue or training-split")
-        normalizer = self.evaluation_config.normalization
-        if bank == "queue" and not queue_size and normalizer is not None and normalizer.needs_bank:
-            raise ValueError(
-                f"{normalizer.name} needs training queries: set queue_size above 0, or bank: training-split"
-            )
+        self.needs_all_logits = normalize_loss
+        self._asked = False
         self.iterations = iterations or 4
         self.detach_biases = detach_biases is not False
         self.bank_source = bank
-        self.base = self._build(base)
-        self.needs_patches = self.base.needs_patches
-        self.protocol = self.base.protocol
-        if normalize_loss:
-            self.base.bias_logits = self._normalized
+        self.remembers = queue_size > 0
         self.text_queue = FeatureQueue(queue_size) if queue_size else None
         self.video_queue = FeatureQueue(queue_size) if queue_size else None
 
-    def _build(self, method: BaseMethod) -> RetrievalModule:
-        """Build the base method around this module's encoder and temperature, which stay registered once, here."""
-        base = method(self.encoder, self.optimizer_config, self.evaluation_config, self.words, self.frames, self.gather)
-        if not isinstance(base, RetrievalModule) or isinstance(base, NCL):
-            raise ValueError(f"base is {type(base).__name__}; expected a retrieval method other than NCL")
-        self.temperature = base.temperature
-        for name in ("encoder", "temperature"):
-            shared = getattr(base, name)
-            delattr(base, name)
-            # Past nn.Module, so that parameters and checkpoints name them once.
-            object.__setattr__(base, name, shared)
-        return base
+    def forward(self, logits: Tensor, temperature: Callable[[], Tensor]) -> Tensor:
+        """Add the biases to the logits (B, B), unless training goes without them (NCL, Sec. 3.3)."""
+        self._asked = True
+        if not self.needs_all_logits:
+            return logits
+        return normalized_logits(logits, self.iterations, self.detach_biases, temperature())
 
-    def _normalized(self, logits: Tensor) -> Tensor:
-        self._loss_was_normalized = True
-        return normalized_logits(logits, self.iterations, self.detach_biases, self.temperature())
-
-    def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the base method's terms, its contrastive ones on normalised logits (NCL, Sec. 3.3).
+    def terms(self, losses: Losses, pairs: PairedFeatures) -> dict[str, Tensor]:
+        """Return the method's loss terms, of which some must be contrastive.
 
         Raises:
-            TypeError: the base method's loss has no contrastive logits to normalise.
+            TypeError: none of them is.
         """
-        self._loss_was_normalized = False
-        terms = self.base.losses(pairs)
-        if self.base.bias_logits is not None and not self._loss_was_normalized:
-            raise TypeError(
-                f"{type(self.base).__name__}.losses passes no logits through contrastive_logits, so NCL cannot "
-                "normalise them"
+        self._asked = False
+        found = losses(pairs)
+        if self.needs_all_logits and not self._asked:
+            name = getattr(losses, "__qualname__", "the loss")
+            raise TypeError(f"{name} passes no logits through contrastive_logits, so NCL cannot normalise them")
+        return found
+
+    def check(self, evaluation: EvaluationConfig) -> None:
+        """Refuse a normalisation by training queries where no queue keeps any.
+
+        Raises:
+            ValueError: says which option to change.
+        """
+        normalizer = evaluation.normalization
+        if self.bank_source == "queue" and not self.remembers and normalizer is not None and normalizer.needs_bank:
+            raise ValueError(
+                f"{normalizer.name} needs training queries: set queue_size above 0, or bank: training-split"
             )
-        return terms
 
-    def update_state(self, pairs: PairedFeatures) -> None:
-        """Enqueue the step's texts and videos of all devices (NCL, Sec. 3.4)."""
-        self.base.update_state(pairs)
-        if self.text_queue is None or self.video_queue is None:
-            return
-        text, video = self.base.compact_text(pairs.text).float(), self.base.compact_video(pairs.video).float()
-        if self.gather == "none":
-            text, video = gather_record(text), gather_record(video)
-        self.text_queue.push(text)
-        self.video_queue.push(video)
+    def remember(self, text: TextFeatures, video: VideoFeatures) -> None:
+        """Enqueue a step's texts and videos (NCL, Sec. 3.4)."""
+        if self.text_queue is not None and self.video_queue is not None:
+            self.text_queue.push(text)
+            self.video_queue.push(video)
 
-    @property
-    def reads_pairs(self) -> bool:
-        """Whether there are queues to fill, or the base method keeps pairs itself."""
-        return self.text_queue is not None or self.base.reads_pairs
-
-    def bank(self) -> Bank:
-        """Return the queues' texts and videos, or those of the training split encoded anew.
+    def bank(self) -> Bank | None:
+        """Return the queues' texts and videos; None where the training split is to be encoded anew.
 
         Raises:
             EmptyQueueError: nothing was trained yet.
         """
         if self.bank_source == "training-split":
-            return super().bank()
+            return None
         if self.text_queue is None or self.video_queue is None or not len(self.text_queue):
             raise EmptyQueueError(
                 "NCL's queues of training queries are empty: train first, test a checkpoint of a trained run, or set "
-                "model.init_args.bank to training-split"
+                "model.init_args.contrast.init_args.bank to training-split"
             )
         return Bank(self.text_queue.records(TextFeatures), self.video_queue.records(VideoFeatures))
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Make room for the queues of a checkpoint; refuse checkpoints that do not fit."""
+    def make_room(self, checkpoint: dict[str, Any], prefix: str, path: str | Path | None) -> None:
+        """Make room for the queues of a checkpoint; without its weights at hand, read them from its file."""
+        if not self.remembers:
+            return
+        loaded = "state_dict" not in checkpoint  # by ModelParallelStrategy, but no new buffers
+        saved = torch.load(str(path), map_location="cpu", mmap=True, weights_only=True) if loaded else checkpoint
+        weights = saved["state_dict"]
         for name, queue in (("text_queue.", self.text_queue), ("video_queue.", self.video_queue)):
-            if queue is not None and "state_dict" in checkpoint:
-                queue.adopt(checkpoint["state_dict"], name)
-            elif queue is not None:  # ModelParallelStrategy has loaded the weights, but no new buffers
-                saved = torch.load(str(self.trainer.ckpt_path), map_location="cpu", mmap=True, weights_only=True)
-                weights = saved["state_dict"].items()
-                queue.load_state_dict({key.removeprefix(name): value for key, value in weights if key.startswith(name)})
-        super().on_load_checkpoint(checkpoint)
-
-    # The base method's own
-
-    @property
-    def audio_encoder(self) -> AudioEncoder | None:
-        """The base method's encoder of sound, where it hears."""
-        return getattr(self.base, "audio_encoder", None)
-
-    def text_features(self, batch: TextBatch) -> TextFeatures:
-        """Encode N texts as the base method does."""
-        return self.base.text_features(batch)
-
-    def video_features(self, batch: VideoBatch) -> VideoFeatures:
-        """Encode M videos as the base method does, sound included."""
-        return self.base.video_features(batch)
-
-    def pair_features(self, batch: PairBatch) -> PairedFeatures:
-        """Encode this device's B pairs as the base method does."""
-        return self.base.pair_features(batch)
-
-    def encode_text(self, text: TextFeatures) -> TextFeatures:
-        """Apply the base method's layers to N texts."""
-        return self.base.encode_text(text)
-
-    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Apply the base method's layers to M videos."""
-        return self.base.encode_video(video)
-
-    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos as the base method does, without biases: `similarity` (N, M)."""
-        return self.base.score(text, video)
-
-    def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score as the base method's released protocol does; ground truth leaks."""
-        return self.base.score_as_released(text, video, own_text)
-
-    def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Keep what the base method's score reads of N texts."""
-        return self.base.compact_text(text)
-
-    def compact_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Keep what the base method's score reads of M videos."""
-        return self.base.compact_video(video)
-
-    def score_temperature(self) -> float:
-        """Return the base method's gamma."""
-        return self.base.score_temperature()
+            assert queue is not None
+            start = prefix + name
+            if loaded:
+                own = {key.removeprefix(start): value for key, value in weights.items() if key.startswith(start)}
+                queue.load_state_dict(own)
+            else:
+                queue.adopt(weights, start)

@@ -18,12 +18,12 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.stochastic import (
@@ -40,9 +40,7 @@ from tvr_lightning.methods import released
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.xpool import PoolingHead, Query, XPoolOptions
 from tvr_lightning.ranges import NotNegative, Options, kind
-from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.losses import info_nce
-from tvr_lightning.training.optim import OptimizerConfig
 
 
 @dataclass
@@ -142,30 +140,18 @@ class TMASS(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table; its seed also makes the draws.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video; a linear radius is tied to it.
-        gather: which negatives and which gradient several devices give.
         tmass: the options of the paper.
         protocol: `query` pools every video for the query; `as-released` for its own caption, which leaks ground truth.
+        shared: the arguments of `RetrievalModule`.
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        tmass: TMASSOptions | None = None,
-        protocol: Protocol = "query",
+        self, encoder: Encoder, tmass: TMASSOptions | None = None, protocol: Protocol = "query", **shared: Any
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, **shared)
         self.options = tmass or TMASSOptions()
         self.protocol = protocol
-        self.head = TMASSHead(encoder.dimension, frames, self.options, self.evaluation_config.memory_gib)
+        self.head = TMASSHead(encoder.dimension, self.frames, self.options, self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score any N texts against any M videos.

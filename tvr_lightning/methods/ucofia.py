@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA, Aggregation, BidirectionalAggregation
 from tvr_lightning.layers.cosine import unit
@@ -36,8 +35,6 @@ from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.ranges import Layers, Options, kind
-from tvr_lightning.training.distributed import Gather
-from tvr_lightning.training.optim import OptimizerConfig
 
 UCoFiAScore = Literal["video_sentence", "sentence_frame", "word_patch"]
 
@@ -175,31 +172,18 @@ class UCoFiA(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
         ucofia: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        ucofia: UCoFiAOptions | None = None,
-    ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+    def __init__(self, encoder: Encoder, ucofia: UCoFiAOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
         self.options = options = ucofia or UCoFiAOptions()
         self.needs_patches = "word_patch" in options.scores
         layers = options.temporal_layers
-        self.temporal = temporal_transformer(encoder, layers, frames) if layers else None
+        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
         self.selector = PatchSelector(encoder.dimension, options.patch_selection) if self.needs_patches else None
-        self.head = UCoFiAHead(encoder.dimension, words, frames, options, self.evaluation_config.memory_gib)
+        self.head = UCoFiAHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Select patches (M, F, P', D) of every frame and relate the frames (M, F, D), keeping CLIP's own."""

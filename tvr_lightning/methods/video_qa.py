@@ -14,17 +14,14 @@ Deviations:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tvr_lightning.checkpoints import CheckpointError
@@ -36,14 +33,14 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerAccuracy, AnswerEvaluation, evaluate_answers, frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.loop import Collection, log_values
 from tvr_lightning.evaluation.ranks import Ranks
-from tvr_lightning.extract.check import check_store
-from tvr_lightning.features import Record, TextFeatures, VideoFeatures
-from tvr_lightning.methods.base import NonFiniteLossError, RetrievalModule, first_of_each
+from tvr_lightning.features import Placed, Record, TextFeatures, VideoFeatures
+from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa_head import AnswerHead, FramePooling, Inputs
-from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, world_size
-from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
-from tvr_lightning.training.sharding import shard
+from tvr_lightning.training.distributed import gather_batches, gather_tensor, world_size
+from tvr_lightning.training.module import RecipeModule
+from tvr_lightning.training.optim import OptimizerConfig
 
 
 class NoQuestionsError(UserError, ValueError):
@@ -58,7 +55,7 @@ class _Given(Record):
     probability: Tensor
 
 
-class VideoQuestionAnswering(LightningModule):
+class VideoQuestionAnswering(RecipeModule):
     """Answers questions about videos by one of the most frequent training answers, on any method's features.
 
     Titles: "DPDV" (anonymous ACL submission), Supplement Table 4; the deviations stand at the top of this file.
@@ -97,21 +94,12 @@ class VideoQuestionAnswering(LightningModule):
         micro: bool = False,
         inputs: Inputs = "both",
     ) -> None:
-        super().__init__()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Attribute '.*' is an instance of `nn.Module`")
-            self.save_hyperparameters(logger=False)
-        for name, value in list(self.hparams.items()):
-            if isinstance(value, nn.Module) or callable(value):
-                del self.hparams[name]
-            elif is_dataclass(value) and not isinstance(value, type):
-                self.hparams[name] = asdict(value)
+        super().__init__(optimizer)
         self.method = method(encoder)
         if micro and not self.method.needs_patches:
             raise ValueError(
                 f"micro: {type(self.method).__name__} has no patches; choose another method or micro: false"
             )
-        self.optimizer_config = optimizer or OptimizerConfig()
         self._check_options()
         self.answers = answers
         self.pretrained = pretrained
@@ -124,10 +112,9 @@ class VideoQuestionAnswering(LightningModule):
         self._training_right = torch.zeros(0, dtype=torch.int64)
         self._asked: list[QuestionRecord] = []
         self._asked_right = torch.zeros(0, dtype=torch.int64)
-        self._videos: list[tuple[Tensor, VideoFeatures]] = []
+        self.encoded = Collection()
         self._bank: tuple[VideoFeatures, Tensor] | None = None
-        self._given: list[tuple[Tensor, _Given]] = []
-        self._skipped: set[str] = set()
+        self._given: list[Placed[_Given]] = []
 
     def _check_options(self) -> None:
         """Refuse what would be ignored: the method makes features here, and is neither trained nor evaluated itself."""
@@ -139,6 +126,7 @@ class VideoQuestionAnswering(LightningModule):
         unused = {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
         wrong = [name for name, default in unused.items() if getattr(self.method, f"{name}_config") != default]
         wrong += ["gather"] if self.method.gather != "global" else []
+        wrong += ["contrast"] if self.method.contrast.name else []
         if wrong:
             raise ValueError(
                 f"model.init_args.method.init_args has {' and '.join(wrong)}, which answering questions does not use; "
@@ -146,7 +134,7 @@ class VideoQuestionAnswering(LightningModule):
             )
 
     @property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> Encoder:  # type: ignore[override]
         """The method's encoder."""
         return self.method.encoder
 
@@ -156,11 +144,6 @@ class VideoQuestionAnswering(LightningModule):
         return getattr(self.method, "audio_encoder", None)
 
     @property
-    def image_size(self) -> int:
-        """Side of the square frames in pixels that the encoder takes; recipes link it to the data."""
-        return self.method.image_size
-
-    @property
     def needs_patches(self) -> bool:
         """Whether stored features must hold patches."""
         return self.method.needs_patches
@@ -168,7 +151,7 @@ class VideoQuestionAnswering(LightningModule):
     @property
     def skipped(self) -> list[str]:
         """Files that could not be read so far, each with its reason, over all devices."""
-        return sorted({reason for reasons in gather_objects(sorted(self._skipped)) for reason in reasons})
+        return self.encoded.skipped_anywhere()
 
     def setup(self, stage: str) -> None:
         """Learn the answers, and start from the retrieval checkpoint where there is one.
@@ -179,14 +162,12 @@ class VideoQuestionAnswering(LightningModule):
             StoreError: stored features were made with another encoder.
             ValueError: the encoder's precision does not go with the trainer's precision or strategy.
         """
-        self.encoder.check_precision(str(self.trainer.precision), type(self.trainer.strategy).__name__)
+        super().setup(stage)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not hasattr(data, "questions"):
             raise NoQuestionsError(
                 f"{type(data).__name__} has captions and no questions; set data.class_path to MSRVTTQA"
             )
-        if data.store is not None:
-            rank_zero_info(check_store(data.store, self.encoder, self.audio_encoder))
         if stage != "fit":
             return
         given = [question.answer for question in data.questions("train")]
@@ -207,11 +188,6 @@ class VideoQuestionAnswering(LightningModule):
         self.method.on_load_checkpoint(checkpoint)
         self.method.load_state_dict(checkpoint["state_dict"])
 
-    def configure_model(self) -> None:
-        """Share the parameters out over the devices where the strategy is ModelParallelStrategy (FSDP2)."""
-        if self.device_mesh is not None:
-            shard(self, self.device_mesh["data_parallel"])
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the answers with the weights that were trained on them."""
         checkpoint["answers"] = list(self.vocabulary)
@@ -228,30 +204,7 @@ class VideoQuestionAnswering(LightningModule):
                 "`tvr fit`, or name the checkpoint of a run that learnt to answer"
             )
         self.vocabulary = list(checkpoint["answers"])
-        if "state_dict" not in checkpoint:  # ModelParallelStrategy has loaded the weights already
-            return
-        found, expected = checkpoint["state_dict"], self.state_dict()
-        wrong = sorted(
-            name
-            for name in found.keys() | expected.keys()
-            if name not in found or name not in expected or found[name].shape != expected[name].shape
-        )
-        if wrong:
-            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise CheckpointError(
-                f"the checkpoint does not fit: {', '.join(wrong[:5])}{more} are missing, unexpected or of another "
-                "shape; use the recipe and options that it was trained with"
-            )
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Build the recipe's optimiser with its per-step schedule over the whole run."""
-        optimizer, scheduler = build_optimizer(
-            self,
-            self.optimizer_config,
-            total_steps=int(self.trainer.estimated_stepping_batches),
-            epochs=self.trainer.max_epochs,
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        super().on_load_checkpoint(checkpoint)
 
     def logits(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
         """Score the learnt answers to B questions about B videos, in float32; row i of `text` asks about row i.
@@ -270,18 +223,13 @@ class VideoQuestionAnswering(LightningModule):
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
         """Return the cross-entropy of the right answers, a scalar; questions with a rare one do not count."""
-        self._skipped.update(batch.video.skipped)
+        self.encoded.skipped.update(batch.video.skipped)
         logits = self.logits(self.method.text_features(batch.text), self.method.video_features(batch.video))
         right = self._training_right.to(logits.device)[batch.text.index]
         # Over all devices, whose gradients are averaged: their parts hold different numbers of rare answers.
         counted = gather_tensor((right >= 0).sum().reshape(1)).sum().clamp(min=1)
         loss = world_size() * F.cross_entropy(logits, right, ignore_index=-1, reduction="sum") / counted
-        if not torch.isfinite(loss):
-            raise NonFiniteLossError(
-                f"step {self.global_step}: the loss is {float(loss.detach()):g}; the batch's videos are "
-                f"{', '.join(batch.video.video_id)}. Lower the learning rate, or look at these files with "
-                "`tvr data check`."
-            )
+        loss = self.total_loss({"cross_entropy": loss}, batch)
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=world_size() > 1)
         return loss
 
@@ -307,7 +255,7 @@ class VideoQuestionAnswering(LightningModule):
         if not self.vocabulary:
             raise CheckpointError("no answers were learnt yet; name the checkpoint of a run: --ckpt_path FILE")
         self._asked, self._asked_right = self._numbered(name)
-        self._videos.clear()
+        self.encoded.clear()
         self._given.clear()
         self._bank = None
         self.accuracy.reset()
@@ -315,8 +263,7 @@ class VideoQuestionAnswering(LightningModule):
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Encode one batch of unique videos, or answer one batch of questions."""
         if isinstance(batch, VideoBatch):
-            self._skipped.update(batch.skipped)
-            self._videos += self.method.readable_videos(batch)
+            self.encoded.add(self.method, batch)
             return
         if self._bank is None:
             self._bank = self._video_bank()
@@ -328,7 +275,7 @@ class VideoQuestionAnswering(LightningModule):
         probability, given = (found[there] for found in logits.softmax(-1).max(-1))
         index = batch.index[there]
         self.accuracy.update(index, given, self._asked_right.to(index.device)[index])
-        self._given.append((index, _Given(given, probability)))
+        self._given.append(Placed(index, _Given(given, probability)))
 
     test_step = validation_step
 
@@ -339,16 +286,11 @@ class VideoQuestionAnswering(LightningModule):
 
     def _video_bank(self) -> tuple[VideoFeatures, Tensor]:
         """Return the videos read by all devices, and the row of every video of the split, -1 where it was not read."""
-        gathered = gather_batches(self._videos, self.device)
-        if gathered is None:
-            raise RuntimeError(f"no video could be read; skipped: {'; '.join(self.skipped[:5])}")
-        index, videos = gathered
-        self._videos.clear()
-        index, rows = first_of_each(index)
+        videos = self.encoded.join_videos(self.device).distinct()
         count = 1 + max(question.video for question in self._asked)
-        place = torch.full((max(count, int(index[-1]) + 1),), -1, device=index.device)
-        place[index] = torch.arange(len(index), device=index.device)
-        return videos[rows], place
+        place = torch.full((max(count, int(videos.index[-1]) + 1),), -1, device=videos.index.device)
+        place[videos.index] = torch.arange(len(videos), device=videos.index.device)
+        return videos.features, place
 
     def _answered(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return index, number of the given answer and its probability (N,) of the distinct questions answered."""
@@ -356,9 +298,8 @@ class VideoQuestionAnswering(LightningModule):
         if gathered is None:
             empty = torch.zeros(0, dtype=torch.int64)
             return empty, empty, torch.zeros(0)
-        index, rows = first_of_each(gathered[0])
-        given = gathered[1][rows]
-        return index.cpu(), given.answer.cpu(), given.probability.cpu()
+        given = gathered.distinct().to("cpu")
+        return given.index, given.features.answer, given.features.probability
 
     def _evaluate(self, stage: str) -> None:
         index, given, _ = self._answered()
@@ -376,10 +317,7 @@ class VideoQuestionAnswering(LightningModule):
             without,
         )
         self.log(f"{stage}/accuracy", self.accuracy)
-        values = {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority}
-        # Every device holds all answers, so the values are equal already: their largest is exact.
-        logged = {f"{stage}/{name}": torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
-        self.log_dict(logged, sync_dist=True, reduce_fx="max")
+        log_values(self, stage, {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority})
 
     def on_validation_epoch_end(self) -> None:
         """Compare the answers and log the accuracy."""

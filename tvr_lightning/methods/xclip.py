@@ -28,6 +28,7 @@ from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import TemporalLSTM, temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.pairwise import score_in_blocks
 from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.optim import OptimizerConfig
@@ -208,6 +209,7 @@ class XCLIP(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         similarity_header: `seqTransf` (released) and `seqLSTM` relate the frames over time before they are pooled to
             the video; `meanP` pools CLIP's frames. Frame contrasts always take CLIP's own frames.
         temporal_layers: blocks of seqTransf (released: 4) or layers of seqLSTM (released: 1).
@@ -229,6 +231,7 @@ class XCLIP(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         similarity_header: XCLIPHeader = "seqTransf",
         temporal_layers: int | None = None,
         contrasts: tuple[XCLIPContrast, ...] = get_args(XCLIPContrast),
@@ -237,7 +240,7 @@ class XCLIP(RetrievalModule):
         mask_words: bool = False,
         mask_frames: bool = False,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         contrasts = tuple(contrasts)
         self._check(similarity_header, temporal_layers, contrasts, aggregation, softmax_temperature)
         fine = set(contrasts) - {"video_sentence"}

@@ -14,19 +14,17 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.pairwise import PairFrames, Pairwise, TextConditionedAttention
 from tvr_lightning.ranges import Count, Dropout, Options
-from tvr_lightning.training.distributed import Gather
-from tvr_lightning.training.optim import OptimizerConfig
 
 
 @dataclass
@@ -123,26 +121,13 @@ class XPool(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
         xpool: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        xpool: XPoolOptions | None = None,
-    ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
-        self.head = XPoolHead(encoder.dimension, frames, xpool, self.evaluation_config.memory_gib)
+    def __init__(self, encoder: Encoder, xpool: XPoolOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
+        self.head = XPoolHead(encoder.dimension, self.frames, xpool, self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score any N texts against any M videos.

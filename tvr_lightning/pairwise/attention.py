@@ -21,6 +21,7 @@ class TextConditionedAttention(nn.Module):
     With C = LN1(frames) and q = LN1(text): o = sum_f softmax_f(q K_f / sqrt(D / heads)) V_f, h = LN2(W_O o),
     z = LN3(h + dropout(FC(h))) (X-Pool, modules/transformer.py; TC-MGC, Eqs. 2-11). K and V are projections of C, or C
     itself as in TC-MGC's released code, where W_Q, W_K, W_V and W_O are commented out.
+    https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/module_xpool.py#L36-L74
 
     Args:
         dimension: D.
@@ -33,6 +34,14 @@ class TextConditionedAttention(nn.Module):
 
     Raises:
         ValueError: `dimension` is no multiple of `heads`, or `dropout` is not in [0, 1).
+
+    Example:
+        >>> attention = TextConditionedAttention(64, heads=2)
+        >>> from tvr_lightning.pairwise import DensePairVectors
+        >>> text, frames = torch.randn(3, 1, 64), torch.randn(5, 12, 64)
+        >>> asked = DensePairVectors.from_texts(attention.queries(text), videos=5)
+        >>> attention(asked, frames).materialize().shape  # (N, M, Q, D)
+        torch.Size([3, 5, 1, 64])
     """
 
     def __init__(

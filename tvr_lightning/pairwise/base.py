@@ -14,7 +14,12 @@ P = TypeVar("P", bound="Pairwise")
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return half-precision tensors (any shape) as float32, all others unchanged."""
+    """Return half-precision tensors (any shape) as float32, all others unchanged.
+
+    Example:
+        >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype, at_least_float32(torch.ones(1).double()).dtype
+        (torch.float32, torch.float64)
+    """
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
@@ -38,12 +43,29 @@ class Pairwise(ABC):
     @classmethod
     @abstractmethod
     def from_texts(cls: type[P], vectors: Tensor, videos: int) -> P:
-        """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D), the same for each of `videos` videos."""
+        """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D), the same for each of `videos` videos.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> PairVectors.from_texts(torch.tensor([[[1.0, 2.0]]]), videos=2).materialize()  # (N, M, Q, D)
+            tensor([[[[1., 2.]],
+            <BLANKLINE>
+                     [[1., 2.]]]])
+        """
 
     @classmethod
     @abstractmethod
     def from_videos(cls: type[P], vectors: Tensor, texts: int) -> P:
-        """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D), the same for each of `texts` texts."""
+        """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D), the same for each of `texts` texts.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.materialize()  # (N, M, Q, D)
+            tensor([[[[3., 4.]],
+            <BLANKLINE>
+                     [[0., 2.]]]])
+        """
 
     @classmethod
     @abstractmethod
@@ -57,15 +79,39 @@ class Pairwise(ABC):
 
         Returns:
             x[j, i, q] = sum_k weights[j, k, i, q] basis[j or i, k].
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> frames = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # (M, F, D)
+            >>> weights = torch.tensor([0.25, 0.75]).view(1, 2, 1, 1)  # (M, F, N, Q)
+            >>> PairVectors.mix(weights, frames).materialize()
+            tensor([[[[0.2500, 0.7500]]]])
         """
 
     @abstractmethod
     def linear(self: P, layer: nn.Linear) -> P:
-        """Return `layer` applied to every vector."""
+        """Return `layer` applied to every vector.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> double = nn.Linear(2, 2, bias=False)
+            >>> _ = double.weight.data.copy_(2 * torch.eye(2))
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.linear(double).norm().flatten().detach()
+            tensor([10.,  4.])
+        """
 
     @abstractmethod
     def layer_norm(self: P, layer: nn.LayerNorm) -> P:
-        """Return `layer` applied to every vector, with the layer's own eps."""
+        """Return `layer` applied to every vector, with the layer's own eps.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.layer_norm(nn.LayerNorm(2)).materialize().detach().round()[0, :, 0]
+            tensor([[-1.,  1.],
+                    [-1.,  1.]])
+        """
 
     @abstractmethod
     def dropout(self: P, probability: float) -> P:
@@ -73,57 +119,159 @@ class Pairwise(ABC):
 
         Raises:
             ValueError: `probability` is above 0 in a form that never builds the elements.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.dropout(0.5)
+            Traceback (most recent call last):
+            ValueError: the factorised form never builds the elements that dropout 0.5 would zero: ...
         """
 
     @abstractmethod
     def __add__(self: P, other: P) -> P:
-        """Return the sum; one of both may have a single slot, which then meets every slot of the other."""
+        """Return the sum; one of both may have a single slot, which then meets every slot of the other.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> (x + x).norm().flatten()
+            tensor([10.,  4.])
+        """
 
     @abstractmethod
     def __sub__(self: P, other: P) -> P:
-        """Return the difference; single slots as in a sum."""
+        """Return the difference; single slots as in a sum.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> text = PairVectors.from_texts(torch.tensor([[[3.0, 0.0]]]), videos=2)
+            >>> (x - text).materialize()[0, :, 0]
+            tensor([[ 0.,  4.],
+                    [-3.,  2.]])
+        """
 
     @abstractmethod
     def scale(self: P, factor: Tensor) -> P:
-        """Return every vector times its number in `factor` (M, N, Q)."""
+        """Return every vector times its number in `factor` (M, N, Q).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.scale(torch.tensor([1.0, 10.0]).view(2, 1, 1)).norm().flatten()
+            tensor([ 5., 20.])
+        """
 
     @abstractmethod
     def pool(self: P, weights: Tensor) -> P:
-        """Return the sum over the slots weighted by `weights` (M, N, Q), as vectors with one slot."""
+        """Return the sum over the slots weighted by `weights` (M, N, Q), as vectors with one slot.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_texts(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), videos=1)  # M 1, N 1, Q 2, D 2
+            >>> x.pool(torch.tensor([[[0.5, 0.5]]])).materialize()
+            tensor([[[[0.5000, 1.0000]]]])
+        """
 
     @abstractmethod
     def select(self: P, start: int, stop: int) -> P:
-        """Return the slots from `start` to before `stop`."""
+        """Return the slots from `start` to before `stop`.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_texts(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), videos=1)  # M 1, N 1, Q 2, D 2
+            >>> x.select(1, 2).materialize()
+            tensor([[[[0., 2.]]]])
+        """
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
-        """Return inner products with T vectors of the own text: `vectors` (N, T, D) to (M, N, T, Q)."""
+        """Return inner products with T vectors of the own text: `vectors` (N, T, D) to (M, N, T, Q).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.dot(torch.tensor([[[1.0, 1.0]]])).flatten()
+            tensor([7., 2.])
+        """
 
     @abstractmethod
     def dot_frames(self, vectors: Tensor) -> Tensor:
-        """Return inner products with F vectors of the own video: `vectors` (M, F, D) to (M, F, N, Q)."""
+        """Return inner products with F vectors of the own video: `vectors` (M, F, D) to (M, F, N, Q).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.dot_frames(torch.tensor([[[1.0, 1.0]], [[1.0, 1.0]]])).flatten()
+            tensor([7., 2.])
+        """
 
     @abstractmethod
     def dot_pairs(self, vectors: Tensor) -> Tensor:
-        """Return inner products with a vector of the own pair: `vectors` (M, N, D) to (M, N, Q)."""
+        """Return inner products with a vector of the own pair: `vectors` (M, N, D) to (M, N, Q).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.dot_pairs(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])).flatten()
+            tensor([3., 2.])
+        """
 
     @abstractmethod
     def inner(self: P, other: P) -> Tensor:
-        """Return (M, N, Q) inner products with the vectors of the same pair in `other`."""
+        """Return (M, N, Q) inner products with the vectors of the same pair in `other`.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.inner(x).flatten()
+            tensor([25.,  4.])
+        """
 
     @abstractmethod
     def materialize(self) -> Tensor:
-        """Return the vectors themselves, (N, M, Q, D)."""
+        """Return the vectors themselves, (N, M, Q, D).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.materialize().shape
+            torch.Size([1, 2, 1, 2])
+        """
 
     def norm(self) -> Tensor:
-        """Return the (M, N, Q) Euclidean lengths."""
+        """Return the (M, N, Q) Euclidean lengths.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.norm().flatten()
+            tensor([5., 2.])
+        """
         # The square may round below zero; at zero itself the root has no gradient.
         return self.inner(self).clamp(min=COSINE_EPS**2).sqrt()
 
     def unit(self: P) -> P:
-        """Return the vectors at length 1."""
+        """Return the vectors at length 1.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.unit().materialize()[0, :, 0]
+            tensor([[0.6000, 0.8000],
+                    [0.0000, 1.0000]])
+        """
         return self.scale(self.norm().reciprocal())
 
     def cosine(self: P, other: P) -> Tensor:
-        """Return (M, N, Q) cosines with the vectors of the same pair in `other`."""
+        """Return (M, N, Q) cosines with the vectors of the same pair in `other`.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_texts(torch.tensor([[[2.0, 0.0]]]), videos=2)  # M 2, N 1, Q 1, D 2
+            >>> y = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 1.0]]]), texts=1)
+            >>> x.cosine(y).flatten()
+            tensor([0.6000, 0.0000])
+        """
         return self.inner(other) / (self.norm() * other.norm())

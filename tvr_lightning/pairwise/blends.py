@@ -52,7 +52,13 @@ class PairFrames(ABC):
 
 
 class PlainFrames(PairFrames):
-    """Frames (M, F, D) of each video, the same for every text; or any vectors of a shape (..., F, D) to be mapped."""
+    """Frames (M, F, D) of each video, the same for every text; or any vectors of a shape (..., F, D) to be mapped.
+
+    Example:
+        >>> frames = PlainFrames(torch.tensor([[[1.0, 0.0], [3.0, 4.0]]]))  # M 1, F 2, D 2
+        >>> frames.cosine(torch.tensor([[2.0, 0.0]]))  # (M, N, F)
+        tensor([[[1.0000, 0.6000]]])
+    """
 
     def __init__(self, frames: Tensor) -> None:
         self.frames = frames
@@ -67,7 +73,7 @@ class PlainFrames(PairFrames):
 
     def per_head(self, heads: int) -> PlainFrames:
         """See `PairFrames.per_head`."""
-        return PlainFrames(per_head(self.frames, heads))
+        return PlainFrames(_once_per_head(self.frames, heads))
 
     def dot(self, queries: Pairwise) -> Tensor:
         """See `PairFrames.dot`."""
@@ -88,6 +94,12 @@ class BlendedFrames(PairFrames):
     Args:
         parts: coefficients (M, F, N), or None where they are 1, and basis (M, F, D) of each part.
         offset: (H, D), what all frames of a head have alike.
+
+    Example:
+        >>> halves = torch.full((1, 1, 1), 0.5)  # one number for M 1, F 1 and N 1
+        >>> frames = BlendedFrames([(None, torch.tensor([[[1.0, 1.0]]])), (halves, torch.tensor([[[2.0, -2.0]]]))])
+        >>> frames.cosine(torch.tensor([[1.0, 0.0]]))  # the frame is (2, 0)
+        tensor([[[1.]]])
     """
 
     def __init__(self, parts: list[tuple[Tensor | None, Tensor]], offset: Tensor | None = None) -> None:
@@ -113,8 +125,8 @@ class BlendedFrames(PairFrames):
 
     def per_head(self, heads: int) -> BlendedFrames:
         """See `PairFrames.per_head`."""
-        parts = [(c if c is None else c.repeat(1, heads, 1), per_head(basis, heads)) for c, basis in self.parts]
-        return BlendedFrames(parts, None if self.offset is None else per_head(self.offset, heads))
+        parts = [(c if c is None else c.repeat(1, heads, 1), _once_per_head(basis, heads)) for c, basis in self.parts]
+        return BlendedFrames(parts, None if self.offset is None else _once_per_head(self.offset, heads))
 
     def dot(self, queries: Pairwise) -> Tensor:
         """See `PairFrames.dot`."""
@@ -140,7 +152,14 @@ class BlendedFrames(PairFrames):
 
 
 class DenseFrames(PairFrames):
-    """Frames (M, N, F, D) of every pair in memory: what a gate with a number per dimension needs, and the oracle."""
+    """Frames (M, N, F, D) of every pair in memory: what a gate with a number per dimension needs, and the oracle.
+
+    Example:
+        >>> frames = DenseFrames(torch.tensor([[[[0.0, 2.0]], [[2.0, 0.0]]]]))  # M 1, N 2, F 1, D 2
+        >>> frames.cosine(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        tensor([[[0.],
+                 [1.]]])
+    """
 
     def __init__(self, frames: Tensor) -> None:
         self.frames = frames
@@ -159,7 +178,7 @@ class DenseFrames(PairFrames):
 
     def per_head(self, heads: int) -> DenseFrames:
         """See `PairFrames.per_head`."""
-        return DenseFrames(per_head(self.frames, heads))
+        return DenseFrames(_once_per_head(self.frames, heads))
 
     def dot(self, queries: Pairwise) -> Tensor:
         """See `PairFrames.dot`."""
@@ -180,6 +199,13 @@ class PairGate:
     Args:
         values: (M, F, N), one for every pair and frame, which makes `BlendedFrames`; or (M, N, F, D), one for every
             dimension, or (M, N, F, 1), which make `DenseFrames`.
+
+    Example:
+        >>> frames, others = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]])  # M 1, F 1, D 2
+        >>> gate = PairGate(torch.tensor([[[0.0, 1.0]]]))  # closed for the first text, open for the second
+        >>> (frames + gate * (others - frames)).cosine(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        tensor([[[1.],
+                 [0.]]])
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -196,7 +222,7 @@ class PairGate:
         return DenseFrames(self.values * frames.unsqueeze(1))
 
 
-def per_head(frames: Tensor, heads: int) -> Tensor:
+def _once_per_head(frames: Tensor, heads: int) -> Tensor:
     """Return (..., heads F, D): the frames (..., F, D) once per head, with zeros outside the head's columns."""
     if heads == 1:
         return frames

@@ -16,6 +16,11 @@ class DensePairVectors(Pairwise):
 
     Args:
         vectors: (M, N, Q, D); axes that are expanded views are not copied until a verb needs to.
+
+    Example:
+        >>> x = DensePairVectors.from_texts(torch.tensor([[[3.0, 4.0]]]), videos=2)
+        >>> x.norm().flatten()
+        tensor([5., 5.])
     """
 
     def __init__(self, vectors: Tensor) -> None:

@@ -60,6 +60,12 @@ class PairVectors(Pairwise):
 
     Raises:
         ValueError: no part at all.
+
+    Example:
+        >>> frames, weights = torch.randn(2, 12, 512), torch.rand(2, 12, 1000, 1)
+        >>> x = PairVectors.mix(weights, frames)  # 2 x 1000 vectors, held as 12 numbers each
+        >>> x.dot(torch.randn(1000, 1, 512)).shape  # (M, N, T, Q)
+        torch.Size([2, 1000, 1, 1])
     """
 
     def __init__(self, shape: tuple[int, int, int], sides: Sides, offset: Tensor | None = None) -> None:

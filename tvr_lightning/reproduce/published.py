@@ -88,6 +88,16 @@ class PublishedRow:
             self.post_process,
         )  # fmt: skip
 
+    @property
+    def full_method(self) -> str:
+        """The method with what it is a variant of or in."""
+        return f"{self.method}, {self.variant}" if self.variant else self.method
+
+    @property
+    def place(self) -> str:
+        """Where the row is printed: paper, table, line of the paper's text, and direction, which share a line."""
+        return " ".join(str(part) for part in (self.paper, self.table, self.source_line, self.direction))
+
     def remarks(self) -> list[str]:
         """Return the note of the transcription and where the print disagrees with its own sums."""
         return [*([self.note] if self.note else []), *disagreements(self)]

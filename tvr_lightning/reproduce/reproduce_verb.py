@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from tvr_lightning.reproduce.card import Card, read_cards
-from tvr_lightning.reproduce.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
-from tvr_lightning.reproduce.plan import Plan, Setting, Share, make_plan
-from tvr_lightning.reproduce.runner import Folders, carry_out, duration, estimate, open_runs, state_of, time_left
+from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
+from tvr_lightning.reproduce.report.formats import write_tables
+from tvr_lightning.reproduce.runs.card import Card, read_cards
+from tvr_lightning.reproduce.runs.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
+from tvr_lightning.reproduce.runs.plan import Plan, Setting, Share, make_plan
+from tvr_lightning.reproduce.runs.runner import Folders, duration, estimate, open_runs, run_plan, state_of, time_left
 from tvr_lightning.reproduce.tables import TableError, load_table
-from tvr_lightning.reproduce.view import NOT_COMPARABLE, view_table
-from tvr_lightning.reproduce.write_tables import write_table
 from tvr_lightning.synthetic.generate import LEAST_VIDEOS
 
 
@@ -77,13 +77,14 @@ def run_reproduce(
         return 0
     starts: Engine | None = SlurmEngine(slurm, (out / "slurm").absolute()) if slurm is not None else None
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         console.print(line, markup=False)
         sys.stdout.flush()  # into a log, too, as it happens
 
-    cards = carry_out(plan, folders, say, starts)
+    cards = run_plan(plan, folders, log, starts)
     for table in plan.tables:
-        for path in write_table(view_table(table, plan, cards, folders.cards), folders.tables):
+        made = {name: [(run, cards.get(run.key)) for run in runs] for name, runs in plan.runs_of(table).items()}
+        for path in write_tables([view_table(table, made, folders.cards)], folders.tables / table.name):
             console.print(f"Wrote {path}", markup=False)
     return 1 if any(card.status == "failed" for card in cards.values()) else 0
 
@@ -103,7 +104,7 @@ def plan_lines(plan: Plan, cards: dict[str, Card]) -> list[str]:
         seed = "" if run.seed is None else f", seed {run.seed}"
         also = f" (also {', '.join(run.claims[1:])})" if len(run.claims) > 1 else ""
         lines.append(
-            f"{state:8s} {run.verb:4s} {run.claims[0] if run.claims else run.name}{also} on {run.dataset}{seed}{about}"
+            f"{state:8s} {run.verb:7s} {run.claims[0] if run.claims else run.name}{also} on {run.dataset}{seed}{about}"
         )
     return [*lines, time_left(open_runs(plan, cards), cards)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import read_captions
-from tvr_lightning.encoders.caption_file import CaptionFileError
+from tvr_lightning.encoders.caption_journal import CaptionJournalError
 from tvr_lightning.encoders.captioner import Captioner, CaptionOptions, caption
 from tvr_lightning.search.catalog import Catalog, VideoRow
 from tvr_lightning.search.errors import SearchError
@@ -109,7 +109,7 @@ def describe_videos(catalog: Catalog, captioner: Captioner, roots: list[Path], p
     options = CaptionOptions(out, segments=SEGMENTS, progress=shown, num_workers=0)
     try:
         report = caption([VideoRecord(state_name(row), row.path) for row in rows], captioner, options)
-    except CaptionFileError as error:
+    except CaptionJournalError as error:
         raise SearchError(f"{error}; to describe all videos anew, delete {out} and {out.name}.unfinished") from error
     joined = join_captions(catalog, out, roots, places)
     joined.problems += report.skipped

@@ -23,18 +23,21 @@ from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoErro
 from tvr_lightning.search.files import VideoFile
 
 FILE = "catalog.sqlite"
-VERSION = 1
+VERSION = 2
 PATIENCE = 60.0
 """Seconds to wait for another process that holds the file."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS videos (
   id TEXT PRIMARY KEY, key INTEGER NOT NULL UNIQUE, path TEXT NOT NULL, size INTEGER NOT NULL,
-  modified INTEGER NOT NULL, duration REAL NOT NULL, vector BLOB NOT NULL);
+  modified INTEGER NOT NULL, duration REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS spans (
+  key INTEGER PRIMARY KEY, id TEXT NOT NULL, place INTEGER NOT NULL, start REAL NOT NULL, end REAL NOT NULL,
+  vector BLOB NOT NULL, UNIQUE (id, place));
 CREATE TABLE IF NOT EXISTS skipped (
   id TEXT PRIMARY KEY, key INTEGER NOT NULL, path TEXT NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS features (
-  id TEXT NOT NULL, scorer TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (id, scorer));
+  key INTEGER NOT NULL, scorer TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (key, scorer));
 CREATE TABLE IF NOT EXISTS pictures (
   id TEXT NOT NULL, time REAL NOT NULL, jpeg BLOB NOT NULL, PRIMARY KEY (id, time));
 CREATE TABLE IF NOT EXISTS captions (
@@ -43,11 +46,29 @@ CREATE TABLE IF NOT EXISTS captions (
 _INDEXES = """
 CREATE INDEX IF NOT EXISTS filtered ON videos (duration, path, id, key);
 """
-"""Lets filters read some hundred bytes of a video, not its vector as well; an index that lacks it answers the same."""
+"""Lets filters read the few columns that they look at; an index that lacks it answers the same."""
 # What SQLite folds itself is quick, and right for ASCII alone; the rest is folded by Python, row by row.
 _ASCII = "length({0}) = length(CAST({0} AS BLOB))"
 _CONTAINS = f"CASE WHEN {_ASCII} THEN instr(lower({{0}}), ?) ELSE instr(folded({{0}}), ?) END > 0".format("path")
 _SAYS = f"CASE WHEN {_ASCII} AND NOT instr(lower({{0}}), ?) THEN 0 ELSE says({{0}}, ?) END".format("content")
+
+
+@dataclass
+class SpanEntry:
+    """One stretch of a video with what the methods make of it.
+
+    Attributes:
+        start, end: seconds from the video's first frame.
+        vector: (D,) float32 of length 1, what the first stage compares.
+        features: of this stretch, by scorer; frames (1, F, D) and so on, as the scorer's `score` takes them.
+        times: (F,) seconds of the frames from the video's first one, by scorer.
+    """
+
+    start: float
+    end: float
+    vector: Tensor
+    features: dict[str, VideoFeatures] = field(default_factory=dict)
+    times: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -57,17 +78,13 @@ class Entry:
     Attributes:
         file: the file as it was read.
         duration: seconds.
-        vector: (D,) float32 of length 1, what the first stage compares.
-        features: of one video, by scorer; frames (1, F, D) and so on, as the scorer's `score` takes them.
-        times: (F,) seconds of the frames, by scorer.
+        spans: its stretches in the order of time; one of its whole length where it is found as a whole.
         pictures: JPEG of each real frame of the first scorer, by its time in seconds.
     """
 
     file: VideoFile
     duration: float
-    vector: Tensor
-    features: dict[str, VideoFeatures] = field(default_factory=dict)
-    times: dict[str, Tensor] = field(default_factory=dict)
+    spans: list[SpanEntry]
     pictures: dict[float, bytes] = field(default_factory=dict)
 
 
@@ -77,7 +94,7 @@ class VideoRow:
 
     Attributes:
         id: sixteen hexadecimal digits.
-        key: what vector stores call this state of the file.
+        key: a number that stands for this state of the file.
         path: the file.
         duration: seconds.
     """
@@ -86,6 +103,22 @@ class VideoRow:
     key: int
     path: Path
     duration: float
+
+
+@dataclass(frozen=True)
+class SpanRow:
+    """A stretch of a video in the catalog.
+
+    Attributes:
+        key: what vector stores call it; another one once the file has changed.
+        start, end: seconds from the video's first frame.
+        video: whose stretch it is.
+    """
+
+    key: int
+    start: float
+    end: float
+    video: VideoRow
 
 
 class Catalog:
@@ -272,12 +305,15 @@ class Catalog:
     @staticmethod
     def _insert(connection: sqlite3.Connection, entry: Entry) -> None:
         file = entry.file
-        vector = entry.vector.float().numpy().tobytes()
-        row = (file.id, file.key, str(file.path), file.size, file.modified, entry.duration, vector)
-        connection.execute("INSERT INTO videos VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        for scorer, features in entry.features.items():
-            content = _packed(features, entry.times[scorer])
-            connection.execute("INSERT INTO features VALUES (?, ?, ?)", (file.id, scorer, content))
+        row = (file.id, file.key, str(file.path), file.size, file.modified, entry.duration)
+        connection.execute("INSERT INTO videos VALUES (?, ?, ?, ?, ?, ?)", row)
+        for place, span in enumerate(entry.spans):
+            key, vector = file.span_key(place), span.vector.float().numpy().tobytes()
+            line = (key, file.id, place, span.start, span.end, vector)
+            connection.execute("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", line)
+            for scorer, features in span.features.items():
+                content = _packed(features, span.times[scorer])
+                connection.execute("INSERT INTO features VALUES (?, ?, ?)", (key, scorer, content))
         for time, jpeg in entry.pictures.items():
             connection.execute("INSERT INTO pictures VALUES (?, ?, ?)", (file.id, time, jpeg))
 
@@ -289,7 +325,8 @@ class Catalog:
 
     @staticmethod
     def _forget(connection: sqlite3.Connection, video: str) -> None:
-        for table in ("videos", "skipped", "features", "pictures", "captions"):
+        connection.execute("DELETE FROM features WHERE key IN (SELECT key FROM spans WHERE id = ?)", (video,))
+        for table in ("videos", "spans", "skipped", "pictures", "captions"):
             connection.execute(f"DELETE FROM {table} WHERE id = ?", (video,))
 
     def videos(self) -> list[VideoRow]:
@@ -308,16 +345,27 @@ class Catalog:
             raise UnknownVideoError(f"no video {video!r} in the index")
         return VideoRow(rows[0][0], rows[0][1], Path(rows[0][2]), rows[0][3])
 
-    def by_key(self, keys: Sequence[int]) -> dict[int, VideoRow]:
-        """Return videos by key; keys of files that changed or are gone are left out."""
-        query = "SELECT id, key, path, duration FROM videos WHERE key IN (SELECT value FROM json_each(?))"
-        rows = self._rows(query, (json.dumps(list(keys)),))
-        return {key: VideoRow(video, key, Path(path), duration) for video, key, path, duration in rows}
+    def spans(self, video: str) -> list[SpanRow]:
+        """Return the stretches of a video in the order of time; none where there is no such video."""
+        return self._spans("id = ?", (video,))
+
+    def by_key(self, keys: Sequence[int]) -> dict[int, SpanRow]:
+        """Return stretches by key; keys of files that changed or are gone are left out."""
+        rows = self._spans("spans.key IN (SELECT value FROM json_each(?))", (json.dumps(list(keys)),))
+        return {row.key: row for row in rows}
+
+    def _spans(self, condition: str, values: Sequence[Any]) -> list[SpanRow]:
+        columns = "spans.key, start, end, id, videos.key, path, duration"
+        query = f"SELECT {columns} FROM spans JOIN videos USING (id) WHERE {condition} ORDER BY id, place"
+        return [
+            SpanRow(key, start, end, VideoRow(video, state, Path(path), duration))
+            for key, start, end, video, state, path, duration in self._rows(query, values)
+        ]
 
     def admitted(
         self, shortest: float | None, longest: float | None, path: str | None, words: Collection[str] = ()
     ) -> list[int]:
-        """Return the keys of the videos that fit all of some bounds.
+        """Return the keys of the stretches of the videos that fit all of some bounds.
 
         Args:
             shortest: seconds that a video lasts at least; None for any.
@@ -335,10 +383,11 @@ class Catalog:
             conditions.append(_CONTAINS)
             values += [path.casefold()] * 2
         for word in words:
-            conditions.append(f"id IN (SELECT id FROM captions WHERE {_SAYS})")
+            conditions.append(f"videos.id IN (SELECT id FROM captions WHERE {_SAYS})")
             values += [word] * 2
         try:
-            rows = self._rows(f"SELECT key FROM videos WHERE {' AND '.join(conditions)}", values)
+            chosen = f"SELECT id FROM videos WHERE {' AND '.join(conditions)}"
+            rows = self._rows(f"SELECT key FROM spans WHERE id IN ({chosen})", values)
         except UnicodeEncodeError:  # half a character, from bytes on the command line: no text here contains it
             return []
         return [row[0] for row in rows]
@@ -357,7 +406,11 @@ class Catalog:
         return [f"{path}: {reason}" for path, reason in self._rows("SELECT path, reason FROM skipped ORDER BY path")]
 
     def keys(self) -> set[int]:
-        """Return the keys of all videos."""
+        """Return the keys of all stretches."""
+        return {row[0] for row in self._rows("SELECT key FROM spans")}
+
+    def read(self) -> set[int]:
+        """Return the keys of the states of all files that were read."""
         return {row[0] for row in self._rows("SELECT key FROM videos")}
 
     def count(self) -> int:
@@ -365,30 +418,34 @@ class Catalog:
         return int(self._rows("SELECT COUNT(*) FROM videos")[0][0])
 
     def vectors(self, keys: Sequence[int] | None = None) -> tuple[list[int], Tensor]:
-        """Return keys and the (M, D) float32 vectors of the first stage, of all videos or of some.
+        """Return keys and the (M, D) float32 vectors of the first stage, of all stretches or of some.
 
         Returns:
-            Keys in ascending order, and their vectors; (0, 0) where there are no videos.
+            Keys in ascending order, and their vectors; (0, 0) where there are none.
         """
         if keys is None:
-            rows = self._rows("SELECT key, vector FROM videos ORDER BY key")
+            rows = self._rows("SELECT key, vector FROM spans ORDER BY key")
         else:
-            query = "SELECT key, vector FROM videos WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key"
+            query = "SELECT key, vector FROM spans WHERE key IN (SELECT value FROM json_each(?)) ORDER BY key"
             rows = self._rows(query, (json.dumps(list(keys)),))
         if not rows:
             return [], torch.zeros(0, 0)
         values = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32).reshape(len(rows), -1)
         return [row[0] for row in rows], torch.from_numpy(values.copy())
 
-    def features(self, video: str, scorer: str) -> tuple[VideoFeatures, Tensor]:
-        """Return the features of one video, frames (1, F, D) and so on, and the times (F,) of its frames in seconds.
+    def features(self, span: int, scorer: str) -> tuple[VideoFeatures, Tensor]:
+        """Return the features of one stretch, frames (1, F, D) and so on, and the times (F,) of its frames in seconds.
+
+        Args:
+            span: its key.
+            scorer: whose features.
 
         Raises:
-            UnknownVideoError: the video is not there, or was indexed without this scorer.
+            UnknownVideoError: it is not there, or was indexed without this scorer.
         """
-        rows = self._rows("SELECT content FROM features WHERE id = ? AND scorer = ?", (video, scorer))
+        rows = self._rows("SELECT content FROM features WHERE key = ? AND scorer = ?", (span, scorer))
         if not rows:
-            raise UnknownVideoError(f"no features of video {video!r} for {scorer} in the index")
+            raise UnknownVideoError(f"no features of {span} for {scorer} in the index")
         return _unpacked(rows[0][0])
 
     def set_captions(self, captions: dict[str, list[str]]) -> None:

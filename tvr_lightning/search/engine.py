@@ -18,8 +18,8 @@ from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.search.captions import words_of
-from tvr_lightning.search.catalog import Catalog, VideoRow
-from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.catalog import Catalog, SpanRow
+from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import inside
 from tvr_lightning.search.indexing import load_scorers
 from tvr_lightning.search.places import choose_store
@@ -52,7 +52,7 @@ class Filter:
     caption: str | None = None
 
     def keys(self, catalog: Catalog) -> list[int]:
-        """Return the keys of the videos of a catalog that may be found."""
+        """Return the keys of the stretches of a catalog that may be found."""
         return catalog.admitted(self.shortest, self.longest, self.path, words_of(self.caption or ""))
 
 
@@ -146,12 +146,12 @@ class Searcher:
             vector = scorer.text_vectors(text)[0]
             rows, cosines, biases = self._candidates(vector, max(candidates, top), normalize, among)
             answer = Answer(query, rerank, normalize, len(rows), self.catalog.count())
-            judge = self.scorers[self.first if rerank == NONE else rerank]
-            if judge is not scorer and rows:
-                text = judge.encode_texts([query])
-            if any(each.truncated(query) for each in {scorer, judge}):
+            reranker = self.scorers[self.first if rerank == NONE else rerank]
+            if reranker is not scorer and rows:
+                text = reranker.encode_texts([query])
+            if any(each.truncated(query) for each in {scorer, reranker}):
                 answer.notes.append(f"the query is too long; what comes after {scorer.module.words} tokens is not read")
-            self._rank(answer, judge, text, rows, cosines, biases, top)
+            self._rank(answer, reranker, text, rows, cosines, biases, top)
         return answer
 
     def search_video(
@@ -215,8 +215,8 @@ class Searcher:
         self._check(NONE, top, top, "none")
         among = self._among(only)
         with self._lock:
-            row = self.catalog.video(video)
-            return self._like(self._features(row, self.first)[0], row.path.name, top, among, row.key)
+            row = self._spans(video)[0]
+            return self._like(self._features(row, self.first)[0], row.video.path.name, top, among, video)
 
     def describe(
         self, video: str, top: int = 10, texts: Sequence[str] | None = None, given_up: GivenUp = never
@@ -241,8 +241,8 @@ class Searcher:
         if not known.texts:
             raise SearchError("no texts to choose from; give some, or index with --bank FILE or --captions FILE")
         with self._lock:
-            features = self._features(self.catalog.video(video), self.first)[0]
-        scores = torch.cat([scorer.score(block, features).similarity[:, 0] for block in known.blocks(given_up)])
+            features = VideoFeatures.cat([self._features(row, self.first)[0] for row in self._spans(video)])
+        scores = torch.cat([scorer.score(block, features).similarity.amax(1) for block in known.blocks(given_up)])
         best = scores.topk(min(top, len(scores)))
         return [(known.texts[i], float(v)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
@@ -258,6 +258,12 @@ class Searcher:
 
     def _all_captions(self) -> list[str]:
         return sorted({text for texts in self.catalog.captions().values() for text in texts})
+
+    def _spans(self, video: str) -> list[SpanRow]:
+        rows = self.catalog.spans(video)
+        if not rows:
+            raise UnknownVideoError(f"no video {video!r} in the index")
+        return rows
 
     def file_of(self, video: str) -> Path:
         """Return the file of a video that is still inside the indexed folders.
@@ -285,13 +291,13 @@ class Searcher:
         return rerank
 
     def _among(self, only: Filter | None) -> list[int] | None:
-        """Return the keys of the videos that may be found, None for all; other queries are answered meanwhile."""
+        """Return the keys of the stretches that may be found, None for all; other queries are answered meanwhile."""
         return None if only is None else only.keys(self.catalog)
 
     def _candidates(
         self, vector: Tensor, count: int, normalize: str, among: list[int] | None
-    ) -> tuple[list[VideoRow], list[float], list[float] | None]:
-        """Return the first stage's videos, best first, with their cosines and biases."""
+    ) -> tuple[list[SpanRow], list[float], list[float] | None]:
+        """Return the first stage's stretches, best first, with their cosines and biases."""
         hits: Hits = self.vectors.nearest(vector, count, among)
         known = self.catalog.by_key([key for key, _ in hits])  # drops what changed since the store was written
         hits = [hit for hit in hits if hit[0] in known]
@@ -303,7 +309,7 @@ class Searcher:
         return [known[key] for key, _ in hits], [cosine for _, cosine in hits], biases
 
     def _biases(self) -> dict[int, float]:
-        """Return each video's bias by its key: a bank of queries against the gallery, balanced (NCL, Eqs. 10 and 11).
+        """Return each stretch's bias by its key: a bank of queries against the gallery, balanced (NCL, Eqs. 10 and 11).
 
         Taken on the cosines of the first stage, which a gallery of any size has at hand.
         """
@@ -323,10 +329,10 @@ class Searcher:
             self._bias = (generation, dict(zip(keys, bias.tolist(), strict=True)))
         return self._bias[1]
 
-    def _features(self, row: VideoRow, scorer: str) -> tuple[VideoFeatures, Tensor]:
+    def _features(self, row: SpanRow, scorer: str) -> tuple[VideoFeatures, Tensor]:
         place = (row.key, scorer)
         if place not in self._held:
-            self._held[place] = self.catalog.features(row.id, scorer)
+            self._held[place] = self.catalog.features(row.key, scorer)
             while len(self._held) > VIDEOS_IN_MEMORY:
                 self._held.popitem(last=False)
         self._held.move_to_end(place)
@@ -335,9 +341,9 @@ class Searcher:
     def _rank(
         self,
         answer: Answer,
-        judge: Scorer,
+        reranker: Scorer,
         text: TextFeatures,
-        rows: list[VideoRow],
+        rows: list[SpanRow],
         cosines: list[float],
         biases: list[float] | None,
         top: int,
@@ -345,19 +351,21 @@ class Searcher:
         if not rows:
             answer.notes.append("no video fits the filters" if answer.videos else "the index holds no videos yet")
             return
-        name = next(name for name, scorer in self.scorers.items() if scorer is judge)
+        name = next(name for name, scorer in self.scorers.items() if scorer is reranker)
         if answer.rerank == NONE:
             scores = torch.tensor(cosines)
         else:
-            scores = judge.score(text, VideoFeatures.cat([self._features(row, name)[0] for row in rows])).similarity[0]
+            scores = reranker.score(text, VideoFeatures.cat([self._features(row, name)[0] for row in rows])).similarity[
+                0
+            ]
         if biases is not None:
             scores = scores + torch.tensor(biases)
         order = scores.sort(descending=True, stable=True).indices[:top].tolist()
         for rank, place in enumerate(order, 1):
             features, times = self._features(rows[place], name)
-            share = judge.sound_share(text, features) if answer.rerank != NONE else None
+            share = reranker.sound_share(text, features) if answer.rerank != NONE else None
             moments = _moments(text.sentence[0], features, times)
-            row = rows[place]
+            row = rows[place].video
             answer.results.append(
                 Result(
                     rank=rank,
@@ -375,11 +383,11 @@ class Searcher:
                 )
             )
 
-    def _like(self, example: VideoFeatures, name: str, top: int, among: list[int] | None, itself: int | None) -> Answer:
+    def _like(self, example: VideoFeatures, name: str, top: int, among: list[int] | None, itself: str | None) -> Answer:
         """Rank videos by the mean, over the example's frames, of the best cosine with one of their frames."""
         vector = self.scorers[self.first].video_vectors(example)[0]
         rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, "none", among)
-        kept = [place for place, row in enumerate(rows) if row.key != itself]
+        kept = [place for place, row in enumerate(rows) if row.video.id != itself]
         answer = Answer(name, "frames", "none", len(kept), self.catalog.count())
         if not kept:
             answer.notes.append("no video fits the filters" if answer.videos else "the index holds no videos yet")
@@ -394,7 +402,7 @@ class Searcher:
             found.append((float(similarity.max(1).values.mean()), first_rank, place, moments))
         found.sort(key=lambda item: -item[0])
         for rank, (score, first_rank, place, moments) in enumerate(found[:top], 1):
-            row, strongest = rows[place], sorted(moments, key=lambda moment: -moment.similarity)[:BEST_MOMENTS]
+            row, strongest = rows[place].video, sorted(moments, key=lambda moment: -moment.similarity)[:BEST_MOMENTS]
             answer.results.append(
                 Result(
                     rank, first_rank, row.id, str(row.path), row.duration, score, cosines[place], None, None,

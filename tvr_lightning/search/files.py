@@ -37,6 +37,10 @@ class VideoFile:
         state = os.fsencode(self.path) + f"|{self.size}|{self.modified}".encode()
         return int.from_bytes(hashlib.sha256(state).digest()[:8], "big") >> 1
 
+    def span_key(self, place: int) -> int:
+        """Return a positive 63-bit number that stands for a stretch of this state of this file, by its place."""
+        return int.from_bytes(hashlib.sha256(f"{self.key}|{place}".encode()).digest()[:8], "big") >> 1
+
 
 @dataclass
 class Found:

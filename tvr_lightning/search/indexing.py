@@ -9,31 +9,32 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.encoders.captioner import load_captioner
-from tvr_lightning.encoders.sources import MissingWeightsError
+from tvr_lightning.encoders.pretrained import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
-from tvr_lightning.media.audio import AudioError
-from tvr_lightning.media.video import VideoError, read_clip
+from tvr_lightning.media.opening import MediaError
+from tvr_lightning.media.read_many import Unread, read_many
+from tvr_lightning.media.video import read_clip
+from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.captions import describe_videos, join_captions
-from tvr_lightning.search.catalog import FILE, Catalog, Entry
+from tvr_lightning.search.catalog import FILE, Catalog, Entry, SpanEntry
 from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.vectors import VectorStore, follow, open_vectors
+from tvr_lightning.store import differences
 
 LOCK = "writer.lock"
 PICTURE_SIZE = 224
@@ -171,11 +172,11 @@ def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[s
             model = Scorer(ScorerSource(**fact["source"]), device, trust)
         except MissingWeightsError as error:
             raise SearchError(f"{error.looked_for}. The index was made with these weights; bring them back") from error
-        if model.fingerprint != fact["fingerprint"]:
+        differing = differences(fact["fingerprint"], model.fingerprint, "the index")
+        if differing:
             raise SearchError(
-                f"the index was made with {fact['name']} {fact['fingerprint']}, but "
-                f"{fact['source']['checkpoint'] or fact['source']['weights']} now gives {model.fingerprint}; bring the "
-                "former weights back, or index the videos into a new folder"
+                f"{fact['source']['checkpoint'] or fact['source']['weights']} is not what the index was made with; "
+                f"{differing}. Bring the former weights back, or index the videos into a new folder"
             )
         models[fact["name"]] = model
     return models
@@ -200,19 +201,21 @@ def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, tru
             ) from error
         same = sum(name.partition("-")[0] == model.name for name in models)
         models[f"{model.name}-{same + 1}" if same else model.name] = model
-    made = {name: model.fingerprint for name, model in models.items()}
     if facts is None:
         listed = [
             {"name": n, "fingerprint": m.fingerprint, "source": _absolute(dataclasses.asdict(m.source))}
             for n, m in models.items()
         ]
         catalog.set_fact("scorers", listed)
-    elif made != {fact["name"]: fact["fingerprint"] for fact in facts}:
-        before = ", ".join(f"{fact['name']} {fact['fingerprint']}" for fact in facts)
+        return models
+    before = {fact["name"]: fact["fingerprint"] for fact in facts}
+    found = f"it was made with {', '.join(before)}, and you name {', '.join(models)}"
+    if list(before) == list(models):
+        found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
+    if found:
         raise SearchError(
-            f"{catalog.folder} was made with {before}; these weights are "
-            f"{', '.join(f'{name} {value}' for name, value in made.items())}. Index into a new folder, or drop --ckpt "
-            "and --weights to go on with the index's own"
+            f"{catalog.folder}: {found}. Index into a new folder, or drop --ckpt and --weights to go on with the "
+            "index's own"
         )
     return models
 
@@ -231,10 +234,10 @@ def _unwritable(folder: Path) -> Iterator[None]:
     except UserError:
         raise
     except (sqlite3.Error, OSError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         where = error.filename if isinstance(error, OSError) and error.filename else folder
         raise SearchError(
-            f"{where}: cannot be written ({said}): the disk may be full, or the size of files limited. Finished "
+            f"{where}: cannot be written ({reason}): the disk may be full, or the size of files limited. Finished "
             "batches are kept; make room and run tvr index again, which goes on from there"
         ) from error
 
@@ -281,12 +284,11 @@ def _only_writer(folder: Path) -> Iterator[None]:
 
 @dataclass
 class _Read:
-    """A file that was read: a clip per scorer, and the pictures; or why it could not be."""
+    """A file that was read: a clip per scorer, and the pictures by their time."""
 
     file: VideoFile
-    clips: dict[str, Clip] = field(default_factory=dict)
+    clips: dict[str, Clip]
     pictures: dict[float, bytes] = field(default_factory=dict)
-    reason: str = ""
 
 
 class _Run:
@@ -309,14 +311,15 @@ class _Run:
         if gone:
             self.catalog.remove(gone)
         pending = [file for file in found.files if known.get(file.id) != file.key]
-        there = self.catalog.keys()
+        there = self.catalog.read()
         kept = sum(known.get(file.id) == file.key and file.key in there for file in found.files)
         report = IndexReport(kept=kept, removed=len(gone), problems=found.problems)
         follow(self.vectors, self.catalog)
-        with _progress(shown) as progress, ThreadPoolExecutor(self.workers) as pool:
+        cuts = [pending[start : start + self.batch_size] for start in range(0, len(pending), self.batch_size)]
+        with progress_bar(shown) as progress:
             task = progress.add_task("videos", total=len(found.files), completed=len(found.files) - len(pending))
             since = 0
-            for batch in self._batches(pool, pending):
+            for batch in read_many(cuts, self._read, list, workers=self.workers, threads=True):
                 report.added += self._write(batch)
                 progress.advance(task, len(batch))
                 since += len(batch)
@@ -336,44 +339,31 @@ class _Run:
         paths = self.catalog.paths()
         return [v for v, path in paths.items() if v not in there and below(path, roots) and not below(path, unread)]
 
-    def _batches(self, pool: ThreadPoolExecutor, files: list[VideoFile]) -> Iterator[list[_Read]]:
-        """Read batches, the next one while the last one is encoded; always cut at the same places."""
-        cuts = [files[start : start + self.batch_size] for start in range(0, len(files), self.batch_size)]
-        ahead = [pool.submit(self._read, file) for file in cuts[0]] if cuts else []
-        for place in range(len(cuts)):
-            current = ahead
-            following = cuts[place + 1] if place + 1 < len(cuts) else []
-            ahead = [pool.submit(self._read, file) for file in following]
-            yield [future.result() for future in current]
-
     def _read(self, file: VideoFile) -> _Read:
-        read = _Read(file)
+        clips: dict[tuple[object, ...], Clip] = {}
         try:
-            clips: dict[tuple[object, ...], Clip] = {}
-            for name, model in self.models.items():
+            for model in self.models.values():
                 if model.reading not in clips:
                     clips[model.reading] = model.read(file.path)
-                read.clips[name] = clips[model.reading]
-            read.pictures = _pictures(file.path, next(iter(self.models.values())), read.clips[next(iter(self.models))])
+            read = _Read(file, {name: clips[model.reading] for name, model in self.models.items()})
+            first = next(iter(self.models))
+            read.pictures = _pictures(file.path, self.models[first], read.clips[first])
             state = file.path.stat()
-        except (VideoError, AudioError) as error:
-            read.reason = str(error).removeprefix(f"{file.path}: ")
         except OSError as error:
-            read.reason = error.strerror or str(error)
-        else:
-            if (state.st_size, state.st_mtime_ns) != (file.size, file.modified):
-                read.reason = "it changed while it was read; run tvr index again"
+            raise MediaError(file.path, error.strerror or str(error)) from error
+        if (state.st_size, state.st_mtime_ns) != (file.size, file.modified):
+            raise MediaError(file.path, "it changed while it was read; run tvr index again")
         return read
 
-    def _write(self, batch: Sequence[_Read]) -> int:
-        good = [read for read in batch if not read.reason]
+    def _write(self, batch: Sequence[_Read | Unread[VideoFile]]) -> int:
+        good = [read for read in batch if not isinstance(read, Unread)]
         entries: list[Entry] = []
         if good:
             features = {n: self._encode(model, [read.clips[n] for read in good]) for n, model in self.models.items()}
             first = next(iter(self.models))
             vectors = self.models[first].video_vectors(features[first])
             entries = [self._entry(read, row, features, vectors[row]) for row, read in enumerate(good)]
-        self.catalog.write(entries, [(read.file, read.reason) for read in batch if read.reason])
+        self.catalog.write(entries, [(read.item, read.reason) for read in batch if isinstance(read, Unread)])
         return len(good)
 
     @staticmethod
@@ -384,14 +374,10 @@ class _Run:
     def _entry(read: _Read, row: int, features: dict[str, VideoFeatures], vector: Tensor) -> Entry:
         duration = next(iter(read.clips.values())).media.duration
         assert duration is not None
-        return Entry(
-            read.file,
-            float(duration[0]),
-            vector,
-            {name: found[row : row + 1] for name, found in features.items()},
-            {name: clip.times for name, clip in read.clips.items()},
-            read.pictures,
-        )
+        of_video = {name: found[row : row + 1] for name, found in features.items()}
+        times = {name: clip.times for name, clip in read.clips.items()}
+        whole = SpanEntry(0.0, float(duration[0]), vector, of_video, times)
+        return Entry(read.file, float(duration[0]), [whole], read.pictures)
 
 
 def _pictures(path: Path, model: Scorer, clip: Clip) -> dict[float, bytes]:
@@ -406,8 +392,3 @@ def _pictures(path: Path, model: Scorer, clip: Clip) -> dict[float, bytes]:
         Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(buffer, "JPEG", quality=80)
         found[time] = buffer.getvalue()
     return found
-
-
-def _progress(shown: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TimeRemainingColumn(), disable=not shown)

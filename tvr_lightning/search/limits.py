@@ -60,7 +60,7 @@ def shows_token(token: str, authorization: str | None, cookie: str | None) -> bo
     return any(hmac.compare_digest(value.encode(), token.encode()) for value in given)
 
 
-class Turnstile:
+class ConcurrencyLimit:
     """Lets a number of searches in; further ones are refused rather than queued without end.
 
     Args:

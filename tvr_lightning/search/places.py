@@ -107,13 +107,13 @@ def choose_store(catalog: Catalog, given: str | None, default: str) -> str:
     Raises:
         SearchError: the index names an address that the user has not named.
     """
-    said = given or catalog.fact("store") or default
-    if given is None and "://" in said and remembered(catalog).store != said:
+    address = given or catalog.fact("store") or default
+    if given is None and "://" in address and remembered(catalog).store != address:
         raise SearchError(
-            f"{catalog.folder}: its vectors lie at {said}, where every query would be sent; this index was not made "
-            f"here by you. If you trust that address, add --store {said}"
+            f"{catalog.folder}: its vectors lie at {address}, where every query would be sent; this index was not made "
+            f"here by you. If you trust that address, add --store {address}"
         )
-    return str(said)
+    return str(address)
 
 
 def known_roots(catalog: Catalog, places: Places) -> list[Path]:

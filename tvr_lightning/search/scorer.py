@@ -15,10 +15,11 @@ from torch import Tensor
 from tvr_lightning.checkpoints import CheckpointError, check_arguments, check_classes, find_class, read_checkpoint
 from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
+from tvr_lightning.data.stored import frame_fingerprint
 from tvr_lightning.encoders import ClipEncoder
-from tvr_lightning.encoders.fingerprint import fingerprint
-from tvr_lightning.encoders.sources import weights_follow
+from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.evaluation.two_stage import TwoStage
+from tvr_lightning.extract.fingerprint import method_fingerprint
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.sampling import FrameSampling
@@ -26,6 +27,7 @@ from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.search.errors import SearchError
+from tvr_lightning.store import Fingerprint
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,13 @@ class Scorer:
         self.sampling: FrameSampling = data.get("sampling") or "one-fps-uniform"
         self.audio = _audio_options(self.module, data)
         self._first = TwoStage(mask_frames=True)
-        self.fingerprint = fingerprint(
-            {
-                "method": {k: v for k, v in self.module.hparams.items() if k != "optimizer"},
-                "encoder": sorted(self.module.encoder.configuration().items()),
-                "sampling": self.sampling,
-                "audio": None if self.audio is None else self.audio.describe(),
-            },
-            self.module,
-        )[:16]
+        options = {name: value for name, value in self.module.hparams.items() if name != "optimizer"}
+        sound = {} if self.audio is None else {"sound": self.audio.describe()}
+        self.fingerprint: Fingerprint = {
+            **method_fingerprint(self.module, self.module.encoder, options),
+            **frame_fingerprint(self.module.frames, self.module.image_size, self.sampling),
+            **sound,
+        }
 
     @property
     def reading(self) -> tuple[object, ...]:
@@ -162,11 +162,7 @@ class Scorer:
     def truncated(self, text: str) -> bool:
         """Whether a text has more tokens than the method reads."""
         tokenizer: Any = getattr(self.module.encoder, "tokenizer", None)
-        if tokenizer is None:
-            return False
-        before = tokenizer.truncated_captions
-        tokenizer([text], self.module.words)
-        return bool(tokenizer.truncated_captions > before)
+        return tokenizer is not None and bool(tokenizer.needed(text) > self.module.words)
 
 
 def _mean_pooling(source: ScorerSource) -> RetrievalModule:
@@ -208,8 +204,8 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
 
 def _line(error: Exception) -> str:
     """Return what an error says, in one line."""
-    said = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return " ".join(said.split())[:500]
+    message = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return " ".join(message.split())[:500]
 
 
 def _audio_options(module: RetrievalModule, data: dict[str, Any]) -> AudioOptions | None:

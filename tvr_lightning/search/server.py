@@ -20,11 +20,11 @@ from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, Un
 from tvr_lightning.search.files import inside, resolve_roots
 from tvr_lightning.search.limits import (
     COOKIE,
+    ConcurrencyLimit,
     OverloadedError,
     TooLargeError,
     TooManyError,
     TooSlowError,
-    Turnstile,
     is_local,
     save_upload,
     shows_token,
@@ -124,8 +124,8 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         token: what clients must show; None for nothing.
     """
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
-    app.state.metrics, app.state.turnstile = Metrics(), Turnstile(options.max_waiting)
-    app.state.decoding = Turnstile(
+    app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_waiting)
+    app.state.decoding = ConcurrencyLimit(
         options.max_decoding + options.max_undecoded, "uploads that are or wait to be decoded", OverloadedError
     )
     sweep_uploads()
@@ -271,7 +271,7 @@ class _Searches:
     """
 
     def __init__(self, app: FastAPI, options: ServerOptions) -> None:
-        self.turnstile: Turnstile = app.state.turnstile
+        self.limit: ConcurrencyLimit = app.state.limit
         self.metrics: Metrics = app.state.metrics
         self._pool = ThreadPoolExecutor(options.max_waiting, "tvr-search")
 
@@ -282,7 +282,7 @@ class _Searches:
             TooManyError: no place is free.
             GivenUpError: the client is gone.
         """
-        with self.turnstile.enter():
+        with self.limit.enter():
             return await while_wanted(request.receive, self._pool, work)
 
     async def search(self, request: Request, searcher: Searcher, ask: Callable[[], Answer]) -> dict[str, Any]:
@@ -298,8 +298,8 @@ class _Searches:
 
 
 def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, searches: _Searches) -> None:
-    uploads = Turnstile(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
-    decoding: Turnstile = app.state.decoding  # each takes memory and a processor
+    uploads = ConcurrencyLimit(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
+    decoding: ConcurrencyLimit = app.state.decoding  # each takes memory and a processor
     decoders = ThreadPoolExecutor(options.max_decoding, "tvr-decode")
 
     @app.get("/api/search", responses=REFUSALS)
@@ -413,7 +413,7 @@ def _add_state(app: FastAPI, searcher: Searcher) -> None:
     @app.get("/metrics", response_class=Response)
     def metrics() -> Response:
         """Return counters in the text format of Prometheus."""
-        text = app.state.metrics.text(searcher.catalog.count(), app.state.turnstile.inside, app.state.decoding.inside)
+        text = app.state.metrics.text(searcher.catalog.count(), app.state.limit.inside, app.state.decoding.inside)
         return Response(text, media_type="text/plain; version=0.0.4")
 
 

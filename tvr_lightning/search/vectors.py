@@ -65,7 +65,7 @@ class ExactStore(VectorStore):
         self._held: tuple[int, Tensor, Tensor] | None = None
 
     def keys(self) -> set[int]:
-        """Return the keys of all videos in the catalog."""
+        """Return the keys of all stretches in the catalog."""
         return self.catalog.keys()
 
     def add(self, keys: Sequence[int], vectors: Tensor) -> None:

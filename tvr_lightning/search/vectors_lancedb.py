@@ -72,7 +72,7 @@ class LanceStore(VectorStore):
                 table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def remove(self, keys: Sequence[int]) -> None:
-        """Delete rows."""
+        """Delete the rows of these keys."""
         table = self._open()
         for start in range(0, len(keys) if table is not None else 0, 1000):
             with self._writing():
@@ -118,8 +118,8 @@ class LanceStore(VectorStore):
         try:
             yield
         except (RuntimeError, OSError) as error:  # as LanceDB's own library reports disks and hosts
-            said = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300]
             raise SearchError(
-                f"{self._connection.uri}: LanceDB cannot write it ({said}); the catalog keeps what was indexed: see to "
-                "the disk, or the address, and run tvr index again"
+                f"{self._connection.uri}: LanceDB cannot write it ({reason}); the catalog keeps what was indexed: see "
+                "to the disk, or the address, and run tvr index again"
             ) from error

@@ -77,7 +77,7 @@ class QdrantStore(VectorStore):
             self._client.upsert(self.collection, points[start : start + 512], wait=True)
 
     def remove(self, keys: Sequence[int]) -> None:
-        """Delete points."""
+        """Delete the points of these keys."""
         if self._there and keys:
             self._client.delete(self.collection, self._models.PointIdsList(points=list(keys)), wait=True)
 

@@ -1,7 +1,17 @@
 """Features kept on disk: shards, the store that reads them, the writer; knows no dataset and no encoder."""
 
 from tvr_lightning.store.reader import FeatureStore
-from tvr_lightning.store.shard import PARTS, Fingerprint, Part, StoreDtype, StoreError, StoreItem, VideoKey, text_id
+from tvr_lightning.store.shard import (
+    PARTS,
+    Fingerprint,
+    Part,
+    StoreDtype,
+    StoreError,
+    StoreItem,
+    VideoKey,
+    differences,
+    text_id,
+)
 from tvr_lightning.store.writer import StoreWriter
 
 __all__ = [
@@ -14,5 +24,6 @@ __all__ = [
     "StoreItem",
     "StoreWriter",
     "VideoKey",
+    "differences",
     "text_id",
 ]

@@ -116,9 +116,9 @@ def shard_content(record: Record, tensors: Mapping[str, Tensor], mask: Tensor) -
             raise StoreError(
                 f"{name}: features are NaN, infinite, or too large for {record.dtype}; nothing was written"
             )
-    said = {**asdict(record), "format": FORMAT}
+    header = {**asdict(record), "format": FORMAT}
     # One key alone: safetensors writes several in an order that changes from process to process.
-    return save(kept if record.items else {}, {"tvr": json.dumps(said, ensure_ascii=False)})
+    return save(kept if record.items else {}, {"tvr": json.dumps(header, ensure_ascii=False)})
 
 
 def shard_name(part: Part, number: int, content: bytes) -> str:
@@ -134,19 +134,19 @@ def read_record(path: Path) -> Record:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            said = json.loads((file.metadata() or {})["tvr"])
-        if said.pop("format") != FORMAT:
+            header = json.loads((file.metadata() or {})["tvr"])
+        if header.pop("format") != FORMAT:
             raise StoreError(f"{path}: is of another format than {FORMAT}, which this version reads; extract again")
-        items = [_item(item) for item in said.pop("items")]
-        skipped = [(_item(item), reason) for item, reason in said.pop("skipped")]
-        return Record(**said, items=items, skipped=skipped)
+        items = [_item(item) for item in header.pop("items")]
+        skipped = [(_item(item), reason) for item, reason in header.pop("skipped")]
+        return Record(**header, items=items, skipped=skipped)
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}: the shard's header cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _item(said: dict[str, Any]) -> StoreItem:
-    span = said.pop("span")
-    return StoreItem(**said, span=None if span is None else (span[0], span[1]))
+def _item(header: dict[str, Any]) -> StoreItem:
+    span = header.pop("span")
+    return StoreItem(**header, span=None if span is None else (span[0], span[1]))
 
 
 def shard_problem(path: Path) -> str | None:
@@ -187,10 +187,10 @@ def shard_files(folder: Path) -> list[Path]:
     return [path for _, _, path in sorted(found)]
 
 
-def differences(found: Fingerprint, expected: Fingerprint) -> str:
+def differences(found: Fingerprint, expected: Fingerprint, holder: str = "the store") -> str:
     """Name the fields of `expected` that a store has otherwise, with both values; empty if there are none."""
     return "; ".join(
-        f"{name}: the store has {found.get(name)!r}, this run {value!r}"
+        f"{name}: {holder} has {found.get(name)!r}, this run {value!r}"
         for name, value in expected.items()
         if found.get(name) != value
     )

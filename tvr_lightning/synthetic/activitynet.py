@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from tvr_lightning.synthetic.captions import paragraph
+from tvr_lightning.synthetic.grammar import paragraph
 from tvr_lightning.synthetic.layouts import (
     Item,
     Layout,
@@ -21,13 +21,13 @@ from tvr_lightning.synthetic.scene import Scene, Timing
 
 
 def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
-    said = [sentence(caption) for caption in paragraph(scene, rng)]
+    sentences = [sentence(caption) for caption in paragraph(scene, rng)]
     # as in the real files, all but the first sentence begin with a space, and a few hold newlines
-    said[1:] = [replace(caption, text=f" {caption.text}") for caption in said[1:]]
+    sentences[1:] = [replace(caption, text=f" {caption.text}") for caption in sentences[1:]]
     if index % 25 == 7:
-        said[0] = replace(said[0], text=f"{said[0].text}\n")
+        sentences[0] = replace(sentences[0], text=f"{sentences[0].text}\n")
     video_id = f"v_{youtube_id(rng)}"
-    return Item(scene, part, video_id, f"videos/{video_id}.mp4", said)
+    return Item(scene, part, video_id, f"videos/{video_id}.mp4", sentences)
 
 
 def _annotate(items: list[Item], folder: Path) -> None:

@@ -8,7 +8,7 @@ import string
 from dataclasses import replace
 from pathlib import Path
 
-from tvr_lightning.synthetic.captions import describe, event_caption, full_caption
+from tvr_lightning.synthetic.grammar import describe, event_caption, full_caption
 from tvr_lightning.synthetic.layouts import Item, Layout, Part, of_part, sentence, span_of, write_lines
 from tvr_lightning.synthetic.scene import MOTIONS, Scene, Timing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tvr_lightning.synthetic.captions import Caption
+from tvr_lightning.synthetic.grammar import Caption
 from tvr_lightning.synthetic.scene import Event, Scene
 
 _COMMA = "\N{FULLWIDTH COMMA}"
@@ -40,7 +40,7 @@ def chinese_caption(scene: Scene, rng: random.Random) -> Caption:
     if heard:
         text += f"{_COMMA}没有声音" if scene.sound == "silence" else f"{_COMMA}伴有{_SOUNDS[scene.sound]}"
     optional = (("size", sizes), ("backdrop", where), ("sound", heard))
-    return Caption(text, "full", ("shape", "colour", "motion", *(name for name, said in optional if said)))
+    return Caption(text, "full", ("shape", "colour", "motion", *(name for name, sentences in optional if sentences)))
 
 
 def _clause(event: Event, rng: random.Random, sizes: bool) -> str:

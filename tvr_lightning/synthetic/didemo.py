@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tvr_lightning.synthetic.captions import Caption, event_caption, paragraph
+from tvr_lightning.synthetic.grammar import Caption, event_caption, paragraph
 from tvr_lightning.synthetic.layouts import PARTS, Item, Layout, Part, of_part, span_of, write_json, write_lines
 from tvr_lightning.synthetic.scene import Scene, Timing
 
@@ -14,14 +14,14 @@ _SEGMENT = 5.0  # seconds
 
 
 def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
-    said = paragraph(scene, rng)
+    sentences = paragraph(scene, rng)
     if rng.random() < 0.5:  # several annotators often describe the same moment
-        said.append(event_caption(scene, rng.randint(1, len(scene.events)), rng))
+        sentences.append(event_caption(scene, rng.randint(1, len(scene.events)), rng))
     stem = (
         f"{rng.randrange(10**7, 10**8)}@N0{rng.randrange(10)}_{rng.randrange(10**9, 10**10)}_{rng.getrandbits(40):010x}"
     )
     listed = "" if index % 10 == 9 else rng.choice(("mp4", "mp4", "mov"))  # a few real names end in a bare "."
-    return Item(scene, part, f"{stem}.{listed}", f"videos/{stem}.{listed or 'mp4'}", said)
+    return Item(scene, part, f"{stem}.{listed}", f"videos/{stem}.{listed or 'mp4'}", sentences)
 
 
 def _annotate(items: list[Item], folder: Path) -> None:

@@ -8,16 +8,14 @@ import os
 import random
 import shutil
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from tvr_lightning.data.recover_captions import Description, write_captions
-from tvr_lightning.media.workers import worker_context
+from tvr_lightning.media.read_many import read_all
 from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
-from tvr_lightning.synthetic.captions import describe, describe_event, describe_segment
+from tvr_lightning.synthetic.grammar import describe, describe_event, describe_segment
 from tvr_lightning.synthetic.layouts import DatasetName, Item, Layout, Part, span_of, write_json
 from tvr_lightning.synthetic.questions import write_questions
 from tvr_lightning.synthetic.scene import Scene, draw_scenes
@@ -36,7 +34,6 @@ FORMAT = 2  # of scenes.json and of all that the generator draws; grows when equ
 LEAST_VIDEOS = 8
 CAPTIONS_FILE = "captions.parquet"
 SEGMENTS = 6  # descriptions of a video, as in DPDV
-_SPAWN_FROM = 16  # fewer videos are written sooner than a second process starts
 
 
 def synthesize(
@@ -151,18 +148,12 @@ def _items(dataset: str, layout: Layout, videos: int, seed: int) -> list[Item]:
 def _write_videos(items: list[Item], folder: Path, fps: int, workers: int, progress: bool) -> None:
     for parent in {(folder / item.file).parent for item in items}:
         parent.mkdir(parents=True, exist_ok=True)
-    scenes, paths = [item.scene for item in items], [folder / item.file for item in items]
-    columns = (TextColumn("writing videos"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=not progress) as bar:
-        task = bar.add_task("videos", total=len(items))
-        if workers == 1 or len(items) < _SPAWN_FROM:
-            for scene, path in zip(scenes, paths, strict=True):
-                write_video(scene, path, fps)
-                bar.advance(task)
-            return
-        with ProcessPoolExecutor(workers, mp_context=worker_context()) as pool:
-            for _ in pool.map(write_video, scenes, paths, [fps] * len(items), chunksize=4):
-                bar.advance(task)
+    write = partial(_write_video, folder=folder, fps=fps)
+    read_all(items, write, workers=workers, title="writing videos", progress=progress)
+
+
+def _write_video(item: Item, folder: Path, fps: int) -> None:
+    write_video(item.scene, folder / item.file, fps)
 
 
 def _ground_truth(dataset: str, layout: Layout, items: list[Item], seed: int) -> dict[str, Any]:
@@ -175,26 +166,26 @@ def _ground_truth(dataset: str, layout: Layout, items: list[Item], seed: int) ->
 
 
 def _descriptions(items: list[Item]) -> list[Description]:
-    said = []
+    described = []
     for item in items:
         step = item.scene.duration / SEGMENTS
         for segment in range(SEGMENTS):
             start, end = round(segment * step, 3), round((segment + 1) * step, 3)
             caption = describe_segment(item.scene, start, end)
-            said.append(Description(item.video_id, segment, start, end, caption, model="scene description"))
-    return said
+            described.append(Description(item.video_id, segment, start, end, caption, model="scene description"))
+    return described
 
 
 def _truth_of(item: Item, items: list[Item], fps: int) -> dict[str, Any]:
     scene = dataclasses.asdict(item.scene)
     if item.scene.twin is not None:
         scene["twin"] = items[item.scene.twin].video_id
-    said: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for index, caption in enumerate(item.captions):
         entry: dict[str, Any] = dataclasses.asdict(caption) | {"query": index == item.query}
         if caption.kind.startswith("event"):
             entry["span"] = span_of(caption, item.scene)
-        said.append(entry)
+        entries.append(entry)
     return {
         "part": item.part,
         "file": item.file,
@@ -203,6 +194,6 @@ def _truth_of(item: Item, items: list[Item], fps: int) -> dict[str, Any]:
         "scene": scene,
         "description": describe(item.scene),
         "events": [describe_event(event) for event in item.scene.events],
-        "captions": said,
+        "captions": entries,
         "chinese": [caption.text for caption in item.chinese],
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tvr_lightning.synthetic.captions import Caption
+from tvr_lightning.synthetic.grammar import Caption
 from tvr_lightning.synthetic.scene import Scene, Timing
 
 DatasetName = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]

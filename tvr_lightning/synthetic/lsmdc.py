@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from tvr_lightning.synthetic.captions import Caption, full_caption, query
+from tvr_lightning.synthetic.grammar import Caption, full_caption, query
 from tvr_lightning.synthetic.layouts import PARTS, Item, Layout, Part, of_part, sentence, write_lines
 from tvr_lightning.synthetic.scene import Scene, Timing
 
@@ -25,18 +25,18 @@ def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
     movie = f"{_FIRST_MOVIE[part] + number:04d}_{_TITLES[number % len(_TITLES)]}"
     start = 60.0 + 40 * (index % _CLIPS_PER_MOVIE) + rng.randrange(1000) / 1000
     video_id = f"{movie}_{_clock(start)}-{_clock(start + scene.duration)}"
-    said = [_said(scene, part, rng)]
+    sentences = [_sentence(scene, part, rng)]
     if part == "train" and index % 15 == 3:  # a few clips of the real training file have two lines
-        said.append(_said(scene, part, rng))
-    return Item(scene, part, video_id, f"videos/{movie}/{video_id}.avi", said, query=0 if part == "test" else None)
+        sentences.append(_sentence(scene, part, rng))
+    return Item(scene, part, video_id, f"videos/{movie}/{video_id}.avi", sentences, query=0 if part == "test" else None)
 
 
-def _said(scene: Scene, part: Part, rng: random.Random) -> Caption:
+def _sentence(scene: Scene, part: Part, rng: random.Random) -> Caption:
     # one caption a video: those of twins need the sound in every split
-    said = (
+    sentences = (
         full_caption(scene, rng, sound=1.0 if scene.twin is not None else 0.4) if part == "train" else query(scene, rng)
     )
-    return sentence(replace(said, text=said.text.replace("\t", " ")))
+    return sentence(replace(sentences, text=sentences.text.replace("\t", " ")))
 
 
 def _annotate(items: list[Item], folder: Path) -> None:
@@ -44,7 +44,7 @@ def _annotate(items: list[Item], folder: Path) -> None:
         lines = []
         for item in of_part(items, part):
             start, _, end = item.video_id.rpartition("_")[2].partition("-")
-            lines += ["\t".join((item.video_id, start, end, start, end, said.text)) for said in item.captions]
+            lines += ["\t".join((item.video_id, start, end, start, end, sentences.text)) for sentences in item.captions]
         write_lines(folder / _FILES[part], lines)
 
 

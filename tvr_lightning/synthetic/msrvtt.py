@@ -6,7 +6,7 @@ import csv
 import random
 from pathlib import Path
 
-from tvr_lightning.synthetic.captions import captions, query
+from tvr_lightning.synthetic.grammar import captions, query
 from tvr_lightning.synthetic.layouts import Item, Layout, Part, of_part, write_json, write_lines
 from tvr_lightning.synthetic.scene import BACKDROP_COLOURS, Scene, Timing
 
@@ -15,13 +15,13 @@ _FULL_TEST_SHARE = 3 / 10  # 2,990 of 10,000 videos
 
 
 def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
-    said = captions(scene, _CAPTIONS, rng)
-    rng.shuffle(said)
+    sentences = captions(scene, _CAPTIONS, rng)
+    rng.shuffle(sentences)
     asked = None
     if part == "test":  # the test sentence is one of the video's twenty
         asked = rng.randrange(_CAPTIONS)
-        said[asked] = query(scene, rng)
-    return Item(scene, part, f"video{index}", f"videos/video{index}.mp4", said, query=asked)
+        sentences[asked] = query(scene, rng)
+    return Item(scene, part, f"video{index}", f"videos/video{index}.mp4", sentences, query=asked)
 
 
 def _annotate(items: list[Item], folder: Path) -> None:

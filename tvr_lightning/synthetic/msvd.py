@@ -6,7 +6,7 @@ import pickle
 import random
 from pathlib import Path
 
-from tvr_lightning.synthetic.captions import captions, query
+from tvr_lightning.synthetic.grammar import captions, query
 from tvr_lightning.synthetic.layouts import PARTS, Item, Layout, Part, of_part, write_lines, youtube_id
 from tvr_lightning.synthetic.scene import Scene, Timing
 
@@ -14,11 +14,11 @@ from tvr_lightning.synthetic.scene import Scene, Timing
 def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
     count = rng.randint(12, 20)
     # every caption of a test video is a query
-    said = captions(scene, count, rng) if part == "train" else [query(scene, rng) for _ in range(count)]
-    rng.shuffle(said)
+    sentences = captions(scene, count, rng) if part == "train" else [query(scene, rng) for _ in range(count)]
+    rng.shuffle(sentences)
     start = rng.randrange(300)
     video_id = f"{youtube_id(rng)}_{start}_{start + round(scene.duration)}"
-    return Item(scene, part, video_id, f"videos/{video_id}.avi", said)
+    return Item(scene, part, video_id, f"videos/{video_id}.avi", sentences)
 
 
 def _annotate(items: list[Item], folder: Path) -> None:

@@ -84,7 +84,7 @@ class Scene:
 
     @property
     def duration(self) -> float:
-        """Seconds."""
+        """How many seconds the scene lasts."""
         return self.events[-1].end
 
     def look(self) -> tuple[object, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tvr_lightning.synthetic.captions import captions, query
 from tvr_lightning.synthetic.chinese import chinese_caption
+from tvr_lightning.synthetic.grammar import captions, query
 from tvr_lightning.synthetic.layouts import (
     PARTS,
     Item,
@@ -25,28 +25,28 @@ _CAPTIONS = 10  # a video and language, as in the real dataset
 
 def _describe(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
     # every caption of a test video is a query
-    said = captions(scene, _CAPTIONS, rng) if part == "train" else [query(scene, rng) for _ in range(_CAPTIONS)]
-    rng.shuffle(said)
+    sentences = captions(scene, _CAPTIONS, rng) if part == "train" else [query(scene, rng) for _ in range(_CAPTIONS)]
+    rng.shuffle(sentences)
     start = rng.randrange(300)
     video_id = f"{youtube_id(rng)}_{start:06d}_{start + 10:06d}"
     chinese = [chinese_caption(scene, rng) for _ in range(_CAPTIONS)]
-    return Item(scene, part, video_id, f"videos/{video_id}.mp4", [sentence(caption) for caption in said], chinese)
+    return Item(scene, part, video_id, f"videos/{video_id}.mp4", [sentence(caption) for caption in sentences], chinese)
 
 
 def _annotate(items: list[Item], folder: Path) -> None:
     for part in PARTS:
         write_lines(folder / f"{part}_list.txt", [item.video_id for item in of_part(items, part)])
-    said = {
+    sentences = {
         item.video_id: {
             "enCap": [caption.text for caption in item.captions],
             "chCap": [caption.text for caption in item.chinese],
         }
         for item in items
     }
-    write_json(folder / "vatex_data.json", said)
+    write_json(folder / "vatex_data.json", sentences)
     # HGR halved the official validation set into its validation and test sets
     for name, chosen in (("training", of_part(items, "train")), ("validation", of_part(items, "val", "test"))):
-        records = [{"videoID": item.video_id, **said[item.video_id]} for item in chosen]
+        records = [{"videoID": item.video_id, **sentences[item.video_id]} for item in chosen]
         write_json(folder / f"vatex_{name}_v1.0.json", records, indent=1)
 
 

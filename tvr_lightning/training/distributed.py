@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 
-from tvr_lightning.features import Record
+from tvr_lightning.features import Placed, Record
 
 Gather = Literal["global", "local", "own-slice", "none"]
 R = TypeVar("R", bound=Record)
@@ -109,33 +108,19 @@ def _gather_value(value: Any, mode: Gather) -> Any:
     return value
 
 
-@dataclass
-class _Placed(Record, Generic[R]):
-    """Features of N items and their places (N,) in the split."""
-
-    index: Tensor
-    features: R
-
-
-def gather_batches(batches: Sequence[tuple[Tensor, R]], device: torch.device) -> tuple[Tensor, R] | None:
+def gather_batches(batches: Sequence[Placed[R]], device: torch.device) -> Placed[R] | None:
     """Join the batches that an evaluation encoded, over all devices in rank order; these may hold unequal numbers.
 
     Every device must call it, also one without any batch: videos that cannot be read may all have fallen to it.
 
     Args:
-        batches: places (B,) in the split with a record of B items that holds tensors only; on `device`.
+        batches: of B items each, places (B,) and a record that holds tensors only; on `device`.
         device: of this process.
 
     Returns:
-        Places (N,) and the record of all N items, the same on every device and without gradient; None where no device
-        has any item.
+        All N items, the same on every device and without gradient; None where no device has any.
     """
-    own = None
-    if batches:
-        records = [record for _, record in batches]
-        own = _Placed(torch.cat([index for index, _ in batches]), type(records[0]).cat(records))
-    placed = _gather_uneven(own, device)
-    return None if placed is None else (placed.index, placed.features)
+    return _gather_uneven(Placed.cat(batches) if batches else None, device)
 
 
 @torch.no_grad()

@@ -32,6 +32,13 @@ def row_cross_entropy(logits: Tensor, target: Tensor | None = None, weight: Tens
 
     Raises:
         ValueError: shapes do not fit, or rows have no column of their own number.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> row_cross_entropy(logits)
+        tensor(0.1269)
+        >>> row_cross_entropy(logits, target=torch.tensor([1, 0]))
+        tensor(2.1269)
     """
     rows, columns = logits.shape
     if target is None:
@@ -69,6 +76,11 @@ def info_nce(
 
     Raises:
         ValueError: the logits are not square.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> info_nce(logits), info_nce(logits, reduction="sum")
+        (tensor(0.1269), tensor(0.2539))
     """
     columns = logits if video_to_text_logits is None else video_to_text_logits
     for matrix in (logits, columns):
@@ -91,6 +103,12 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
 
     Raises:
         ValueError: shapes do not fit each other, or the device's pairs lie beyond the C.
+
+    Example:
+        >>> logits = torch.arange(16.0).reshape(4, 4) % 5
+        >>> shares = [local_info_nce(logits[i : i + 2], logits[:, i : i + 2], first=i) for i in (0, 2)]
+        >>> torch.allclose(sum(shares) / 2, info_nce(logits))
+        True
     """
     own, everything = rows.shape
     if columns.shape != (everything, own) or not 0 <= first <= everything - own:
@@ -105,6 +123,9 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
 def positive_weights(similarity: Tensor) -> Tensor:
     """Weight of each pair by its own similarity: w_i = s_ii / sum_k s_kk, without gradient (GAID, released loss.py).
 
+    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L65-L67
+    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/modules/loss.py#L27-L30
+
     The released code weights this way although the paper writes plain InfoNCE. A negative similarity of a matching pair
     gives that pair a negative weight, as released.
 
@@ -113,6 +134,10 @@ def positive_weights(similarity: Tensor) -> Tensor:
 
     Returns:
         (B,) weights that add up to 1.
+
+    Example:
+        >>> positive_weights(torch.tensor([[0.3, 0.0], [0.2, 0.1]]))
+        tensor([0.7500, 0.2500])
     """
     own = similarity.detach().diagonal()
     return own / own.sum()
@@ -128,6 +153,11 @@ def weighted_info_nce(logits: Tensor, weighting: Weighting, *, reduction: Reduct
 
     Returns:
         Scalar.
+
+    Example:
+        >>> logits = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+        >>> weighted_info_nce(logits, "uniform"), weighted_info_nce(logits, "positive")
+        (tensor(0.1809), tensor(0.1148))
     """
     weight = positive_weights(logits) if weighting == "positive" else None
     return info_nce(logits, weight=weight, reduction=reduction)

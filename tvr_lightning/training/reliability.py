@@ -22,9 +22,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from tvr_lightning.checkpoints import read_checkpoint
+from tvr_lightning.checkpoints import RECORD, read_checkpoint
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.weights import RECORD
 from tvr_lightning.files import lock_open
 from tvr_lightning.training.distributed import gather_objects, rank, world_size
 
@@ -193,7 +192,7 @@ class RandomState(Callback):
         self._before_validation = random_state()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore it."""
+        """Go on with the random numbers that training had before the evaluation."""
         if self._before_validation is not None:
             restore_random_state(self._before_validation)
             self._before_validation = None

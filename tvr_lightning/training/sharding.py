@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -36,13 +36,20 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
         _enter_by(unit, methods)
 
 
-def is_sharded(module: nn.Module) -> bool:
+class HasModules(Protocol):
+    """Something that is made of modules, such as a method."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield them all."""
+
+
+def is_sharded(module: HasModules) -> bool:
     """Whether devices share out the parameters of `module`, so that all of them must compute with it together."""
     return any(isinstance(unit, FSDPModule) for unit in module.modules())
 
 
 @contextmanager
-def gathered(module: nn.Module, apart: nn.Module) -> Iterator[None]:
+def gathered(module: HasModules, apart: HasModules) -> Iterator[None]:
     """Hold the whole parameters of `module` on every device, except those of `apart`; nothing happens without sharding.
 
     For scoring: devices share out the blocks of all pairs, not all of them evenly. A device that scores one block more

@@ -41,6 +41,7 @@ from tvr_lightning.layers.patch_selector import PatchSelection as PatchSelection
 from tvr_lightning.layers.patch_selector import PatchSelector, first_largest
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, encode_captions, padded_captions
 from tvr_lightning.methods.dpdv.interactions import Interaction, MeanPooling, SimilarityAggregation, WeightedMax
 from tvr_lightning.methods.dpdv.options import (
@@ -319,6 +320,7 @@ class DPDV(RetrievalModule):
         words: text positions W, SOT and EOT included.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give.
+        contrast: what else the contrastive loss does with logits.
         temporal_layers: blocks of CLIP4Clip's temporal transformer on the frames; 0, as none is mentioned.
         views: `macro`, sentences against frames, and `micro`, words against patches (Table 4).
         paths: `spot` and `recover` (Table 3); none trains on the original pairs alone.
@@ -350,6 +352,7 @@ class DPDV(RetrievalModule):
         words: int = 32,
         frames: int = 12,
         gather: Gather = "global",
+        contrast: ContrastiveLearning | None = None,
         temporal_layers: int = 0,
         views: tuple[View, ...] = ("macro", "micro"),
         paths: tuple[Pathway, ...] = ("spot", "recover"),
@@ -368,7 +371,7 @@ class DPDV(RetrievalModule):
         divergence: DivergenceConfig | None = None,
         memory_budget: int | None = None,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
         config = DPDVConfig(
             views=tuple(views),
             paths=tuple(paths),

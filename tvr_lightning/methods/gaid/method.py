@@ -30,6 +30,8 @@ Deviations:
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -38,15 +40,12 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.stochastic import trial_draws
 from tvr_lightning.methods import released
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
 from tvr_lightning.methods.gaid.options import STP, GAIDOptions, NoFusion, NoPerturbation
-from tvr_lightning.training.distributed import Gather
-from tvr_lightning.training.optim import OptimizerConfig
 
 
 class GAID(RetrievalModule):
@@ -54,16 +53,12 @@ class GAID(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table; its seed also makes the trials of `STP`.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video; the perturbation is tied to it.
-        gather: which negatives and which gradient several devices give.
         gaid: the options of the paper.
         audio_encoder: sound to features, frozen; `data.init_args.audio` must name its kind. By default what goes with
             the encoder: a TinyWhisperEncoder with a TinyClipEncoder, else Whisper base with OpenAI's weights.
         protocol: `query` fuses and pools every video for the query; `as-released` for its own caption, which leaks
             ground truth.
+        shared: the arguments of `RetrievalModule`.
 
     Raises:
         ValueError: an encoder of sound that nothing would hear.
@@ -73,28 +68,33 @@ class GAID(RetrievalModule):
     def __init__(
         self,
         encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
         gaid: GAIDOptions | None = None,
         audio_encoder: AudioEncoder | None = None,
         protocol: Protocol = "query",
+        **shared: Any,
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+        super().__init__(encoder, **shared)
         self.options = options = gaid or GAIDOptions()
         deaf = isinstance(options.fusion, NoFusion)
         if deaf and audio_encoder is not None:
             raise ValueError("audio_encoder conflicts with gaid.fusion: NoFusion, which hears nothing; drop one")
         self.protocol = protocol
-        self.head = GAIDHead(encoder.dimension, frames, options, self.evaluation_config.memory_gib)
+        self.head = GAIDHead(encoder.dimension, self.frames, options, self.evaluation_config.memory_gib)
         self.audio_encoder = None if deaf else audio_encoder or audio_companion(encoder)
         self.audio_projection: nn.Linear | None = None
         if self.audio_encoder is not None and self.audio_encoder.dimension != encoder.dimension:
             self.audio_projection = nn.Linear(self.audio_encoder.dimension, encoder.dimension)
         # The released loss detaches it, and distributed training refuses parameters that wait for a gradient.
         self.temperature.requires_grad_(False)
+
+    @classmethod
+    def required_files(cls, *, encoder: Any, audio_encoder: Any = None, gaid: Any = None, **options: Any) -> list[Path]:
+        """Return the files of the audio encoder that goes with an encoder where a recipe names none."""
+        fusion = None if gaid is None else gaid.get("fusion")
+        deaf = fusion is not None and str(fusion.class_path).endswith(NoFusion.__name__)
+        if deaf or audio_encoder is not None or encoder.class_path.endswith(TinyClipEncoder.__name__):
+            return []
+        return WhisperEncoder.required_files(size="base", weights="openai")
 
     def video_features(self, batch: VideoBatch) -> VideoFeatures:
         """Encode picture and sound of M videos; without sound, the error names the option that reads it."""

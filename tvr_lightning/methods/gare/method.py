@@ -23,19 +23,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from typing import Any
 
 from torch import Tensor
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.model import GAREHead, directional_diversity, norm_variance, relaxed_bottleneck
 from tvr_lightning.methods.gare.options import GAREOptions, NoIncrement
-from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.losses import info_nce
-from tvr_lightning.training.optim import OptimizerConfig
 
 
 class GARE(RetrievalModule):
@@ -43,32 +41,19 @@ class GARE(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
         gare: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        gare: GAREOptions | None = None,
-    ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+    def __init__(self, encoder: Encoder, gare: GAREOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
         self.options = options = gare or GAREOptions()
         if options.fixed_temperature is not None:
             self.temperature.logit_scale.data.fill_(-math.log(options.fixed_temperature))
             self.temperature.requires_grad_(False)
         layers = options.temporal_layers
-        self.temporal = temporal_transformer(encoder, layers, frames) if layers else None
-        self.head = GAREHead(encoder.dimension, words, frames, options, self.evaluation_config.memory_gib)
+        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
+        self.head = GAREHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Relate the frames (M, F, D) over time, unless there are no temporal layers."""

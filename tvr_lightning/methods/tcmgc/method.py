@@ -21,19 +21,17 @@ Deviations:
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from torch import Tensor
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.tcmgc.model import TCMGCHead
 from tvr_lightning.methods.tcmgc.options import TCMGCOptions
-from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.losses import info_nce
-from tvr_lightning.training.optim import OptimizerConfig
 
 
 class TCMGC(RetrievalModule):
@@ -41,32 +39,19 @@ class TCMGC(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
         tcmgc: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
 
     Raises:
         ValueError: options, sizes and keep rate do not fit each other.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        tcmgc: TCMGCOptions | None = None,
-    ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather)
+    def __init__(self, encoder: Encoder, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
         self.options = options = tcmgc or TCMGCOptions()
         layers = options.temporal_layers
-        self.temporal = temporal_transformer(encoder, layers, frames) if layers else None
-        self.head = TCMGCHead(encoder.dimension, words, frames, options, self.evaluation_config.memory_gib)
+        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
+        self.head = TCMGCHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Relate the frames (M, F, D) over time (Eq. 1), keeping CLIP's own where they are contrasted."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.profile_card import ProfileCard
+from tvr_lightning.reproduce.profile.card import ProfileCard
+from tvr_lightning.reproduce.profile.costs import STAGES
 from tvr_lightning.reproduce.published import PublishedRow, published_rows
-from tvr_lightning.reproduce.report.drawing import escape
-from tvr_lightning.reproduce.report.tables_html import NOTHING, printed_place
+from tvr_lightning.reproduce.runs.card import Card
 
 TABLES = (
     ("TC-MGC", "14"), ("TC-MGC", "1a"), ("TC-MGC", "1b"), ("GARE", "10"), ("GARE", "11"), ("GAID", "6"), ("GAID", "7"),
@@ -22,14 +22,8 @@ CLASSES = {
 }  # fmt: skip
 """Class of the method that a printed one is."""
 
-_COLUMNS = (
-    "parameters, M",
-    "FLOPs of one pair's inference, G",
-    "ms per video",
-    "MiB, training",
-    "training, s",
-)
-_STAGES = ("encode_video", "encode_text", "video_layers", "text_layers", "score", "training_step")
+COMPARED = ("parameters, M", "FLOPs of one pair's inference, G", "ms per video", "MiB, training")
+"""Columns of a profile that stand beside the print."""
 
 
 @dataclass
@@ -85,94 +79,57 @@ def _trains(card: Card, row: PublishedRow) -> bool:
     return card.status == "finished" and card.run["verb"] == "fit" and named and method == CLASSES.get(row.method)
 
 
-def efficiency_section(profiles: Sequence[ProfileCard], cards: Sequence[Card]) -> str:
-    """Return both tables: printed beside measured, and all of every profile; nothing without profiles.
+@dataclass(frozen=True)
+class Cost:
+    """A number of a profile.
+
+    Attributes:
+        field: of `Costs`, as a dotted path.
+        value: the number; None where it was not measured.
+        made: what was made of the field.
+    """
+
+    field: str
+    value: float | None
+    made: str = ""
+
+
+def costs_of(profile: ProfileCard) -> dict[str, Cost]:
+    """Return the numbers of a profile by the heading of their column.
+
+    Args:
+        profile: of a method.
+    """
+    costs, flops = profile.costs, profile.costs.flops_by_stage
+    # Scoring is counted over all pairs of the batch, the rest over its items.
+    items = sum(value for stage, value in flops.items() if stage not in ("training_step", "score"))
+    inference = items / profile.batch + flops["score"] / profile.batch**2
+    return {
+        "parameters, M": Cost("parameters", costs.parameters / 1e6, "M"),
+        "FLOPs of one pair's inference, G": Cost("flops_by_stage", inference / 1e9, "inference per pair, G"),
+        **{
+            f"GFLOPs, {words}": Cost(f"flops_by_stage.{stage}", flops[stage] / 1e9, "G")
+            for stage, words in STAGES.items()
+        },
+        "step, ms": Cost("training_step_ms", costs.training_step_ms),
+        "ms per video": Cost("ms_per_video", costs.ms_per_video),
+        "MiB, inference": Cost("peak_inference_mib", costs.peak_inference_mib),
+        "MiB, training": Cost("peak_training_mib", costs.peak_training_mib),
+    }
+
+
+def efficiency(profiles: Sequence[ProfileCard], cards: Sequence[Card]) -> dict[str, Any]:
+    """Return what the page's section on efficiency shows: printed lines beside profiles, and all of every profile.
 
     Args:
         profiles: of methods.
         cards: of runs.
     """
-    if not profiles:
-        return ""
-    printed = "".join(_line(line) for line in efficiency_lines(profiles, cards))
-    head = "".join(f'<th scope="col" class="name">{name}</th>' for name in ("table", "method", "published")) + "".join(
-        f'<th scope="col">{name}</th>' for name in _COLUMNS
-    )
-    first = _table("Published beside measured", head, printed)
-    names = (
-        "method",
-        "encoder",
-        "device",
-        "batch",
-        "parameters, M",
-        *(f"{s.replace('_', ' ')}, GFLOPs" for s in _STAGES),
-    )
-    names += ("step, ms", "ms per video", "MiB, inference", "MiB, training")
-    second = _table(
-        "Profiles", "".join(f'<th scope="col">{name}</th>' for name in names), "".join(map(_profile, profiles))
-    )
-    return (
-        '<section><h2 id="efficiency">What the methods cost</h2><p class="soft">Milliseconds per video: encoding one '
-        "video (media in memory) and scoring all queries of the profile against it. The papers' machines and "
-        "definitions are others, so times and memory do not compare; parameters and FLOPs do where the encoder is the "
-        f"same. FLOPs count a multiplication and an addition as two.</p>{first}{second}</section>"
-    )
-
-
-def _table(title: str, head: str, rows: str) -> str:
-    return (
-        f'<h3>{title}</h3><div class="scroll" tabindex="0" role="region" aria-label="{title}"><table><thead><tr>{head}'
-        f"</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _line(line: EfficiencyLine) -> str:
-    row = line.published
-    where = f'data-published="{escape(printed_place(row))}"'
-    method = f"{row.method}, {row.variant}" if row.variant and row.paper != "GARE" else row.method
-    cells = (
-        f'<td class="name" {where}>{escape(row.paper)} {escape(row.table)}</td>'
-        f'<th scope="row" class="name">{escape(method)}</th>'
-    )
-    cells += f'<td class="name" {where}>{escape(line.words)}</td>'
-    for field in ("parameters", "inference", "ms_per_video", "peak_training_mib"):
-        values = "<br>".join(_number(profile, field) for profile in line.profiles)
-        cells += f'<td class="here">{values or NOTHING}</td>'
-    seconds = "<br>".join(
-        f'<span data-card="{card.key}" data-field="seconds">{card.seconds:.1f}</span>' for card in line.runs
-    )
-    return f'<tr>{cells}<td class="here">{seconds or NOTHING}</td></tr>'
-
-
-def _number(profile: ProfileCard, field: str) -> str:
-    costs = profile.costs
-    if field == "inference":
-        # Scoring is counted over all pairs of the batch, the rest over its items.
-        items = sum(value for stage, value in costs.flops_by_stage.items() if stage not in ("training_step", "score"))
-        flops = items / profile.batch + costs.flops_by_stage["score"] / profile.batch**2
-        return _marked(profile, "flops_by_stage", flops / 1e9, "inference per pair, G")
-    if field == "parameters":
-        return _marked(profile, field, costs.parameters / 1e6, "M")
-    value = getattr(costs, field)
-    return NOTHING if value is None else _marked(profile, field, float(value))
-
-
-def _marked(profile: ProfileCard, field: str, value: float, of: str = "") -> str:
-    made = f' data-of="{of}"' if of else ""
-    return f'<span data-profile="{profile.name}" data-field="costs.{field}"{made}>{value:.2f}</span>'
-
-
-def _profile(profile: ProfileCard) -> str:
-    costs = profile.costs
-    cells = f'<th scope="row" class="name">{escape(profile.method)}</th>'
-    cells += f"<td>{escape(profile.encoder)}</td>"
-    cells += (
-        f'<td data-profile="{profile.name}" data-field="environment.device">{escape(profile.environment["device"])}'
-    )
-    cells += f'</td><td data-profile="{profile.name}" data-field="batch">{profile.batch}</td>'
-    cells += f"<td>{_number(profile, 'parameters')}</td>"
-    for stage in _STAGES:
-        cells += f"<td>{_marked(profile, f'flops_by_stage.{stage}', costs.flops_by_stage[stage] / 1e9, 'G')}</td>"
-    for field in ("training_step_ms", "ms_per_video", "peak_inference_mib", "peak_training_mib"):
-        cells += f"<td>{_number(profile, field)}</td>"
-    return f"<tr>{cells}</tr>"
+    costs = {profile.name: costs_of(profile) for profile in profiles}
+    columns = tuple(dict.fromkeys(column for found in costs.values() for column in found))
+    return {
+        "lines": efficiency_lines(profiles, cards) if profiles else [],
+        "costs": costs,
+        "columns": columns,
+        "compared": COMPARED,
+    }

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
-from tvr_lightning.reproduce.card import Card, CardError, card_path, read_cards
-from tvr_lightning.reproduce.plan import SHARED_RECIPES, Plan, PlannedRun, Setting, Share
-from tvr_lightning.reproduce.runner import Folders
-from tvr_lightning.reproduce.tables import TableRecipe, known_tables, load_table
-from tvr_lightning.reproduce.view import TableView, view_table
-
-_SYNTHETIC = re.compile(r"synthetic, (\d+) videos")
+from tvr_lightning.reproduce.report.cells import TableView, view_table
+from tvr_lightning.reproduce.runs.card import Card, CardError, card_path, read_cards
+from tvr_lightning.reproduce.runs.plan import PlannedRun
+from tvr_lightning.reproduce.runs.runner import Folders
+from tvr_lightning.reproduce.tables import known_tables, load_table
 
 
 def read_folder(out: Path) -> dict[str, Card]:
@@ -61,47 +57,13 @@ def views_of(cards: dict[str, Card], out: Path, recipes: Path) -> list[TableView
     views = []
     for name in sorted(claims):
         table = load_table(name, recipes)
-        views.append(view_table(table, _plan(table, cards, out, recipes), cards, Folders(out).cards))
+        runs = {run.name: _made(f"{name}/{run.name}", cards) for run in table.runs}
+        views.append(view_table(table, runs, Folders(out).cards))
     return views
 
 
-def _plan(table: TableRecipe, cards: dict[str, Card], out: Path, recipes: Path) -> Plan:
-    own = [card for card in cards.values() if any(claim.startswith(f"{table.name}/") for claim in card.run["claims"])]
-    plan = Plan([table], _setting(own, table, out, recipes))
-    for card in sorted(own, key=lambda card: (card.run["seed"] is not None, card.run["seed"] or 0)):
-        run = PlannedRun(**card.run)
-        plan.runs[run.key] = run
-        for claim in run.claims:
-            plan.chosen.setdefault(claim, []).append(run.key)
-    return plan
-
-
-def _setting(cards: list[Card], table: TableRecipe, out: Path, recipes: Path) -> Setting:
-    """What held for the runs of a table: taken from their cards, synthetic as soon as one of them is."""
-    synthetic = [_SYNTHETIC.match(str(card.run["fingerprints"]["data"])) for card in cards]
-    videos = [int(found.group(1)) for found in synthetic if found]
-    overlays = [path for card in cards if (path := _overlay(card, table))]
-    return Setting(
-        recipes,
-        out,
-        videos[0] if videos else None,
-        overlays[0] if overlays else None,
-        share=_shared([card.run for card in cards]),
-    )
-
-
-def _overlay(card: Card, table: TableRecipe) -> Path | None:
-    """The recipe that was laid on top of a run; earlier cards do not say it, of which names have to do."""
-    if "overlay" in card.run:
-        found = card.run["overlay"]
-        return Path(found["path"]) if found else None
-    own = {path.name for run in table.runs for path in (*run.config, run.backbone, run.on_fixture) if path}
-    own |= {"fixture.yaml", *SHARED_RECIPES.values()}
-    return next((Path(config) for config in card.run["configs"] if Path(config).name not in own), None)
-
-
-def _shared(runs: list[dict[str, Any]]) -> Share:
-    """What runs shared, by what their cards name."""
-    if any(run.get("store") for run in runs):
-        return "features"
-    return "encoder" if any(run.get("encoder_from") for run in runs) else "nothing"
+def _made(claim: str, cards: dict[str, Card]) -> list[tuple[PlannedRun, Card]]:
+    """The runs that stand for a line, by seed."""
+    own = [card for card in cards.values() if claim in card.run["claims"]]
+    own.sort(key=lambda card: (card.run["seed"] is not None, card.run["seed"] or 0))
+    return [(PlannedRun(**card.run), card) for card in own]

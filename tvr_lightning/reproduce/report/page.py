@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.profile_card import ProfileCard
-from tvr_lightning.reproduce.report.drawing import Arrays, Chart, escape
-from tvr_lightning.reproduce.report.efficiency import efficiency_section
-from tvr_lightning.reproduce.report.tables_html import run_facts, table_section
-from tvr_lightning.reproduce.view import TableView
+from tvr_lightning.reproduce.profile.card import ProfileCard
+from tvr_lightning.reproduce.report.cells import NAMES, TableView, run_fields
+from tvr_lightning.reproduce.report.efficiency import efficiency
+from tvr_lightning.reproduce.report.figures.drawing import Arrays, Chart
+from tvr_lightning.reproduce.report.render import render
+from tvr_lightning.reproduce.runs.card import Card
 
 TITLE = "Text-video retrieval: published and measured"
 
 
 @dataclass
-class RunPart:
+class RunSection:
     """What the page says of one run.
 
     Attributes:
@@ -40,8 +39,8 @@ class RunPart:
 
 def page(
     views: Sequence[TableView],
-    runs: Sequence[RunPart],
-    general: Sequence[Chart] = (),
+    runs: Sequence[RunSection],
+    between: Sequence[Chart] = (),
     profiles: Sequence[ProfileCard] = (),
 ) -> str:
     """Return the whole page.
@@ -49,73 +48,17 @@ def page(
     Args:
         views: tables, in order.
         runs: finished and failed runs, in order.
-        general: charts over several runs.
+        between: charts over several runs.
         profiles: what methods cost.
     """
-    css = files("tvr_lightning.reproduce.report").joinpath("page.css").read_text(encoding="utf-8")
-    contents = [f'<li><a href="#{escape(view.name)}">{escape(view.name)}</a></li>' for view in views]
-    if general:
-        contents.append('<li><a href="#between-runs">Between runs</a></li>')
-    if profiles:
-        contents.append('<li><a href="#efficiency">What the methods cost</a></li>')
-    contents.append('<li><a href="#runs">Runs and their figures</a></li>')
-    synthetic = any(not view.comparable for view in views)
-    warning = (
-        '<p class="warn">Some of these runs are not comparable with the published ones: the titles of the tables say '
-        "which and why.</p>"
-        if synthetic
-        else ""
-    )
-    between = f'<h2 id="between-runs">Between runs</h2>{_charts(general, "", {})}' if general else ""
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{TITLE}</title>\n<style>\n{css}</style>\n</head>\n<body>",
-            f"<header><h1>{TITLE}</h1>{warning}",
-            f'<nav aria-label="Contents"><ul>{"".join(contents)}</ul></nav></header>\n<main>',
-            *[table_section(view) for view in views],
-            between,
-            efficiency_section(profiles, [part.card for part in runs]),
-            '<h2 id="runs">Runs and their figures</h2>',
-            *[_run(part) for part in runs],
-            "</main>\n<footer>Every number comes from a run card, the run's file of figures or a profile beside it, or "
-            "from the papers.</footer>",
-            "</body>\n</html>\n",
-        ]
-    )
-
-
-def _run(part: RunPart) -> str:
-    card = part.card
-    also = [claim for claim in card.run["claims"] if claim != card.name]
-    said = f'<p class="soft">Stands for {escape(", ".join(also))} too.</p>' if also else ""
-    missing = f"<p>No figures: {escape(part.missing)}</p>" if part.missing else ""
-    seed = f", seed {card.run['seed']}" if card.run["seed"] is not None else ""
-    # A link into a closed section opens it; a link to the section itself would not.
-    return (
-        f"<details><summary>{escape(card.name)}{escape(seed)}</summary>"
-        f'<div class="run" id="run-{card.key}">{said}{run_facts(card)}'
-        f"{missing}{_charts(part.charts, card.key, part.arrays)}</div></details>"
-    )
-
-
-def _charts(charts: Sequence[Chart], key: str, arrays: Arrays) -> str:
-    return f'<div class="charts">{"".join(_chart(chart, key, arrays) for chart in charts)}</div>' if charts else ""
-
-
-def _chart(chart: Chart, key: str, arrays: Arrays) -> str:
-    facts = "".join(
-        f'<li>{escape(fact.words)}: <span data-figures="{key}" data-field="{escape(fact.field)}">'
-        f"{float(arrays[fact.field]):.3g}</span>{escape(fact.unit)}</li>"
-        for fact in chart.facts
-    )
-    wide = " wide" if chart.html else ""
-    inner = chart.html or chart.svg
-    group = f' role="group" aria-label="{escape(chart.alt)}"' if chart.html else ""
-    return (
-        f'<section class="chart{wide}"{group}><h3>{escape(chart.title)}</h3>{inner}'
-        + (f'<ul class="facts">{facts}</ul>' if facts else "")
-        + (f'<p class="soft">{escape(chart.note)}</p>' if chart.note else "")
-        + "</section>"
+    return render(
+        "page.html",
+        title=TITLE,
+        names=NAMES,
+        views=views,
+        runs=runs,
+        between=between,
+        profiles=profiles,
+        run_fields=run_fields,
+        **efficiency(profiles, [section.card for section in runs]),
     )

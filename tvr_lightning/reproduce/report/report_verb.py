@@ -14,17 +14,18 @@ import torch
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
+from tvr_lightning.files import write_whole
 from tvr_lightning.media.workers import worker_context
-from tvr_lightning.reproduce.card import Card
-from tvr_lightning.reproduce.profile_card import read_profiles
-from tvr_lightning.reproduce.report.between import Pair, draw_between, pairs_of
-from tvr_lightning.reproduce.report.curves import draw_curves, measure_curves
-from tvr_lightning.reproduce.report.drawing import FAILURES, not_drawn, shortened
-from tvr_lightning.reproduce.report.figures import draw, figures_of
+from tvr_lightning.reproduce.profile.card import read_profiles
+from tvr_lightning.reproduce.report.cells import TableView
+from tvr_lightning.reproduce.report.figures.between import Pair, draw_between, pairs_of
+from tvr_lightning.reproduce.report.figures.curves import draw_curves, measure_curves
+from tvr_lightning.reproduce.report.figures.drawing import FAILURES, not_drawn, shortened
+from tvr_lightning.reproduce.report.figures.kinds import draw, figures_of
 from tvr_lightning.reproduce.report.folder import read_folder, views_of
-from tvr_lightning.reproduce.report.page import RunPart, page
-from tvr_lightning.reproduce.view import TableView
-from tvr_lightning.reproduce.write_tables import comma_separated, latex, markdown
+from tvr_lightning.reproduce.report.formats import write_tables
+from tvr_lightning.reproduce.report.page import RunSection, page
+from tvr_lightning.reproduce.runs.card import Card
 
 MANY_RUNS, MOST_PROCESSES = 8, 4
 """From how many runs on further processes save more time than they take to start, and how many share the memory."""
@@ -43,25 +44,25 @@ def run_report(directory: Path, recipes: Path = Path("recipes"), tables_only: bo
     console = Console(highlight=False, soft_wrap=True)
     cards = read_folder(directory)
     order = sorted(cards.values(), key=lambda card: (card.name, card.run["seed"] or 0))
-    with _parts(order, directory, tables_only) as made:
+    with _sections(order, directory, tables_only) as made:
         views = views_of(cards, directory, recipes)
-        parts = []
-        for place, part in enumerate(made, start=1):
-            parts.append(part)
+        sections = []
+        for place, section in enumerate(made, start=1):
+            sections.append(section)
             if not tables_only:
-                console.print(f"[{place}/{len(cards)}] figures of {part.card.name}", markup=False)
-            if part.missing:
-                console.print(f"No figures of {part.card.name}: {part.missing}", markup=False)
+                console.print(f"[{place}/{len(cards)}] figures of {section.card.name}", markup=False)
+            if section.missing:
+                console.print(f"No figures of {section.card.name}: {section.missing}", markup=False)
     pairs = [pair for view in views for pair in pairs_of(view)]
-    for path in write_report(views, parts, directory, pairs):
+    for path in write_report(views, sections, directory, pairs):
         console.print(f"Wrote {path}", markup=False)
     return 0
 
 
 @contextmanager
-def _parts(cards: Sequence[Card], directory: Path, tables_only: bool) -> Iterator[Iterator[RunPart]]:
-    """Make the runs' parts in order, in several processes where there are many runs and no GPU that all would share."""
-    make = partial(part_of, directory=directory, tables_only=tables_only)
+def _sections(cards: Sequence[Card], directory: Path, tables_only: bool) -> Iterator[Iterator[RunSection]]:
+    """Make the runs' sections in order; many runs share several processes where there is no GPU that all would use."""
+    make = partial(section_of, directory=directory, tables_only=tables_only)
     processes = min(os.cpu_count() or 1, MOST_PROCESSES)
     if tables_only or len(cards) < MANY_RUNS or processes < 2 or torch.cuda.is_available():
         yield map(make, cards)
@@ -81,7 +82,7 @@ def _limit_threads(threads: int) -> None:
     threadpool_limits(threads)  # t-SNE's
 
 
-def part_of(card: Card, directory: Path, tables_only: bool = False) -> RunPart:
+def section_of(card: Card, directory: Path, tables_only: bool = False) -> RunSection:
     """Return what the page says of a run.
 
     Args:
@@ -89,22 +90,25 @@ def part_of(card: Card, directory: Path, tables_only: bool = False) -> RunPart:
         directory: of the report; figures are kept below it.
         tables_only: without figures.
     """
-    part = RunPart(card)
+    section = RunSection(card)
     if card.status == "failed":
-        part.missing = "the run failed"
-        return part
+        section.missing = "the run failed"
+        return section
+    if card.features is not None:
+        section.missing = "the run stored features and ranks nothing"
+        return section
     if tables_only:
-        part.charts = draw_curves(measure_curves(card), card.key, kept=False)
-        return part
+        section.charts = draw_curves(measure_curves(card), card.key, kept=False)
+        return section
     try:
         with _quiet():
-            part.arrays = figures_of(card, directory / "figures")
+            section.arrays = figures_of(card, directory / "figures")
     except FAILURES as error:  # the page says so; other runs keep theirs
-        part.missing = shortened(error)
-        part.charts = draw_curves(measure_curves(card), card.key, kept=False)
+        section.missing = shortened(error)
+        section.charts = draw_curves(measure_curves(card), card.key, kept=False)
     else:
-        part.charts = draw_curves(part.arrays, card.key, kept=True) + draw(part.arrays, card.key)
-    return part
+        section.charts = draw_curves(section.arrays, card.key, kept=True) + draw(section.arrays, card.key)
+    return section
 
 
 @contextmanager
@@ -122,30 +126,20 @@ def _quiet() -> Iterator[None]:
 
 
 def write_report(
-    views: list[TableView], parts: list[RunPart], directory: Path, pairs: Sequence[Pair] = ()
+    views: list[TableView], sections: list[RunSection], directory: Path, pairs: Sequence[Pair] = ()
 ) -> list[Path]:
     """Write the report in all four formats; return the files.
 
     Args:
         views: tables.
-        parts: runs.
+        sections: what the page says of each run.
         directory: where report.md, report.csv, report.tex and report.html go.
         pairs: of methods and baselines to compare.
     """
     try:
-        general = draw_between([(part.card, part.arrays) for part in parts if part.arrays], pairs)
+        between = draw_between([(section.card, section.arrays) for section in sections if section.arrays], pairs)
     except FAILURES as error:
-        general = [not_drawn("Comparisons", shortened(error))]
-    csv_parts = [comma_separated(view) for view in views]
-    head = csv_parts[0].partition("\n")[0]
-    written = []
-    for name, text in (
-        ("report.md", "\n".join(markdown(view) for view in views)),
-        ("report.csv", "".join([head, "\n", *(part.partition("\n")[2] for part in csv_parts)])),
-        ("report.tex", "\n".join(latex(view) for view in views)),
-        ("report.html", page(views, parts, general, read_profiles(directory / "profiles"))),
-    ):
-        path = directory / name
-        path.write_text(text, encoding="utf-8")
-        written.append(path)
-    return written
+        between = [not_drawn("Comparisons", shortened(error))]
+    path = directory / "report.html"
+    write_whole(path, page(views, sections, between, read_profiles(directory / "profiles")).encode())
+    return [*write_tables(views, directory / "report"), path]

@@ -1,0 +1,173 @@
+"""Authors' checkpoints: reading, recognising, renaming, and what their errors say."""
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, check_family, read_checkpoint
+from tvr_lightning.authors.clip4clip import import_clip4clip, similarity_header
+from tvr_lightning.authors.families import FAMILIES, recognize
+from tvr_lightning.authors.tcmgc import NAMES as TCMGC_NAMES
+from tvr_lightning.authors.tcmgc import fitting_keep_rate, import_tcmgc
+
+HEADERS = ["meanP", "seqLSTM", "seqTransf", "tightTransf"]
+
+
+def authors_tensors(parity_cases, name):
+    tensors = load_file(parity_cases / f"{name}.safetensors")
+    return {key.removeprefix("checkpoint."): t for key, t in tensors.items() if key.startswith("checkpoint.")}
+
+
+class Anything:
+    """Something that only unpickling could bring back."""
+
+
+def test_files_of_both_kinds_and_wrapped_ones_read_alike(parity_cases, tmp_path):
+    tensors = authors_tensors(parity_cases, "clip4clip_seqLSTM")
+    wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    torch.save(tensors, tmp_path / "pytorch_model.bin.4")
+    torch.save({"state_dict": wrapped, "epoch": 4}, tmp_path / "model.pth")
+    save_file(tensors, tmp_path / "model.safetensors")
+    for name in ("pytorch_model.bin.4", "model.pth", "model.safetensors"):
+        found = read_checkpoint(tmp_path / name)
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[key], tensors[key]) for key in tensors)
+
+
+def test_what_is_no_file_of_tensors_is_refused_unread(tmp_path):
+    torch.save({"weight": Anything()}, tmp_path / "object.pt")
+    with pytest.raises(AuthorsCheckpointError, match=r"object.pt: cannot be read as a file of tensors .*never code"):
+        read_checkpoint(tmp_path / "object.pt")
+    (tmp_path / "text.bin").write_text("hello")
+    with pytest.raises(AuthorsCheckpointError, match=r"text.bin: cannot be read"):
+        read_checkpoint(tmp_path / "text.bin")
+    (tmp_path / "text.safetensors").write_text("hello")
+    with pytest.raises(AuthorsCheckpointError, match="not a safetensors file"):
+        read_checkpoint(tmp_path / "text.safetensors")
+    torch.save({"a": torch.zeros(1), "args": 3}, tmp_path / "mixed.pt")
+    with pytest.raises(AuthorsCheckpointError, match="no tensors: args"):
+        read_checkpoint(tmp_path / "mixed.pt")
+    torch.save([torch.zeros(1)], tmp_path / "list.pt")
+    with pytest.raises(AuthorsCheckpointError, match="holds list; expected a state dict"):
+        read_checkpoint(tmp_path / "list.pt")
+    with pytest.raises(AuthorsCheckpointError, match="no such file"):
+        read_checkpoint(tmp_path / "absent.bin")
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_every_tensor_of_the_authors_arrives_under_our_name(parity_cases, header):
+    tensors = authors_tensors(parity_cases, f"clip4clip_{header}")
+    found, _, names = similarity_header(tensors)
+    assert found == header
+    state = import_clip4clip(tensors, "file", words=12, frames=6).state_dict()
+    taken = {name: names.ours(name) for name in tensors if not (names.unused and name.startswith(names.unused))}
+    assert sorted(taken.values()) == sorted(state)
+    for theirs, ours in taken.items():
+        assert torch.equal(state[ours].flatten(), tensors[theirs].flatten()), theirs
+        assert names.theirs(ours) == theirs
+
+
+def test_tcmgc_names_lead_back():
+    for theirs, ours in TCMGC_NAMES.prefixes:
+        assert TCMGC_NAMES.ours(theirs) == ours
+        assert TCMGC_NAMES.theirs(ours) == theirs
+
+
+def test_half_precision_checkpoints_become_float32(parity_cases):
+    tensors = {name: t.half() for name, t in authors_tensors(parity_cases, "clip4clip_meanP").items()}
+    state = import_clip4clip(tensors, "file", words=12, frames=6).state_dict()
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    assert torch.equal(state["encoder.clip.text_projection"], tensors["clip.text_projection"].float())
+
+
+def test_methods_are_recognised_by_their_names(parity_cases):
+    for path in sorted(parity_cases.glob("*.safetensors")):
+        names = [n.removeprefix("checkpoint.") for n in load_file(path) if n.startswith("checkpoint.")]
+        with safe_open(path, "pt") as file:
+            method = file.metadata()["method"]
+        if method in {family.method for family in FAMILIES}:
+            assert recognize(names).method == method, path.name
+    assert recognize(["encoder.layer.0.weight"]) is None
+
+
+def test_another_methods_checkpoint_is_named(parity_cases):
+    tcmgc, clip4clip = (authors_tensors(parity_cases, n) for n in ("tcmgc", "clip4clip_meanP"))
+    with pytest.raises(
+        AuthorsCheckpointError, match=r"file: these are TC-MGC's names .*not CLIP4Clip's.*--method tcmgc"
+    ):
+        import_clip4clip(tcmgc, "file")
+    with pytest.raises(AuthorsCheckpointError, match=r"these are CLIP4Clip's names, not TC-MGC's"):
+        import_tcmgc(clip4clip, "file")
+    gare = {
+        "clip.logit_scale": torch.zeros(()),
+        "psi.mean_proj.bias": torch.zeros(2),
+        "weight_fc.0.bias": torch.zeros(2),
+    }
+    with pytest.raises(
+        AuthorsCheckpointError, match=r"these are GARE's names \(psi.mean_proj.bias, weight_fc.0.bias\)"
+    ):
+        check_family("clip4clip", gare, "file")
+    with pytest.raises(AuthorsCheckpointError, match=r"none of the known methods has these names: bert.weight"):
+        check_family("clip4clip", {"bert.weight": torch.zeros(1)}, "file")
+
+
+def test_unexpected_missing_and_misshapen_tensors_are_listed(parity_cases):
+    tensors = authors_tensors(parity_cases, "clip4clip_tightTransf")
+    del tensors["cross.pooler.dense.bias"], tensors["similarity_dense.weight"]
+    tensors["cross.embeddings.token_type_embeddings.weight"] = torch.zeros(2, 64)
+    with pytest.raises(AuthorsCheckpointError) as caught:
+        import_clip4clip(tensors, "pytorch_model.bin.3", words=12, frames=6)
+    message = str(caught.value)
+    assert message.startswith("pytorch_model.bin.3: the checkpoint does not fit")
+    assert "1 unexpected: cross.embeddings.token_type_embeddings.weight" in message
+    assert "2 missing: cross.pooler.dense.bias, similarity_dense.weight" in message
+    tensors = authors_tensors(parity_cases, "clip4clip_seqTransf")
+    tensors["transformerClip.resblocks.0.ln_1.bias"] = torch.zeros(32)
+    with pytest.raises(
+        AuthorsCheckpointError, match=r"1 of another shape: transformerClip\S+ln_1.bias is \(32,\), expected \(64,\)"
+    ):
+        import_clip4clip(tensors, "file", words=12, frames=6)
+    tensors["frame_position"] = tensors.pop("frame_position_embeddings.weight")
+    with pytest.raises(
+        AuthorsCheckpointError, match=r"1 unexpected: frame_position; 1 missing: frame_position_em.*; 1 of another"
+    ):
+        import_clip4clip(tensors, "file", words=12, frames=6)
+    del tensors["clip.ln_final.bias"]
+    with pytest.raises(AuthorsCheckpointError, match=r"file: clip.*ln_final.bias"):
+        import_clip4clip(tensors, "file", words=12, frames=6)
+
+
+def test_words_and_frames_beyond_the_positions_are_refused(parity_cases):
+    tensors = authors_tensors(parity_cases, "clip4clip_tightTransf")
+    assert import_clip4clip(tensors, "file", words=40, frames=39).frames == 39
+    with pytest.raises(AuthorsCheckpointError, match="positions for 40 words and 39 frames"):
+        import_clip4clip(tensors, "file", words=12, frames=40)
+    with pytest.raises(
+        AuthorsCheckpointError, match="41 words and 6 frames do not fit; the checkpoint has positions for 40 words"
+    ):
+        import_clip4clip(authors_tensors(parity_cases, "clip4clip_meanP"), "file", words=41, frames=6)
+
+
+def test_words_and_keep_rates_that_the_matrices_do_not_fit_are_told_what_fits(parity_cases):
+    tensors = authors_tensors(parity_cases, "tcmgc")  # its matrices keep 3
+    assert import_tcmgc(tensors, "file", words=12, frames=6).options.keep_rate == 0.3
+    assert import_tcmgc(tensors, "file", words=32, frames=6).options.keep_rate == 0.1
+    with pytest.raises(
+        AuthorsCheckpointError, match=r"keep 3 similarities; 12 words at keep rate 0.5 keep 6.* from 0.25 to below 0.33"
+    ):
+        import_tcmgc(tensors, "file", words=12, frames=6, keep_rate=0.5)
+    with pytest.raises(AuthorsCheckpointError, match="keep 3 words, so they do not fit 2 words; 3 or more words fit"):
+        import_tcmgc(tensors, "file", words=2, frames=6)
+    with pytest.raises(AuthorsCheckpointError, match=r"file: keep_rate 1.0 keeps all 3 slots, .* nothing to fuse"):
+        import_tcmgc(tensors, "file", words=3, frames=6)
+    with pytest.raises(AuthorsCheckpointError, match="missing attentive_word_logit_weight"):
+        import_tcmgc({n: t for n, t in tensors.items() if n != "attentive_word_logit_weight"}, "file", words=12)
+
+
+@pytest.mark.parametrize("words", [3, 12, 32, 49, 64, 77])
+def test_a_fitting_keep_rate_keeps_what_it_should(words):
+    for kept in range(1, words + 1):
+        assert int(words * fitting_keep_rate(kept, words)) == kept
+    with pytest.raises(ValueError, match="no keep rate keeps"):
+        fitting_keep_rate(words + 1, words)

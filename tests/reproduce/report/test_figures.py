@@ -1,0 +1,342 @@
+"""Figures are drawn from a method's own tensors: real videos, real features, and known answers where there are any."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tvr_lightning.features import PairedFeatures
+from tvr_lightning.recipe import from_recipe
+from tvr_lightning.reproduce.report.figures import kinds as figures
+from tvr_lightning.reproduce.report.figures.between import Pair, draw_between
+from tvr_lightning.reproduce.report.figures.dpdv import measure_unmatched
+from tvr_lightning.reproduce.report.figures.drawing import NotDrawnError
+from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
+from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
+from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
+from tvr_lightning.reproduce.report.figures.sheet import measure_sheet
+from tvr_lightning.reproduce.report.figures.similarity import measure_similarity
+from tvr_lightning.reproduce.report.page import RunSection, page
+from tvr_lightning.reproduce.runs.card import Card
+from tvr_lightning.synthetic import synthesize
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+TINY = """
+model: {init_args: {encoder: {class_path: TinyClipEncoder,
+                              init_args: {width: 64, image_size: 32, patch_size: 8, vision_layers: 1}}}}
+data: {init_args: {frames: 4, num_workers: 0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    """The test split of a synthetic dataset under random weights of each paper's method."""
+    root = tmp_path_factory.mktemp("figures")
+    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
+    overlay = root / "tiny.yaml"
+    overlay.write_text(TINY)
+    made = {}
+    for name in ("gare", "tcmgc", "gaid", "dpdv", "ncl"):
+        recipes = [RECIPES / f"{name}.yaml", RECIPES / "fixture.yaml", overlay]
+        module, data = from_recipe(recipes, [f"--data.init_args.root={root}"])
+        made[name] = encode_test_split(module.eval(), data)
+    return made
+
+
+@pytest.fixture(scope="module")
+def measured(splits):
+    return {name: figures.measure(encoded) for name, encoded in splits.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("gare", {"geometry", "gradients", "steps"}),
+        ("tcmgc", {"contrasts", "attention"}),
+        ("gaid", {"gate"}),
+        ("dpdv", {"merging"}),
+        ("ncl", set()),
+    ],
+)
+def test_every_method_has_the_common_figures_and_its_own(splits, measured, name, own):
+    kinds = {field.partition(".")[0] for field in measured[name]}
+    assert kinds == {"similarity", "balance", "modalities", "unmatched", "sheet"} | own
+    charts = figures.draw(measured[name], "run")
+    assert {chart.title for chart in charts}
+    for chart in charts:
+        assert "Not drawn" not in chart.note
+        assert chart.alt
+        assert "#000000" not in chart.svg  # the text colour follows the page, in the dark too
+        assert chart.svg or chart.html
+        for scalar in chart.scalars:
+            assert measured[name][scalar.field].shape == ()
+
+
+@pytest.mark.parametrize("name", ["gare", "tcmgc", "gaid", "dpdv"])
+def test_every_number_beside_a_figure_is_in_the_file_of_figures(measured, name):
+    arrays = measured[name]
+    card = Card("run", "table/line", "finished", {"claims": [], "seed": None, "fingerprints": {}}, results={})
+    html = page([], [RunSection(card, figures.draw(arrays, "run"), arrays)])
+    found = re.findall(r'<span data-figures="run" data-field="([^"]*)">([^<]*)</span>', html)
+    assert len(found) > 20
+    for field, text in found:
+        value = arrays[field.partition("[")[0]]
+        for place in re.findall(r"\[(\d+)\]", field):
+            value = value[int(place)]
+        assert float(text) == pytest.approx(float(value), rel=0.01, abs=5e-4)
+    # Below the drawings no number stands by itself.
+    lists = re.findall(r'<ul class="scalars">(.*?)</ul>', html, flags=re.DOTALL)
+    assert lists
+    assert not [facts for facts in lists if re.search(r"\d\.\d", re.sub(r"<span.*?</span>", "", facts))]
+
+
+def test_scores_are_those_of_the_method(splits):
+    encoded = splits["gare"]
+    with torch.no_grad():
+        expected = encoded.module.score(encoded.texts, encoded.videos).similarity
+    assert torch.allclose(encoded.similarity, expected, atol=1e-5)
+    own = [encoded.split.texts[int(place)].video for place in encoded.text_index]
+    assert encoded.video_index[encoded.matching].tolist() == own
+
+
+def perfect(encoded, scale=1.0):
+    """The same split, every matching pair scoring 1 and all others 0."""
+    scores = torch.zeros_like(encoded.similarity)
+    scores[torch.arange(len(scores)), encoded.matching] = 1.0
+    return replace(encoded, similarity=scale * scores)
+
+
+def test_histograms_tell_matching_pairs_from_others(splits):
+    found = measure_similarity(perfect(splits["gare"]))
+    assert found["positive"].sum() == pytest.approx(1)
+    assert found["negative"].sum() == pytest.approx(1)
+    assert (found["positive"] * found["negative"]).sum() == 0
+    assert float(found["overlap"]) == 0
+    assert (float(found["positive_mean"]), float(found["negative_mean"])) == (1, 0)
+    same = replace(splits["gare"], similarity=torch.zeros_like(splits["gare"].similarity))
+    assert float(measure_similarity(same)["overlap"]) == pytest.approx(50)
+
+
+def test_mass_is_even_where_every_query_finds_its_own_and_uneven_with_a_hub(splits):
+    found = measure_balance(perfect(splits["gare"], scale=10.0))
+    assert float(found["t2v.error"]) == pytest.approx(0, abs=1e-6)
+    hub = perfect(splits["gare"])
+    hub.similarity[:, 0] = 20.0
+    assert float(measure_balance(hub)["t2v.error"]) > 1
+
+
+def test_normalising_by_the_queues_is_measured_where_there_are_some(splits, measured):
+    encoded = splits["ncl"]
+    assert "balance.normalized.t2v.error" not in measured["gare"]
+    text, video = encoded.paired()
+    index = torch.arange(len(text))
+    with torch.no_grad():
+        encoded.module.update_state(PairedFeatures(text, video, index, index))
+    found = measure_balance(encoded)
+    assert float(found["normalized.t2v.error"]) < float(found["t2v.error"])  # the queries themselves are in the queue
+
+
+def test_the_sheet_shows_the_best_videos_and_the_own_one(splits):
+    found = measure_sheet(perfect(splits["gare"]))
+    assert (found["rank"] == 1).all()
+    ranks = torch.arange(1.0, len(splits["gare"].similarity) + 1)
+    evaluated = measure_sheet(replace(perfect(splits["gare"]), ranks=ranks, post_processing="Sinkhorn"))
+    assert evaluated["rank"].tolist() == [1.0, *evaluated["rank"][1:-1], float(len(ranks))]
+    (chart,) = figures.draw({f"sheet.{name}": value for name, value in evaluated.items()}, "run")
+    assert "before post-processing; the ranks went through Sinkhorn" in chart.note
+    assert found["correct"][:, :2].all()
+    assert not found["correct"][:, 2:].any()
+    assert found["strips"].std() > 1  # real pictures
+    worst = perfect(splits["gare"], scale=-1.0)
+    assert measure_sheet(worst)["rank"].max() == worst.similarity.shape[1]
+
+
+def test_modalities_that_coincide_have_no_distance(splits):
+    encoded = splits["ncl"]
+    text, video = encoded.paired()
+    sentence = encoded.texts.sentence.clone()
+    sentence[encoded.pairs[:, 0]] = F.normalize(video.frames, dim=-1).mean(1)
+    found = measure_modalities(replace(encoded, texts=replace(encoded.texts, sentence=sentence)))
+    assert float(found["matching"]) == pytest.approx(1, abs=1e-5)
+    assert float(found["mean_distance"]) == pytest.approx(0, abs=1e-5)
+    assert found["map"].shape == (2, len(text), 2)
+
+
+def test_geometry_is_that_of_the_increments(splits, measured):
+    encoded = splits["gare"]
+    text, video = encoded.paired()
+    with torch.no_grad():
+        increment = encoded.module.head(text, video, True).parts["increment"].diagonal().T
+    gap = video.frames.mean(1) - text.sentence
+    angle = F.cosine_similarity(increment, gap).acos().mean()
+    assert float(measured["gare"]["geometry.angle_to_gap.positive_mean"]) == pytest.approx(float(angle), abs=1e-4)
+    length = increment.norm(dim=-1).mean()
+    assert float(measured["gare"]["geometry.increment_norm.positive_mean"]) == pytest.approx(float(length), rel=1e-4)
+
+
+def test_gradients_add_up_and_match_the_loss_itself(splits):
+    encoded = splits["gare"]
+    found = measure_gradients(encoded)
+    for start in ("", "plain_"):
+        total = found[f"{start}positive.mean"] + found[f"{start}negative.mean"]
+        np.testing.assert_allclose(found[f"{start}anchor.mean"], total, rtol=1e-4, atol=1e-7)
+    # Without increments: InfoNCE of the sentences against the videos pooled for them, in its plainest form.
+    text, video = encoded.paired()
+    sentence = text.sentence.detach().clone().requires_grad_(True)
+    weight = torch.einsum("nd,mfd->nmf", text.sentence, video.frames).div(3).softmax(-1)
+    pooled = torch.einsum("nmf,mfd->nmd", weight, video.frames).detach()
+    logits = encoded.module.temperature().detach() * F.cosine_similarity(sentence.unsqueeze(1), pooled, dim=-1)
+    (-logits.log_softmax(1).diagonal()).sum().backward()
+    np.testing.assert_allclose(found["plain_anchor.mean"], sentence.grad.mean(0).numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_steps_are_taken_by_a_copy(splits):
+    module = splits["gare"].module
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    found = measure_steps(splits["gare"])
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert np.isfinite(found["positive"]).all()
+    assert (found["negative"] > 0).all()
+
+
+def test_pairs_whose_gradient_has_vanished_take_no_step(splits, monkeypatch):
+    scale = splits["gare"].module.temperature.logit_scale
+    monkeypatch.setattr(scale, "data", torch.full_like(scale, 12.0))  # so steep that most probabilities are 0
+    found = measure_steps(splits["gare"])
+    assert len(found["positive"]) == len(found["negative"]) > 0
+
+
+def test_contrasts_and_their_weights(splits, measured):
+    found, encoded = measured["tcmgc"], splits["tcmgc"]
+    assert list(found["contrasts.names"]) == ["video_sentence", "video_word", "sentence_frame", "frame_word"]
+    for name in ("softmax", "lsa"):
+        np.testing.assert_allclose(found[f"contrasts.{name}"].sum(0), 1, rtol=1e-5)
+    # A fresh LSA is the identity, that is, the softmax.
+    np.testing.assert_allclose(found["contrasts.lsa"], found["contrasts.softmax"], rtol=1e-4)
+    assert float(found["contrasts.regularization"]) == encoded.module.options.decorrelation.weight
+
+
+def run_card(key, name="tc-mgc-7b/one", decorrelation=0.0, seed=None, **options):
+    head = {"decorrelation": {"weight": decorrelation}, **options}
+    config = {"seed_everything": 0, "model": {"init_args": head}, "data": {}, "trainer": {"max_epochs": 1}}
+    run = {"claims": [], "seed": seed, "fingerprints": {"data": "synthetic"}}
+    return Card(key, name, "finished", run, results={"config": config, "dataset": "MSR-VTT"})
+
+
+def test_runs_that_differ_in_decorrelation_alone_are_set_side_by_side(measured):
+    own = measured["tcmgc"]
+    without = {**own, "contrasts.regularization": np.array(0.0)}
+    first, second = run_card("a", decorrelation=0.1, seed=3), run_card("b", "tc-mgc-7b/other", seed=3)
+    (chart,) = draw_between([(first, own), (second, without)], [])
+    assert "one, with SDR" in chart.svg
+    assert "other, without SDR" in chart.svg
+    assert chart.title.count("seed 3") == 2
+    for unlike in (run_card("b", heads=4), run_card("b", decorrelation=0.1)):
+        weight = np.array(unlike.results["config"]["model"]["init_args"]["decorrelation"]["weight"])
+        (said,) = draw_between([(first, own), (unlike, {**own, "contrasts.regularization": weight})], [])
+        assert not said.svg
+        assert said.note.startswith("Not drawn: no two of these runs differ in the decorrelation alone")
+    assert not draw_between([(first, measured["gare"])], [])
+
+
+def test_methods_are_drawn_over_their_baselines(measured):
+    base, method = run_card("a", "gare-1/baseline"), run_card("b", "gare-1/gare")
+    runs = [(base, measured["ncl"]), (method, measured["gare"])]
+    (chart,) = draw_between(runs, [Pair("GARE", "gare-1", base, method)])
+    assert "gare, matching" in chart.svg
+    assert "baseline, other" in chart.svg
+    assert not draw_between(runs[:1], [Pair("GARE", "gare-1", base, method)])
+    normalised = {**measured["ncl"], "balance.normalized.t2v.error": np.array(0.0)}
+    (errors,) = draw_between([runs[0], (method, normalised)], [Pair("NCL", "ncl-fig2", base, method)])
+    assert "with NCL" in errors.svg
+    assert "MSR-VTT" in errors.svg
+
+
+def test_one_figure_that_fails_costs_no_other(splits):
+    def fail(*_):
+        raise ZeroDivisionError("no direction of a gradient of zero")
+
+    kinds = [
+        replace(kind, measure=fail) if kind.name == "similarity" else replace(kind, draw=fail)
+        if kind.name == "unmatched" else kind
+        for kind in figures.KINDS
+    ]  # fmt: skip
+    arrays = figures.measure(splits["gare"], kinds)
+    charts = {chart.title: chart for chart in figures.draw(arrays, "run", kinds)}
+    for title in ("Scores of matching and of other pairs", "Frames that match no word"):
+        assert charts[title].note.startswith("Not drawn: no direction of a gradient of zero")
+        assert not charts[title].svg
+    assert charts["Retrieval sheet"].html
+    assert charts["Geometry of the increments"].svg
+
+
+def test_what_cannot_be_drawn_says_why(splits, measured):
+    few = replace(splits["gare"], pairs=splits["gare"].pairs[:3])
+    assert "map" not in measure_modalities(few)
+    (chart,) = figures.draw({f"modalities.{k}": v for k, v in measure_modalities(few).items()}, "run")
+    assert "Map not drawn: it needs 4 matching pairs" in chart.note
+    flat = {name: value for name, value in measured["dpdv"].items() if name.startswith("merging.")}
+    (chart,) = figures.draw({**flat, "merging.strips": np.zeros((2, 0), np.uint8)}, "run")
+    assert chart.note == "Not drawn: 16 patches per frame are no square grid"
+    (chart,) = figures.draw({**subset(measured["gare"], "balance"), "balance.normalized.missing": "no bank"}, "run")
+    assert "Normalised not drawn: no bank" in chart.note
+    one = replace(splits["gare"], pairs=splits["gare"].pairs[:1])
+    with pytest.raises(NotDrawnError, match="no two matching captions"):
+        measure_unmatched(one)
+
+
+def subset(arrays, kind):
+    return {name: value for name, value in arrays.items() if name.startswith(f"{kind}.")}
+
+
+def test_attention_of_every_word_adds_up_and_words_are_the_captions(splits, measured):
+    found = measured["tcmgc"]
+    np.testing.assert_allclose(found["attention.weights"].sum(-1), 1, rtol=1e-4)
+    words = [str(word) for word in found["attention.words"][0] if word]
+    assert words[0] == "sentence"
+    pieces = "".join(words[2:-1])  # between SOT and EOT; long words are two pieces
+    assert len(pieces) > 10
+    assert str(found["attention.captions"][0]).replace(" ", "").startswith(pieces)
+
+
+def test_the_gate_is_that_of_the_matching_caption(splits, measured):
+    found, encoded = measured["gaid"], splits["gaid"]
+    text, video = encoded.paired()
+    captions = [encoded.caption(int(row)) for row, _ in encoded.pairs]
+    place = captions.index(str(found["gate.captions"][0]))
+    linear = encoded.module.head.gate.linear
+    both = torch.cat([video.frames[place], video.audio[place], text.sentence[place].expand(4, -1)], dim=-1)
+    expected = linear(both).sigmoid().squeeze(-1).detach().numpy()
+    np.testing.assert_allclose(found["gate.weights"][0], expected, rtol=1e-4)
+    assert (np.diff(found["gate.times"], axis=1) > 0).all()
+    assert (found["gate.high"] - found["gate.low"]).max() > 0.01  # there is sound
+
+
+def test_patches_only_ever_merge(splits, measured):
+    members = measured["dpdv"]["merging.members"]
+    stages = measured["dpdv"]["merging.left"].tolist()
+    assert stages == splits["dpdv"].module.reduction.config.schedule(16)
+    for video in members:
+        for stage, left in enumerate(stages):
+            for frame in range(video.shape[1]):
+                assert len(np.unique(video[stage, frame])) == left
+        for coarse, fine in zip(video[1:], video[:-1], strict=True):
+            for frame in range(video.shape[1]):
+                pairs = {(int(a), int(b)) for a, b in zip(fine[frame], coarse[frame], strict=True)}
+                assert len(pairs) == len(np.unique(fine[frame]))
+
+
+def test_frames_that_are_words_of_their_own_caption_match(splits):
+    encoded = splits["gare"]
+    _, video = encoded.paired()
+    frames = encoded.videos.frames.clone()
+    frames[encoded.pairs[:, 1]] = video.frames[:, :1].expand_as(video.frames)
+    for sign, share in ((1, 0), (-1, 100)):
+        words = encoded.texts.words.clone()
+        words[encoded.pairs[:, 0]] = sign * video.frames[:, :1]
+        texts, videos = replace(encoded.texts, words=words), replace(encoded.videos, frames=frames)
+        assert float(measure_unmatched(replace(encoded, texts=texts, videos=videos))["share"]) == share

@@ -1,0 +1,213 @@
+"""Tables from cards: every measured number is a card's, and what cannot be compared is not."""
+
+import csv
+import io
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_cards import make_card
+
+from tvr_lightning.reproduce.published import printed_figure, published_rows
+from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
+from tvr_lightning.reproduce.report.formats import comma_separated, latex, markdown, write_tables
+from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan
+from tvr_lightning.reproduce.tables import load_table
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+QUALITIES = {"clip4clip": 1.0, "x-pool": 1.5, "baseline": 1.5, "gare": 3.0}
+
+
+def view(tmp_path, qualities=QUALITIES, name="gare-1", **changes):
+    """A table of made-up cards, and those cards by run."""
+    setting = replace(Setting(RECIPES, tmp_path, fixture_videos=20), **changes)
+    table, folder = load_table(name, RECIPES), tmp_path / "cards"
+    plan = make_plan([table], setting)
+    made = {}
+    for run, quality in qualities.items():
+        for place, key in enumerate(plan.chosen[f"{name}/{run}"]):
+            made[key] = make_card(plan.runs[key], folder, quality + 0.3 * place)
+    return view_table(table, with_cards(plan.runs_of(table), made), folder), made
+
+
+def with_cards(runs, cards):
+    return {name: [(run, cards.get(run.key)) for run in found] for name, found in runs.items()}
+
+
+def test_every_measured_number_is_found_in_a_card(tmp_path):
+    table, cards = view(tmp_path)
+    rows = [row for row in csv.DictReader(io.StringIO(comma_separated(table))) if row["measured"]]
+    assert {row["run"] for row in rows} == set(QUALITIES)
+    for row in rows:
+        card = cards[row["cards"].removesuffix(".json")]
+        direction = {"t2v": "text_to_video", "v2t": "video_to_text"}[row["direction"]]
+        assert float(row["measured"]) == card.metrics(direction)[row["metric"]]
+        assert float(row["low"]) <= float(row["measured"]) <= float(row["high"])
+    shown = re.findall(r"\| (\d+\.\d) \[", markdown(table))
+    assert len(shown) == len(rows)
+    assert sorted(shown) == sorted(f"{float(row['measured']):.1f}" for row in rows)
+
+
+def test_printed_lines_without_a_run_are_published_only(tmp_path):
+    table, _ = view(tmp_path)
+    line = next(line for line in table.lines if line.published.method == "HBI")
+    assert line.run is None
+    assert not any(cell.measured for cell in line.cells.values())
+    assert "| HBI" in markdown(table)
+
+
+def test_synthetic_numbers_are_never_set_against_published_ones(tmp_path):
+    table, _ = view(tmp_path)
+    assert NOT_COMPARABLE in table.title
+    assert "difference |" not in markdown(table)
+    assert all(not row["difference"] for row in csv.DictReader(io.StringIO(comma_separated(table))))
+
+
+def test_real_numbers_are(tmp_path):
+    table, cards = view(tmp_path, fixture_videos=None)
+    assert "SYNTHETIC" not in table.title
+    row = next(
+        row
+        for row in csv.DictReader(io.StringIO(comma_separated(table)))
+        if (row["run"], row["direction"], row["metric"]) == ("gare", "t2v", "R@1")
+    )
+    measured = cards[row["cards"].removesuffix(".json")].metrics("text_to_video")["R@1"]
+    assert float(row["difference"]) == pytest.approx(measured - 49.1)
+    assert f"{measured - 49.1:+.1f} [" in markdown(table)
+
+
+def test_an_overlay_on_real_data_is_named_and_not_compared(tmp_path):
+    overlay = tmp_path / "short.yaml"
+    overlay.write_text("trainer: {max_epochs: 1}\n")
+    table, _ = view(tmp_path, fixture_videos=None, overlay=overlay)
+    assert "short.yaml on top" in table.title
+    assert not table.comparable
+
+
+def test_a_failed_run_is_a_note_and_not_a_lost_table(tmp_path):
+    setting = Setting(RECIPES, tmp_path, fixture_videos=20)
+    table = load_table("gare-1", RECIPES)
+    plan = make_plan([table], setting)
+    (key,) = plan.chosen["gare-1/gare"]
+    card = make_card(plan.runs[key], tmp_path, 2.0, status="failed", results=None, error="exit status 1\nout of memory")
+    text = markdown(view_table(table, with_cards(plan.runs_of(table), {key: card}), tmp_path))
+    assert "Run gare FAILED" in text
+    assert "out of memory" in text
+    assert "| gare | - | failed |" in text
+
+
+def test_notes_of_the_print_and_sums_that_do_not_fit_are_shown(tmp_path):
+    table, _ = view(tmp_path, {}, name="tc-mgc-1a")
+    assert any("SumR 393.2, but its recalls add up to 383.2" in note for note in table.notes)
+
+
+def test_the_tables_own_note_is_the_first(tmp_path):
+    table, _ = view(tmp_path, {}, name="gaid-1")
+    assert table.notes[0].startswith("Lines without a run are methods that this project does not have")
+    assert f"- {table.notes[0]}" in markdown(table)
+
+
+def test_seeds_give_mean_and_deviation(tmp_path):
+    table, cards = view(tmp_path, {"gare": 1.0}, seeds=(0, 1, 2))
+    line = next(line for line in table.lines if line.run == "gare" and line.published.direction == "t2v")
+    found = line.measured("R@1")
+    values = [card.metrics("text_to_video")["R@1"] for card in cards.values()]
+    mean = sum(values) / 3
+    assert found.seeds == 3
+    assert found.mean == pytest.approx(mean)
+    assert found.deviation == pytest.approx(math.sqrt(sum((value - mean) ** 2 for value in values) / 2))
+    assert found.interval.estimate == pytest.approx(mean)
+    assert f"{mean:.1f} ± {found.deviation:.1f} [" in markdown(table)
+
+
+def test_differences_to_the_baseline_are_paired_over_queries(tmp_path):
+    table, cards = view(tmp_path)
+    said = next(line for line in table.statistics if line.startswith("gare against baseline"))
+    runs = {card.name: card for card in cards.values()}
+    pair = [runs["gare-1/baseline"]], [runs["gare-1/gare"]]
+    written = list(csv.DictReader(io.StringIO(comma_separated(table))))
+    for metric in ("R@1", "R@5", "R@10", "MdR", "MnR", "RSum", "SumR"):
+        found = compare_runs(*pair, tmp_path / "cards", "text_to_video", metric)
+        first, second = (
+            card.results["sum_of_recalls"] if metric == "SumR" else card.metrics("text_to_video")[metric]
+            for (card,) in pair
+        )
+        assert found.difference.estimate == pytest.approx(second - first)
+        assert found.difference.low <= second - first <= found.difference.high
+        assert math.isnan(found.p_value) if metric == "MdR" else found.p_value < 0.01
+        for row in written:
+            if (row["run"], row["direction"], row["metric"]) == ("gare", "t2v", metric):
+                assert float(row["against_baseline"]) == pytest.approx(second - first)
+                assert float(row["against_baseline_low"]) == found.difference.low
+    r1 = [runs[f"gare-1/{name}"].metrics("text_to_video")["R@1"] for name in ("baseline", "gare")]
+    assert f"{r1[1] - r1[0]:+.1f} [" in said
+    assert "resolved" in said
+
+
+def test_every_run_is_compared_with_the_baseline_of_its_dataset_and_backbone(tmp_path):
+    table, _ = view(tmp_path, dict.fromkeys(("t-mass", "gaid", "t-mass-didemo", "x-pool-didemo"), 1.0), name="gaid-1")
+    found = {line.run: line.baseline for line in table.lines if line.cards}
+    baselines = {f"t-mass{where}": None for where in ("", "-b16", "-didemo", "-didemo-b16")}
+    assert found == baselines | {
+        "gaid": "t-mass", "gaid-b16": "t-mass-b16",  # the fixture has one encoder for both
+        "x-pool-didemo": "t-mass-didemo", "x-pool-didemo-b16": "t-mass-didemo-b16",
+    }  # fmt: skip
+    said = {line.partition(",")[0] for line in table.statistics if " against " in line}
+    assert said == {f"{run} against {baseline}" for run, baseline in found.items() if baseline}
+
+
+def test_runs_on_other_data_are_not_compared(tmp_path):
+    _, cards = view(tmp_path)
+    first, second = (
+        next(card for card in cards.values() if card.name.endswith(name)) for name in ("/baseline", "/gare")
+    )
+    second.run["fingerprints"]["data"] = "of another dataset"
+    assert compare_runs([first], [second], tmp_path / "cards", "text_to_video", "R@1") is None
+
+
+@pytest.mark.parametrize("metric", ["R@1", "R@5", "R@10", "MdR", "MnR", "RSum", "SumR"])
+def test_every_metric_has_an_interval_around_it(tmp_path, metric):
+    _, cards = view(tmp_path, {"gare": 2.0})
+    (card,) = cards.values()
+    found = measure([card], tmp_path / "cards", "text_to_video", metric)
+    own = card.results["sum_of_recalls"] if metric == "SumR" else card.metrics("text_to_video")[metric]
+    assert found.mean == pytest.approx(own)
+    assert found.interval.low <= own <= found.interval.high
+    assert found.interval.low < found.interval.high
+    assert measure([card], tmp_path / "cards", "text_to_video", "R@50") is None
+
+
+def test_more_queries_resolve_smaller_differences_and_few_hits_do_not_look_certain():
+    assert smallest_difference(48.0, 1000) == pytest.approx(4.4, abs=0.05)  # 1.96 sqrt(2 0.48 0.52 / 1000)
+    assert smallest_difference(48.0, 4000) == pytest.approx(smallest_difference(48.0, 1000) / 2, rel=0.01)
+    assert smallest_difference(0.0, 20) > 5
+    assert smallest_difference(48.0, 1000, confidence=0.5) < smallest_difference(48.0, 1000)
+    with pytest.raises(ValueError, match="at least one query"):
+        smallest_difference(48.0, 0)
+
+
+def test_figures_keep_the_digits_of_the_print():
+    assert [printed_figure(value) for value in (49.0, 8.25, 441.3)] == ["49.0", "8.25", "441.3"]
+    (row,) = (row for row in published_rows() if row.mean_rank == 8.25)
+    assert (row.paper, row.table) == ("GAID", "6")
+
+
+def test_all_three_formats_are_written_and_latex_is_escaped(tmp_path):
+    table, _ = view(tmp_path)
+    paths = write_tables([table], tmp_path / "tables" / "gare-1")
+    assert [path.name for path in paths] == ["gare-1.md", "gare-1.csv", "gare-1.tex"]
+    text = latex(table)
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len({line.count(" & ") for line in rows}) == 1
+    assert not re.search(r"(?<!\\)[%_#]", text)
+
+
+def test_sums_over_both_directions_are_measured_where_only_they_are_printed(tmp_path):
+    table, cards = view(tmp_path, {"exp3": 2.0, "exp10-sdr": 3.0}, name="tc-mgc-fig7")
+    rows = [row for row in csv.DictReader(io.StringIO(comma_separated(table))) if row["measured"]]
+    printed = next(row for row in rows if row["published"] == "408.0")
+    card = cards[printed["cards"].removesuffix(".json")]
+    assert (printed["metric"], float(printed["measured"])) == ("SumR", card.results["sum_of_recalls"])

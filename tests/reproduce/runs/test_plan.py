@@ -1,0 +1,185 @@
+"""Planning: what decides a run decides its key, and a run is made once however many lines it stands for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tvr_lightning.errors import UserError
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan, nested
+from tvr_lightning.reproduce.tables import load_table
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+
+
+@pytest.fixture
+def setting(tmp_path) -> Setting:
+    return Setting(RECIPES, tmp_path, fixture_videos=20)
+
+
+def plan(setting, *names, only=()):
+    return make_plan([load_table(name, RECIPES) for name in names], setting, only)
+
+
+def test_a_run_that_several_tables_need_is_made_once(setting):
+    made = plan(setting, "gare-1", "dpdv-1")
+    (key,) = made.chosen["gare-1/x-pool"]
+    assert made.chosen["dpdv-1/x-pool"] == [key]
+    assert made.runs[key].claims == ["gare-1/x-pool", "dpdv-1/x-pool"]
+
+
+def test_the_fixture_stands_for_every_backbone_and_real_data_does_not(setting):
+    names = ("tc-mgc-1b/x-pool", "tc-mgc-1b/x-pool-b16")
+    synthetic = plan(setting, "tc-mgc-1b").chosen
+    assert synthetic[names[0]] == synthetic[names[1]]
+    real = plan(replace(setting, fixture_videos=None), "tc-mgc-1b")
+    assert real.chosen[names[0]] != real.chosen[names[1]]
+    assert real.runs[real.chosen[names[1]][0]].configs[-1].endswith("vit-b-16.yaml")
+    assert real.runs[real.chosen[names[1]][0]].fingerprints["weights"].startswith("ViT-B-16")
+
+
+def test_every_run_takes_the_synthetic_dataset_of_its_own_layout(setting):
+    made = plan(setting, "gare-1", "ncl-1", "gaid-1")
+    assert {made.runs[made.chosen["ncl-1/ncl"][0]].dataset} == {"activitynet"}
+    assert made.runs[made.chosen["gaid-1/gaid-didemo"][0]].dataset == "didemo"
+    assert {run.dataset for run in made.runs.values()} == {"msrvtt", "activitynet", "didemo"}
+
+
+def test_seeds_overlays_data_and_settings_change_the_key(setting, tmp_path):
+    def key(changed: Setting, run="gare") -> str:
+        return plan(changed, "gare-1").chosen[f"gare-1/{run}"][-1]
+
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text("trainer: {max_epochs: 1}\n")
+    annotations = tmp_path / "msrvtt" / "captions.json"
+    real = replace(setting, fixture_videos=None)
+    keys = {
+        key(setting), key(setting, "baseline"), key(replace(setting, seeds=(1,))), key(replace(setting, seeds=(2,))),
+        key(replace(setting, overlay=overlay)), key(replace(setting, fixture_videos=40)), key(real),
+    }  # fmt: skip
+    assert len(keys) == 7
+    assert key(setting) == key(setting)
+    overlay.write_text("trainer: {max_epochs: 2}\n")
+    assert key(replace(setting, overlay=overlay)) not in keys
+    annotations.parent.mkdir()
+    annotations.write_text("{}")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert key(replace(real, root=elsewhere)) in keys  # both data folders are absent
+
+
+def test_data_are_recognised_by_annotations_and_videos(tmp_path):
+    from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint
+
+    found = set()
+    for name, caption, video in (("a", "x", b"1"), ("b", "y", b"1"), ("c", "x", b"22")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "captions.json").write_text(caption)
+        (folder / "video1.mp4").write_bytes(video)
+        found.add(data_fingerprint(folder))
+    assert len(found) == 3
+    assert data_fingerprint(tmp_path / "absent") == "absent"
+
+
+def test_videos_behind_a_link_count_and_a_link_back_ends(tmp_path):
+    from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint
+
+    disk, found = tmp_path / "disk", []
+    disk.mkdir()
+    for name, content in (("a", b"1"), ("b", b"22")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "videos").symlink_to(disk)
+        (disk / "video1.mp4").write_bytes(content)
+        (disk / "back").unlink(missing_ok=True)
+        (disk / "back").symlink_to(disk)
+        found.append(data_fingerprint(tmp_path / name))
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    "option", ["data: {init_args: {captions: FILE}}", "data: {init_args: {features: FILE}}",
+               "model: {init_args: {audio_encoder: {init_args: {weights: FILE}}}}",
+               "model: {init_args: {pretrained: FILE}}"]
+)  # fmt: skip
+def test_what_options_name_besides_is_recognised_by_content(setting, tmp_path, option):
+    file, overlay, found = tmp_path / "named.bin", tmp_path / "overlay.yaml", set()
+    overlay.write_text(option.replace("FILE", str(file)))
+    for content in ("one", "other"):
+        file.write_text(content)
+        made = plan(replace(setting, overlay=overlay), "gare-1")
+        found |= {run.fingerprints["files"] for run in made.runs.values()}
+    assert len(found) == 2
+    assert "none" not in found
+
+
+def test_an_option_that_is_set_back_to_null_names_nothing(setting, tmp_path):
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text("model: {init_args: {encoder: {init_args: {weights: null}}}}\n")
+    real = replace(setting, fixture_videos=None)
+    for changed, said in ((real, "ViT-B-32: tag openai"), (replace(real, overlay=overlay), "ViT-B-32: random")):
+        made = plan(changed, "gare-1")
+        assert made.runs[made.chosen["gare-1/gare"][0]].fingerprints["weights"] == said
+
+
+def test_the_recipes_own_seed_is_the_same_run_when_it_is_asked_for(setting):
+    own = plan(setting, "gare-1").chosen["gare-1/clip4clip"]
+    assert plan(replace(setting, seeds=(42, 43)), "gare-1").chosen["gare-1/clip4clip"][0] == own[0]
+
+
+def test_a_choice_that_leaves_no_run_is_refused(setting):
+    with pytest.raises(UserError, match="gaid-b16 leaves no run"):
+        plan(replace(setting, share="features"), "gaid-1", only=["gaid-b16"])
+
+
+def test_one_run_per_seed(setting):
+    made = plan(replace(setting, seeds=(0, 1, 2)), "gare-1")
+    assert len(set(made.chosen["gare-1/gare"])) == 3
+    assert {made.runs[key].seed for key in made.chosen["gare-1/gare"]} == {0, 1, 2}
+
+
+def test_only_restricts_to_runs_and_adds_what_trains_them(setting):
+    made = plan(setting, "gaid-1", only=["gaid-dsl-b16"])
+    assert [run.verb for run in made.runs.values()] == ["fit", "test"]
+    train, test = made.runs.values()
+    assert test.trained_by == train.key
+    assert "gaid-1/x-pool" not in made.chosen
+    with pytest.raises(UserError, match="'gadi' is no run of these tables; there are gaid-1/"):
+        plan(setting, "gaid-1", only=["gadi"])
+
+
+def test_dotted_settings_become_a_recipe():
+    assert nested({"a.b": None, "a.c": 1, "d": [2]}) == {"a": {"b": None, "c": 1}, "d": [2]}
+
+
+def test_runs_that_share_an_encoder_name_the_run_that_trains_it(setting):
+    made = plan(replace(setting, share="encoder"), "gare-1", "gaid-1")
+    (shared,) = (run for run in made.runs.values() if run.name == "shared/encoder")
+    assert (shared.dataset, shared.encoder_from, shared.claims) == ("msrvtt", None, [])
+    assert {run.dataset for run in made.runs.values()} == {"msrvtt", "didemo"}
+    for run in made.runs.values():
+        if run is not shared:
+            assert run.encoder_from == shared.key
+            assert any(path.endswith("fixture-shared.yaml") for path in run.configs)
+    assert {run.verb for run in made.runs.values()} == {"fit", "test"}
+
+
+def test_stored_features_are_one_store_per_dataset_without_further_backbones(setting):
+    made = plan(replace(setting, share="features"), "gare-1", "gaid-1")
+    assert [run.dataset for run in made.runs.values() if run.verb == "extract"] == ["msrvtt", "didemo"]
+    assert "gaid-1/gaid" in made.chosen
+    assert "gaid-1/gaid-b16" not in made.chosen
+    (key,) = made.chosen["gaid-1/gaid"]
+    store = made.runs[made.runs[key].store]
+    assert store.encoder_from == made.runs[key].encoder_from
+    assert store.claims == []
+    assert list(made.runs).index(store.encoder_from) < list(made.runs).index(store.key) < list(made.runs).index(key)
+    assert key not in plan(setting, "gaid-1").runs
+
+
+def test_question_answering_takes_its_own_fixture(setting):
+    made = plan(setting, "dpdv-s4")
+    (run,) = made.runs.values()
+    assert (run.dataset, [Path(path).stem for path in run.configs]) == (
+        "msrvtt", ["dpdv-vqa", "fixture", "fixture-vqa"],
+    )  # fmt: skip

@@ -1,0 +1,342 @@
+"""Runs in processes of their own on a real synthetic dataset: cards, failures, and what a kill costs."""
+
+import errno
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tvr_lightning.cli import Verb, verb_parser
+from tvr_lightning.errors import UserError
+from tvr_lightning.reproduce.report.cells import view_table
+from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
+from tvr_lightning.reproduce.runs.card import card_path, read_cards, read_ranks
+from tvr_lightning.reproduce.runs.engines import ForkingEngine, SlurmEngine, SlurmOptions
+from tvr_lightning.reproduce.runs.execute import RunTask, execute, read_task, run_task_logged, write_task
+from tvr_lightning.reproduce.runs.fingerprint import config_fingerprint
+from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
+from tvr_lightning.reproduce.runs.runner import Folders, RunnerError, duration, open_runs, run_plan, time_left
+from tvr_lightning.reproduce.tables import load_table
+from tvr_lightning.synthetic import synthesize
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+VIDEOS = 20
+TINY = """
+trainer: {max_epochs: 1, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
+model: {init_args: {encoder: {init_args: {width: 64, vision_layers: 1}}}}
+data: {init_args: {frames: 4, batch_size: 8, num_workers: 0}}
+"""
+TWO_DEVICES = """
+trainer: {max_epochs: 1, log_every_n_steps: 1, accelerator: cpu, devices: 2, strategy: ddp}
+model:
+  init_args:
+    encoder: {class_path: TinyClipEncoder, init_args: {width: 64, vision_layers: 1, freeze: none}}
+    optimizer: {name: adamw, lr: 1.0e-3, encoder_lr: 1.0e-3, per_tensor_clip: null}
+data: {init_args: {frames: 4, batch_size: 8, num_workers: 0, captions_per_epoch: one, augmentation: none}}
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("fixture")
+    synthesize("msrvtt", root, VIDEOS, FIXTURE_SEED, workers=1, progress=False)
+    return root
+
+
+def tiny_plan(root, folder, table="gaid-1", only=("clip4clip",), extra=""):
+    overlay = folder / "tiny.yaml"
+    overlay.write_text(TINY + extra)
+    return make_plan([load_table(table, RECIPES)], Setting(RECIPES, root, VIDEOS, overlay), only)
+
+
+def test_a_run_leaves_its_card_and_is_not_repeated(root, tmp_path):
+    plan, folders, said = tiny_plan(root, tmp_path), Folders(tmp_path / "out"), []
+    cards = run_plan(plan, folders, said.append)
+    (card,) = cards.values()
+    assert card.status == "finished", card.error
+    results = card.results
+    assert (card.steps, card.epochs, results["texts"], results["seed"]) == (2, 1, 4, 42)
+    assert results["config"]["model"]["class_path"].endswith("CLIP4Clip")
+    assert results["environment"]["packages"]["torch"]
+    assert card.seconds > 0
+    assert card.peak_memory_mib > 50
+    assert Path(card.checkpoint).is_file()
+    assert set(card.run["fingerprints"]) == {"config", "code", "data", "weights", "files"}
+    ranks, _ = read_ranks(card.key, folders.cards, "text_to_video")
+    assert 100 * ranks.found_within(1).mean() == pytest.approx(results["text_to_video"]["R@1"])
+    assert any("nothing left to run" in line for line in said)
+    said.clear()
+    assert run_plan(plan, folders, said.append) == cards
+    assert said == []
+
+
+def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    setting = Setting(RECIPES, root, VIDEOS, tmp_path / "tiny.yaml", share="features")
+    plan = make_plan([load_table("gaid-1", RECIPES)], setting, ["clip4clip", "gaid"])
+    folders, said = Folders(tmp_path / "out"), []
+    cards = run_plan(plan, folders, said.append)
+    assert [card.status for card in cards.values()] == ["finished"] * 4, [card.error for card in cards.values()]
+    shared, stored, *heads = cards.values()
+    assert [card.name for card in (shared, stored)] == ["shared/encoder", "shared/features-msrvtt"]
+    assert (stored.run["verb"], stored.run["encoder_from"]) == ("extract", shared.key)
+    assert stored.results["written"]["frames"] == stored.results["written"]["audio"] == VIDEOS
+    assert sum("features stored in" in line for line in said) == 1
+    weights = torch.load(shared.checkpoint, weights_only=True)["state_dict"]
+    for card in heads:
+        assert (card.run["encoder_from"], card.run["store"]) == (shared.key, stored.key)
+        own = torch.load(card.checkpoint, weights_only=True)["state_dict"]
+        for name, value in weights.items():
+            if name.startswith("encoder."):
+                assert torch.equal(own[name], value)
+    runs = {name: [(run, cards[run.key]) for run in made] for name, made in plan.runs_of(plan.tables[0]).items()}
+    view = view_table(plan.tables[0], runs, folders.cards)
+    assert any("Heads train for 1 epochs on the stored features" in note for note in view.notes)
+    shutil.rmtree(stored.features)
+    card_path(folders.cards, heads[0].key).unlink()
+    again = run_plan(plan, folders, said.append)[heads[0].key]
+    assert again.error == f"the features {stored.features} are gone; delete the card of their run as well"
+
+
+def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
+    plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
+    engine = SlurmEngine(SlurmOptions(at_once=1), tmp_path / "jobs", cluster="local")
+    engine.poll_seconds = 0.2
+    (card,) = run_plan(plan, folders, [].append, engine).values()
+    assert card.status == "finished", card.error
+    task = folders.runs.absolute() / card.key / "run.json"
+    assert read_task(task).parent is None
+    assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 1
+    assert not task.with_name("job.txt").exists()
+
+
+def outdated(folder):
+    """A task of another version of the code."""
+    run = {"name": "table/run", "configs": [], "settings": {}}
+    fingerprints = {"config": config_fingerprint([], {}), "code": "another"}
+    return RunTask(run | {"fingerprints": fingerprints}, [], str(folder / "cards"), str(folder))
+
+
+def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_path):
+    engine = SlurmEngine(SlurmOptions(), tmp_path / "jobs", cluster="local")
+    task = tmp_path / "run" / "run.json"
+    write_task(outdated(tmp_path), task)
+    task.with_name("job.txt").write_text("12345678")
+    job = engine.start(task)
+    assert task.with_name("job.txt").read_text() != "12345678"
+    while (status := job()) is None:
+        time.sleep(0.2)
+    assert status == 1
+    assert "changed after the run was planned" in task.with_name("log.txt").read_text()
+    assert not task.with_name("job.txt").exists()
+
+
+def test_the_processes_of_a_job_write_into_one_log(tmp_path):
+    """SLURM starts one per device; what any of them says before it dies is kept."""
+    task = tmp_path / "run.json"
+    write_task(outdated(tmp_path), task)
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=run_task_logged, args=(task, tmp_path / "log.txt")) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert (tmp_path / "log.txt").read_text().count("code changed after the run was planned") == 2
+
+
+def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
+    plan, folders = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), Folders(tmp_path / "out")
+    (card,) = run_plan(plan, folders, [].append).values()
+    assert card.status == "finished", card.error
+    ranks, video = read_ranks(card.key, folders.cards, "question")
+    assert len(ranks) == len(video) == card.results["evaluation"]["questions"]
+    assert 100 * ranks.found_within(1).mean() == pytest.approx(card.accuracy())
+
+
+def test_a_run_on_two_devices_ends_in_its_card(root, tmp_path):
+    # As with real data: a command of its own, which Lightning repeats for the second device.
+    overlay = tmp_path / "two.yaml"
+    overlay.write_text(TWO_DEVICES)
+    plan = make_plan([load_table("gaid-1", RECIPES)], Setting(RECIPES, root, overlay=overlay), ["clip4clip"])
+    (card,) = run_plan(plan, Folders(tmp_path / "out"), [].append).values()
+    assert card.status == "finished", card.error
+    assert card.results["config"]["trainer"]["devices"] == 2
+    assert card.steps == 2
+
+
+def test_two_invocations_do_not_share_a_folder(root, tmp_path):
+    plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
+
+    class Second(ForkingEngine):
+        def start(self, task):
+            with pytest.raises(RunnerError, match="another tvr reproduce works in"):
+                run_plan(plan, folders, [].append)
+            return super().start(task)
+
+    (card,) = run_plan(plan, folders, [].append, Second()).values()
+    assert card.status == "finished", card.error
+
+
+def test_on_a_disk_without_file_locks_runs_are_made_and_it_is_said(root, tmp_path, monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    said = []
+    assert run_plan(replace(tiny_plan(root, tmp_path), runs={}), Folders(tmp_path / "out"), said.append) == {}
+    assert any("without file locks" in line and "start no second tvr reproduce in it" in line for line in said)
+
+
+def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
+    plan, folders, said = tiny_plan(root, tmp_path, only=("clip4clip", "x-pool")), Folders(tmp_path / "out"), []
+
+    class Refusing(ForkingEngine):
+        refused = False
+
+        def start(self, task):
+            if not self.refused:
+                self.refused = True
+                raise OSError("the queue is full")
+            return super().start(task)
+
+    first, second = run_plan(plan, folders, said.append, Refusing()).values()
+    assert (first.status, first.error) == ("failed", "OSError: the queue is full")
+    assert second.status == "finished", second.error
+
+
+def test_a_run_is_not_made_with_recipes_that_changed_since(root, tmp_path):
+    (run,) = tiny_plan(root, tmp_path).runs.values()
+    task = RunTask(run.plain(), [], str(tmp_path / "cards"), str(tmp_path))
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("max_epochs: 1", "max_epochs: 2"))
+    with pytest.raises(UserError, match=r"gaid-1/clip4clip: config changed after the run was planned"):
+        execute(task)
+
+
+def test_seconds_of_interrupted_processes_count_up_to_their_checkpoint(tmp_path):
+    from tvr_lightning.reproduce.runs.execute import _earlier_seconds
+
+    checkpoints = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+
+    def write(name: str, step: int, after: float) -> None:
+        torch.save({"global_step": step, "hyper_parameters": {}}, checkpoints / name)
+        os.utime(checkpoints / name, (began + after, began + after))
+
+    assert _earlier_seconds(tmp_path) == 0
+    began = time.time()
+    write("last.ckpt", 6, 40)
+    write("running.ckpt", 8, 60)  # from which the next process goes on
+    assert _earlier_seconds(tmp_path) == pytest.approx(60, abs=5)
+    (tmp_path / "attempts.json").write_text(f"[60.0, {began + 100}]")  # a second, killed before its first checkpoint
+    assert _earlier_seconds(tmp_path) == 60
+
+
+def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):
+    only = ("gaid-dsl-b16",)
+    plan = tiny_plan(root, tmp_path, only=only, extra="results: {select_on: never}\n")
+    folders, said = Folders(tmp_path / "out"), []
+    train, test = run_plan(plan, folders, said.append).values()
+    assert train.status == test.status == "failed"
+    assert "select_on" in train.error
+    assert "which failed" in test.error
+    assert "FAILED" in said[1]
+    assert len(open_runs(plan, read_cards(folders.cards))) == 2
+
+
+def test_the_verb_shows_its_plan_without_running_anything(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    verb = Verb("reproduce", "", "tvr_lightning.reproduce.reproduce_verb:run_reproduce", ("tables",))
+    words = ["gare-1", "ncl-1", "--dry-run", "--seeds", "0,1", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"]
+    assert run_reproduce(**verb_parser(verb).parse_args(words).as_dict()) == 0
+    said = capsys.readouterr().out
+    assert "SYNTHETIC FIXTURE" in said
+    assert "gare-1/gare on msrvtt, seed 1" in said
+    assert "ncl-1/ncl on activitynet, seed 0" in said
+    assert "12 runs left, no finished run to estimate from" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seeds": "0,x"}, "whole numbers separated by commas"),
+        ({"fixture_videos": 2}, "must be at least 8"),
+        ({"overlay": Path("absent.yaml")}, "absent.yaml is no file"),
+        ({"tables": ["gare-0"]}, "there are .*gare-1"),
+        ({"gpus": 2}, "--gpus concern SLURM jobs; add --engine slurm"),
+        ({"engine": "slurm", "minutes": 0}, "--minutes is 0; it must be at least 1"),
+    ],
+)
+def test_bad_options_end_in_one_sentence(tmp_path, monkeypatch, options, said):
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    with pytest.raises(UserError, match=said):
+        run_reproduce(**({"tables": ["gare-1"], "recipes": RECIPES, "out": tmp_path, "dry_run": True} | options))
+
+
+def test_real_data_are_taken_where_they_are_and_named_when_absent(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TVR_DATA", str(tmp_path))
+    run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out")
+    assert "SYNTHETIC" not in capsys.readouterr().out
+    with pytest.raises(UserError, match="--share features is for the synthetic datasets"):
+        run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out", share="features")
+    run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out", fixture=True)
+    assert "SYNTHETIC" in capsys.readouterr().out
+
+
+def test_estimates_come_from_finished_runs_alone(root, tmp_path):
+    from run_cards import make_card
+
+    plan = tiny_plan(root, tmp_path, table="gare-1", only=())
+    first, *rest = plan.runs.values()
+    card = make_card(first, tmp_path / "cards", 1.0, seconds=90.0)
+    assert time_left(rest, {}) == f"{len(rest)} runs left, no finished run to estimate from"
+    assert time_left(rest, {card.key: card}) == f"{len(rest)} runs left, about {duration(90 * len(rest))}"
+    assert time_left(rest[:1], {card.key: card}) == f"1 run left, about {duration(90)}"
+    lines = plan_lines(plan, {card.key: card})
+    assert sum(line.startswith("finished") for line in lines) == 1
+    assert duration(7300) == "2 h 2 min"
+
+
+@pytest.mark.slow
+def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path):
+    # Two runs; the invocation is killed in the second, and its child goes with it.
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"fixture-{VIDEOS}").symlink_to(root)
+    program = tmp_path / "invoke.py"
+    program.write_text(
+        "import sys\nfrom pathlib import Path\nfrom tvr_lightning.reproduce.reproduce_verb import run_reproduce\n"
+        "if __name__ == '__main__':\n"
+        f"    sys.exit(run_reproduce(['gare-1'], only='clip4clip,baseline', out=Path({str(out)!r}), "
+        f"recipes=Path({str(RECIPES)!r}), fixture=True, fixture_videos={VIDEOS}, "
+        f"overlay=Path({str(tmp_path / 'tiny.yaml')!r})))\n"
+    )
+    # In a session of its own, so that every process it leaves behind can be found.
+    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.DEVNULL, start_new_session=True)
+    while len(list(out.glob("cards/*.json"))) < 1 or len(list(out.glob("runs/*/log.txt"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (first,) = out.glob("cards/*.json")
+    written = first.stat().st_mtime_ns
+    second = next(path for path in out.glob("runs/*") if path.name != first.stem)
+    deadline = time.monotonic() + 120
+    alive = ["pgrep", "-s", str(process.pid)]
+    while subprocess.run(alive, check=False, stdout=subprocess.DEVNULL).returncode == 0:
+        assert time.monotonic() < deadline, "the killed invocation left its run behind"
+        time.sleep(0.5)
+    assert not (out / "cards" / f"{second.name}.json").exists()
+    assert subprocess.run([sys.executable, str(program)], check=True).returncode == 0
+    assert first.stat().st_mtime_ns == written
+    assert len(read_cards(out / "cards")) == 2
+    assert (out / "tables" / "gare-1.md").is_file()

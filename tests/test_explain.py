@@ -1,0 +1,91 @@
+"""A class or an option that does not exist is answered in one sentence with those that do, nearest first."""
+
+from pathlib import Path
+
+import pytest
+
+from tvr_lightning.cli import main
+from tvr_lightning.explain import nearest, options_of
+from tvr_lightning.methods import GARE
+from tvr_lightning.recipe import OptionError, data_from_recipe, from_recipe
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPE = [f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={RECIPES / 'fixture.yaml'}"]
+MODEL, ENCODER = "model.init_args", "model.init_args.encoder"
+WRONG = [
+    ("model.class_path", "TCMCG", "model.class_path: TCMCG: there is no such class; there are TCMGC, "),
+    ("model", "Gare", "model.class_path: Gare: there is no such class; there are GARE, "),
+    ("data", "MSRVT", "data.class_path: MSRVT: there is no such class; there are MSRVTT, "),
+    (ENCODER, "ClipEncodr", f"{ENCODER}.class_path: ClipEncodr: there is no such class; there are ClipEncoder, "),
+    (f"{MODEL}.contrast", "NLC", f"{MODEL}.contrast.class_path: NLC: there is no such class; there are NCL"),
+    ("model.class_path", "nowhere.Mine", "nowhere cannot be imported"),
+    ("model.class_path", "tvr_lightning.methods.Mine", "tvr_lightning.methods has no Mine; there are "),
+    (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter; it has gather, "),
+    (f"{MODEL}.answers", "9", "TCMGC has no option answers (VideoQuestionAnswering has one); it has "),
+    (f"{MODEL}.optimizer.learning_rate", "1", f"{MODEL}.optimizer.learning_rate: OptimizerConfig has no option "),
+    (f"{MODEL}.evaluation.normalization", "DualSoft", "normalization.class_path: DualSoft: there is no such class"),
+    (f"{ENCODER}.init_args.widht", "64", "TinyClipEncoder has no option widht; it has width, "),
+    ("data.init_args.fraems", "3", "data.init_args.fraems: MSRVTT has no option fraems; it has frames, "),
+    ("data.init_args.frames", "many", "data.init_args.frames is 'many'; expected a whole number"),
+    (f"{MODEL}.gather", "globe", f"{MODEL}.gather is 'globe'; expected global or local or own-slice or none"),
+    ("trainer.max_epoks", "3", "trainer.max_epoks: Trainer has no option max_epoks; it has max_epochs, "),
+    ("results.folder", "3", "results.folder: ResultsConfig has no option folder; it has "),
+    ("modle", "GARE", "there is no option modle; there are model, "),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "said"), WRONG, ids=[option for option, _, _ in WRONG])
+def test_what_does_not_exist_is_named_with_what_does(option, value, said, capsys):
+    assert main(["fit", *RECIPE, f"--{option}={value}"]) == 2
+    found = capsys.readouterr().err
+    assert len(found.splitlines()) == 1, found
+    assert found.startswith("tvr: ")
+    assert said in found
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("model: {class_path: GAIDD}", "model.class_path: GAIDD: there is no such class; there are GAID, "),
+        (
+            "model: {init_args: {encoder: {init_args: {freez: all}}}}",
+            "TinyClipEncoder has no option freez; it has",
+        ),
+        (
+            "model: {class_path: XPool, init_args: {answers: 9}}",
+            "no option answers (VideoQuestionAnswering has one)",
+        ),
+        ("data: {init_args: {holdut: 3}}", "MSRVTT has no option holdut; it has holdout, "),
+        ("modle: {class_path: GARE}", "there is no option modle; there are model, "),
+    ],
+)
+def test_a_recipe_is_named_with_what_is_wrong_in_it(content, said, tmp_path):
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(content)
+    with pytest.raises(OptionError) as refused:
+        from_recipe([RECIPES / "tcmgc.yaml", RECIPES / "fixture.yaml", recipe])
+    assert str(refused.value).startswith(f"--config {recipe}: ")
+    assert said in str(refused.value)
+
+
+def test_data_alone_are_explained_too(tmp_path):
+    recipe = tmp_path / "data.yaml"
+    recipe.write_text("data: {class_path: LSMDC, init_args: {bach_size: 8}}")
+    with pytest.raises(OptionError, match=r"data\.yaml: data\.init_args\.bach_size: LSMDC has no option bach_size"):
+        data_from_recipe([recipe])
+    with pytest.raises(OptionError, match=r"data\.init_args\.fraems: LSMDC has no option"):
+        data_from_recipe([RECIPES / "data" / "lsmdc.yaml"], ["--data.init_args.fraems=3"])
+
+
+def test_the_nearest_come_first_and_the_rest_is_counted():
+    names = [f"option_{number}" for number in range(20)]
+    assert nearest("option_17x", names).startswith("option_17, ")
+    assert nearest("option_17x", names).endswith(" and 8 more")
+
+
+def test_options_that_are_handed_on_to_a_base_count():
+    class Mine(GARE):
+        def __init__(self, own: int = 1, **options) -> None:
+            super().__init__(**options)
+
+    assert {"own", "encoder", "words", "contrast"} < set(options_of(Mine))

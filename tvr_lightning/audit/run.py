@@ -1,0 +1,235 @@
+"""`tvr audit`: the leakage audit of a recipe, on its own test data."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from rich.console import Console
+from rich.table import Table
+
+from tvr_lightning.audit.experiments import (
+    Audit,
+    Finding,
+    audit_scores,
+    compare_features,
+    compare_scores,
+    recall_at_1,
+)
+from tvr_lightning.audit.normalizer import MOVED, NormalizerTrial
+from tvr_lightning.audit.state import State
+from tvr_lightning.audit.subject import Features, Subject
+from tvr_lightning.checkpoints import read_checkpoint
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.records import SplitName
+from tvr_lightning.evaluation.verdict import Verdict
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.recipe import RecipeCLI, from_recipe
+from tvr_lightning.training.sharding import gathered
+
+QUERIES = "half of the queries"
+
+
+def run_audit(config: list[Path], ckpt: Path | None = None, videos: int = 64, seed: int = 0) -> int:
+    """Check by experiment that scores depend on the text and the video alone; exit status 1 where they do not.
+
+    Args:
+        config: recipe files, later ones on top of earlier ones.
+        ckpt: a checkpoint of the recipe; without one the recipe's starting weights are audited.
+        videos: how many videos of the test split, with their texts, to audit on.
+        seed: of the drawn videos, orders and partners.
+    """
+    method, data = from_recipe([str(path) for path in config])
+    if ckpt is not None:
+        checkpoint = read_checkpoint(ckpt)
+        method.on_load_checkpoint(checkpoint)
+        method.load_state_dict(checkpoint["state_dict"])
+    return report_audit(method, audit_method(method, data, videos, seed))
+
+
+class LeakageAudit(Callback):
+    """Audits the method after a test, or a validation by itself, and leaves the verdict with the evaluation."""
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Audit on the test split."""
+        self._audit(trainer, pl_module, "test")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Audit on the validation split, but not while training."""
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._audit(trainer, pl_module, "val")
+
+    def _audit(self, trainer: Trainer, method: LightningModule, split: SplitName) -> None:
+        if not isinstance(method, RetrievalModule) or method.evaluation is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
+        if not config.audit:
+            return
+        try:
+            method.evaluation.audit = audit_method(method, data, config.audit, config.seed, split).verdict
+        except Exception as error:  # noqa: BLE001  the evaluation is done; its table says that the audit stopped
+            method.evaluation.audit = Verdict(passed=False, problem=f"{type(error).__name__}: {error}")
+
+
+class AuditedCLI(RecipeCLI):
+    """The recipes' command line, whose tables say what an audit for leakage found."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer and have it audit what it evaluated."""
+        trainer = super().instantiate_trainer(**kwargs)
+        trainer.callbacks.append(LeakageAudit())  # type: ignore[attr-defined]
+        return trainer
+
+
+@torch.no_grad()
+def audit_method(
+    method: RetrievalModule, data: TextVideoDataModule, videos: int = 64, seed: int = 0, split: SplitName = "test"
+) -> Audit:
+    """Audit how a method encodes and scores texts and videos of a split.
+
+    Args:
+        method: on the device where it is to run; left in evaluation mode.
+        data: gives the split.
+        videos: at most how many videos to draw, with up to three texts each.
+        seed: of the draw, orders and partners.
+        split: which one.
+
+    Raises:
+        ValueError: fewer than four videos can be read.
+    """
+    method.eval()
+    if method._trainer is None:
+        attach(method, data)
+    noise = encoding_noise(method)
+    subject = Subject(method, data, split, videos, torch.Generator().manual_seed(seed))
+    n, m, own = len(subject.texts), len(subject.videos), subject.own_text
+    state = State(method)
+    findings = [Finding(f"overrides {name}", None, True) for name in overridden(method)]
+    findings += [Finding(f"holds the split's data: {name}", None, True) for name in state.data]
+    with subject.with_data(subject.decoy()):
+        # First of all, when nothing can be remembered of the others.
+        few = subject.drawn(m, m // 2).sort().values
+        some = torch.isin(subject.video_of_text, few).nonzero().flatten()
+        half = subject.encode(some[subject.drawn(len(some))], few[subject.drawn(len(few))])
+        findings += _changed(state, "encoding")
+        alone = subject.score(half, torch.searchsorted(some, own[few]))
+        findings += _changed(state, "scoring")
+        features = subject.encode(subject.drawn(n), subject.drawn(m))
+        state.restore()
+        audit = audit_scores(*features, subject.video_of_text, seed=seed, **subject.scoring)  # type: ignore[arg-type]
+        similarity = subject.score(features, own)
+        findings.append(compare_scores("half of the videos encoded", similarity[some][:, few], alone, None, noise))
+        state.restore()
+        again = subject.encode(subject.drawn(n), subject.drawn(m))
+        findings += _compared("encoded in another order", features, again, noise)
+        again = subject.encode(subject.drawn(n), subject.drawn(m), max(1, m // 3))
+        findings += _compared("encoded again in smaller batches", features, again, noise)
+        state.restore()
+        of_normalizer, transductive = _of_normalizer(subject, features)
+    state.restore()
+    with subject.with_data(data):
+        # Last of all, so that nothing of it can be remembered.
+        told = subject.encode_told()
+        helped = subject.score(told, own)
+    state.restore()
+    findings += _compared("told places in the split", features, told, noise)
+    findings.append(compare_scores("all help: places, truth, what was remembered", similarity, helped, None, noise))
+    findings += [Finding(f"asks for {name}", None, True) for name in dict.fromkeys(subject.asked)]
+    return dataclasses.replace(
+        audit,
+        findings=findings + audit.findings + of_normalizer,
+        transductive=transductive,
+        recall_with_help=max(recall_at_1(helped, subject.video_of_text), audit.recall_with_help),
+    )
+
+
+def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
+    """Give a method and its data a trainer, as an evaluation does."""
+    trainer = Trainer(
+        accelerator="cpu", devices=1, logger=False, use_distributed_sampler=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.strategy.connect(method)
+    trainer.datamodule = data  # type: ignore[attr-defined]  # as Lightning does
+    method.trainer = data.trainer = trainer
+    method.setup("test")
+
+
+def overridden(method: RetrievalModule) -> list[str]:
+    """Return the parts of an evaluation that a method replaces by its own; what these see, no audit can say."""
+    parts = ("validation_step", "test_step", "predict_step", "_evaluate", "sealed")
+    return [name for name in parts if getattr(type(method), name) is not getattr(RetrievalModule, name)]
+
+
+def encoding_noise(method: RetrievalModule) -> float:
+    """Return the largest change of a feature, in deviations, that counts as noise.
+
+    Matrix products of other batch sizes round differently through many layers, in half precision much more so.
+    """
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in method.parameters())
+    if half:
+        return 1e-1
+    return 1e-3 if method.device.type == "cpu" else 1e-2  # convolutions of accelerators may round to TF32
+
+
+def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding], dict[str, bool]]:
+    """Return what taking queries away shows of the score normalisation, and per direction whether scores moved."""
+    method = subject.method
+    normalizer = method.evaluation_config.normalization
+    if normalizer is None:
+        return [], {}
+    denied, own, score = not normalizer.transductive, None, method.score
+    if method.protocol == "as-released":
+        own, score = subject.own_text, method.score_as_released  # type: ignore[assignment]
+    trial = NormalizerTrial(normalizer, score, *features, subject.video_of_text, own, method.score_temperature())
+    with gathered(method, method.encoder):
+        movement = trial.movement(subject.generator)
+    moved = {direction: not change <= MOVED for direction, change in movement.items()}
+    findings = [
+        Finding(f"{QUERIES}, {direction} with {normalizer.name}", change, moved[direction] and denied)
+        for direction, change in movement.items()
+    ]
+    return findings, {str(direction): found for direction, found in moved.items()}
+
+
+def _changed(state: State, doing: str) -> list[Finding]:
+    """Return a finding for all that a method changed in itself, and put it back."""
+    findings = [Finding(f"{doing} changed {name}", None, True) for name in state.changes()]
+    state.restore()
+    return findings or [Finding(f"state before and after {doing}", 0.0, False)]
+
+
+def _compared(name: str, expected: Features, found: Features, noise: float) -> list[Finding]:
+    return [
+        compare_features(name, expected[0], found[0], noise),
+        compare_features(name, expected[1], found[1], noise),
+    ]
+
+
+def report_audit(method: RetrievalModule, audit: Audit) -> int:
+    """Print what an audit found; returns 1 if anything leaks, 0 otherwise."""
+    console = Console()
+    table = Table(title=f"{method.title}, protocol: {method.protocol}; {audit.texts} texts, {audit.videos} videos")
+    for heading in ("the same items again, with", "largest change (deviations)", ""):
+        table.add_column(heading)
+    for finding in audit.findings:
+        by_design = finding.experiment.startswith(QUERIES) and (finding.change or 0.0) > MOVED
+        verdict = "[red]LEAKS[/red]" if finding.leaks else "moves, as it says" if by_design else "same"
+        table.add_row(finding.experiment, "" if finding.change is None else f"{finding.change:.1e}", verdict)
+    console.print(table)
+    effect = f"text-to-video R@1 {audit.recall_with_help:.1f} with help, {audit.recall_without_help:.1f} without"
+    normalizer = method.evaluation_config.normalization
+    if normalizer is not None:
+        seeing = [direction for direction, moved in audit.transductive.items() if moved]
+        uses = f"uses the test queries as a whole, {' and '.join(seeing)}" if seeing else "sees no other test query"
+        declared = "does" if normalizer.transductive else "does not"
+        console.print(f"{normalizer.name} {uses}; it says that it {declared}.", highlight=False)
+    if audit.leaks:
+        console.print(f"LEAKAGE: something besides the text and the video enters the score; {effect}.", highlight=False)
+        return 1
+    console.print(f"No leakage: scores depend on the text and the video alone; {effect}.", highlight=False)
+    return 0

@@ -1,0 +1,179 @@
+"""What an audit experiments on: a method with some texts and videos of an evaluation split."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.batch import TextBatch, VideoBatch
+from tvr_lightning.data.collate import collate
+from tvr_lightning.data.datasets import TextDataset, VideoDataset
+from tvr_lightning.data.records import Split, SplitName
+from tvr_lightning.evaluation.sealed import SealedTrainer
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures, first_of_each
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.training.sharding import gathered
+
+CAPTIONS = 3  # of a video; more of them would take their time and show nothing new
+Features = tuple[TextFeatures, VideoFeatures]
+
+
+class Subject:
+    """A method with N texts and M videos of a split, which it encodes and scores as in an evaluation.
+
+    Texts and videos are in the order of the split; their batches bear their places in it. What the method asks of its
+    trainer is written down.
+
+    Args:
+        method: on the device where it is to run, in evaluation mode.
+        data: gives the split.
+        split: which one.
+        videos: at most how many videos to draw, each with its first texts.
+        generator: of the draw and of all orders.
+
+    Attributes:
+        video_of_text: (N,) int64, the video that each text describes.
+        own_text: (M,) int64, the first text of each video.
+        asked: what the method asked for of its trainer while it encoded and scored.
+    """
+
+    def __init__(
+        self,
+        method: RetrievalModule,
+        data: TextVideoDataModule,
+        split: SplitName,
+        videos: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.method, self.data, self.generator = method, data, generator
+        self.asked: list[str] = []
+        items, read = data.load_split(split), data.video_reader(training=False)
+        captions = items.texts_of_videos()
+        clips = VideoDataset(items, read, skip=data.on_corrupt == "skip")
+        described = [place for place, own in enumerate(captions) if own]
+        drawn: dict[int, VideoBatch] = {}
+        for number in torch.randperm(len(described), generator=generator).tolist():
+            if len(drawn) == videos:
+                break
+            clip = clips[described[number]]
+            if len(clip):
+                drawn[described[number]] = dataclasses.replace(clip, skipped=[])
+        places = sorted(drawn)
+        rows = sorted(row for place in places for row in captions[place][:CAPTIONS])
+        if len(places) < 4:
+            raise ValueError(f"an audit needs at least 4 videos that can be read, the split has {len(places)}")
+        texts = TextDataset(items, read)
+        self.texts: TextBatch = collate([texts[row] for row in rows]).to(method.device)
+        self.videos: VideoBatch = collate([drawn[place] for place in places]).to(method.device)
+        column = {place: number for number, place in enumerate(places)}
+        self.video_of_text = torch.tensor([column[items.texts[row].video] for row in rows])
+        first = torch.full((len(places),), len(rows))
+        self.own_text = first.scatter_reduce(0, self.video_of_text, torch.arange(len(rows)), "amin")
+        self.batch_size = data.eval_batch_size
+
+    @contextmanager
+    def with_data(self, data: TextVideoDataModule) -> Iterator[None]:
+        """Have the method find `data` where it looks for its data module, and note down that it looked."""
+        method, trainer = self.method, self.method._trainer
+        method.trainer = SealedTrainer(trainer, type(method).__name__, self.asked, data)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            method.trainer = trainer
+
+    def decoy(self) -> TextVideoDataModule:
+        """Return data whose evaluation splits pair texts and videos at random."""
+        decoy = copy.copy(self.data)
+        decoy._read = {name: self._paired_anew(split) for name, split in self.data._read.items() if name != "train"}
+        decoy._loaded = {name: self._paired_anew(split) for name, split in self.data._loaded.items() if name != "train"}
+        return decoy
+
+    def _paired_anew(self, split: Split) -> Split:
+        other = self.drawn(len(split.videos)).tolist()
+        return dataclasses.replace(split, texts=[dataclasses.replace(t, video=other[t.video]) for t in split.texts])
+
+    def drawn(self, items: int, count: int | None = None) -> Tensor:
+        """Return `count` of `items` numbers in random order; all of them where it is not given."""
+        return torch.randperm(items, generator=self.generator)[:count]
+
+    def encode(self, texts: Tensor, videos: Tensor, batch_size: int | None = None) -> Features:
+        """Encode as an evaluation does: all texts and then all videos, in batches.
+
+        Args:
+            texts, videos: (n,), (m,) rows, in the order in which they come.
+            batch_size: that of the data where it is not given.
+
+        Returns:
+            Features of the n texts and m videos by rising row.
+
+        Raises:
+            RuntimeError: the method collects other items than it was given.
+        """
+        method, size = self.method, batch_size or self.batch_size
+        method.on_test_epoch_start()
+        with self._precision():
+            for number, rows in enumerate(texts.split(size)):
+                method.test_step(self.texts[rows], number, 0)
+            for number, rows in enumerate(videos.split(size)):
+                method.test_step(self.videos[rows], number, 1)
+        split = method.encoded.join(method.device)
+        text = split.texts.features[_by_row(split.texts.index, self.texts.index, texts)]
+        video = split.videos.features[_by_row(split.videos.index, self.videos.index, videos)]
+        return text.float(), video.float()
+
+    def encode_told(self) -> Features:
+        """Encode all items in the order of the split, with their places in it and their names: with all help."""
+        with self._precision():
+            texts = [self.method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
+            videos = [self.method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
+        return TextFeatures.cat(texts).float(), VideoFeatures.cat(videos).float()
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Return the trainer's context for weights of half precision; there is none for mixed precision.
+
+        Autocast would round by more than most leaks change, and differently for every batch size.
+        """
+        plugin = self.method.trainer.precision_plugin
+        return plugin.forward_context() if plugin.precision in ("bf16-true", "16-true") else nullcontext()
+
+    def _in_order(self, batch: TextBatch | VideoBatch) -> tuple[Tensor, ...]:
+        return torch.arange(len(batch)).split(self.batch_size)
+
+    @property
+    def scoring(self) -> dict[str, Callable[..., Scores]]:
+        """The method's scoring function by the name that `audit_scores` has for it; scores are on the CPU."""
+        released = self.method.protocol == "as-released"
+        function: Callable[..., Scores] = self.method.score_as_released if released else self.method.score
+
+        def score(*records: TextFeatures | VideoFeatures) -> Scores:
+            with gathered(self.method, self.method.encoder):
+                return Scores(function(*records).similarity.cpu())
+
+        return {"score_as_released" if released else "score": score}
+
+    def score(self, features: Features, own: Tensor) -> Tensor:
+        """Return the scores (n, m) of encoded items, on the CPU.
+
+        Args:
+            features: of n texts and m videos.
+            own: (m,) which of the n texts a released protocol tells each video as its own.
+        """
+        ((name, score),) = self.scoring.items()
+        text, video = features
+        return (score(text, video, text[own]) if name == "score_as_released" else score(text, video)).similarity
+
+
+def _by_row(index: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+    """Return the position in `index` of each of `rows`, by rising row; what came twice counts once."""
+    row = {place: number for number, place in enumerate(places.tolist())}
+    found, first = first_of_each(torch.tensor([row.get(place, -1) for place in index.tolist()]))
+    if not torch.equal(found, rows.sort().values):
+        raise RuntimeError(f"the method was given {len(rows)} items and collected others: {index.tolist()[:8]} ...")
+    return first

@@ -1,0 +1,130 @@
+"""The CLIP and the temporal encoder inside an authors' checkpoint, which most released codes have from CLIP4Clip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap
+from tvr_lightning.encoders.clip import ClipEncoder
+from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.encoders.pretrained import model_configuration
+
+CLIP_NAMES = NameMap((("clip.logit_scale", "temperature.logit_scale"), ("clip.", "encoder.clip.")))
+"""The part of every name map that concerns CLIP."""
+
+TRANSFORMER_NAMES = NameMap(
+    (
+        ("transformerClip.resblocks.", "temporal.resblocks."),
+        ("frame_position_embeddings.", "temporal.frame_position_embeddings."),
+    )
+)
+# The released codes create position embeddings with every temporal encoder; only the transformer adds them.
+OTHER_NAMES = NameMap((("lstm_visual.", "temporal.lstm_visual."),), unused=("frame_position_embeddings.",))
+
+RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
+
+
+def clip_encoder(checkpoint: Mapping[str, Tensor], source: str, text_mask: bool = False) -> OpenClipEncoder:
+    """Build the encoder from the `clip.*` tensors of an authors' checkpoint, of any size.
+
+    Args:
+        checkpoint: tensors by the authors' names.
+        source: the file, for the error.
+        text_mask: mask padding in the text transformer (GARE, HBI).
+
+    Raises:
+        AuthorsCheckpointError: these are not the tensors of an OpenAI CLIP with a vision transformer.
+    """
+    clip = {name.removeprefix("clip."): t.float() for name, t in checkpoint.items() if name.startswith("clip.")}
+    try:
+        encoder = ClipEncoder.from_openai_state_dict(clip, text_mask=text_mask)
+    except ValueError as error:
+        raise AuthorsCheckpointError(f"{source}: clip.*: {error}") from error
+    # The checkpoint brings the temporal layers itself, and they may be more than the text transformer has.
+    encoder.temporal_initialization = _no_start  # type: ignore[method-assign]
+    return encoder
+
+
+def _no_start(layers: int) -> None:
+    """Stand in for an encoder's start of the temporal layers: there is none, heads are D // 64 as in CLIP."""
+
+
+def clip_sizes(checkpoint: Mapping[str, Tensor]) -> dict[str, int]:
+    """Sizes of the CLIP in a checkpoint that `clip_encoder` accepts: plain numbers, by name."""
+    vision, _, patch, _ = checkpoint["clip.visual.conv1.weight"].shape
+    context, text = checkpoint["clip.positional_embedding"].shape
+    side = int((checkpoint["clip.visual.positional_embedding"].shape[0] - 1) ** 0.5 + 0.5)
+    return {
+        "dimension": checkpoint["clip.text_projection"].shape[1],
+        "vision_width": vision,
+        "vision_layers": count_blocks(checkpoint, "clip.visual.transformer.resblocks."),
+        "patch_size": patch,
+        "image_size": side * patch,
+        "text_width": text,
+        "text_layers": count_blocks(checkpoint, "clip.transformer.resblocks."),
+        "context_length": context,
+        "vocabulary": checkpoint["clip.token_embedding.weight"].shape[0],
+    }
+
+
+def count_blocks(checkpoint: Mapping[str, Tensor], prefix: str) -> int:
+    """Number of transformer blocks below `prefix`, such as `transformerClip.resblocks.`."""
+    return len({name[len(prefix) :].split(".")[0] for name in checkpoint if name.startswith(prefix)})
+
+
+def temporal_encoder(checkpoint: Mapping[str, Tensor]) -> tuple[Literal["seqTransf", "seqLSTM"] | None, int, NameMap]:
+    """What relates the frames in a checkpoint, how many layers it has, and the names of it and of CLIP."""
+    blocks = count_blocks(checkpoint, "transformerClip.resblocks.")
+    if blocks:
+        return "seqTransf", blocks, CLIP_NAMES | TRANSFORMER_NAMES
+    layers = sum(name.startswith("lstm_visual.weight_ih_l") for name in checkpoint)
+    return "seqLSTM" if layers else None, layers, CLIP_NAMES | OTHER_NAMES
+
+
+def check_positions(encoder: OpenClipEncoder, source: str, words: int, frames: int, tokens: int = 0) -> None:
+    """Refuse more words, or tokens of a video, than a checkpoint has positions for.
+
+    Args:
+        encoder: made from the checkpoint; the temporal transformer has as many positions.
+        source: the file, for the error.
+        words: text positions W.
+        frames: frames F.
+        tokens: positions that a video takes: F, more where something stands before the frames, 0 without positions.
+
+    Raises:
+        AuthorsCheckpointError: says how many there are.
+    """
+    positions = encoder.context_length
+    if max(words, tokens) > positions:
+        raise AuthorsCheckpointError(
+            f"{source}: {words} words and {frames} frames do not fit; the checkpoint has positions for "
+            f"{positions} words" + (f" and {positions - tokens + frames} frames" if tokens else "")
+        )
+
+
+def encoder_configuration(checkpoint: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """What a recipe writes below `encoder:` for the CLIP in a checkpoint; None where no architecture has its sizes.
+
+    The name ends in `-quickgelu` and the weights are `none`: the checkpoint brings the weights, and without OpenAI's
+    file nothing else says that they want QuickGELU.
+    """
+    sizes = clip_sizes(checkpoint)
+    for name in RECIPE_ARCHITECTURES:
+        known = model_configuration(name)
+        vision, text = known["vision_cfg"], known["text_cfg"]
+        if sizes == {
+            "dimension": known["embed_dim"],
+            "vision_width": vision["width"],
+            "vision_layers": vision["layers"],
+            "patch_size": vision["patch_size"],
+            "image_size": vision["image_size"],
+            "text_width": text["width"],
+            "text_layers": text["layers"],
+            "context_length": text["context_length"],
+            "vocabulary": text["vocab_size"],
+        }:
+            return {"class_path": "ClipEncoder", "init_args": {"architecture": f"{name}-quickgelu", "weights": "none"}}
+    return None

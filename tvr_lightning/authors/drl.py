@@ -1,0 +1,46 @@
+"""DRL's checkpoints (foolwood/DRL, tvr/models/modeling.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from tvr_lightning.authors.checkpoint import NameMap, check_family, load
+from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_encoder
+from tvr_lightning.methods.drl import DRL
+
+NAMES = NameMap((("text_weight_fc.", "head.word_weights."), ("video_weight_fc.", "head.frame_weights.")))
+
+
+def weight_layers(checkpoint: Mapping[str, Tensor]) -> int:
+    """Linear layers of the weighting networks (the released wti_arch)."""
+    return sum(name.startswith("text_weight_fc.") and name.endswith("weight") for name in checkpoint)
+
+
+def import_drl(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> DRL:
+    """Build DRL with WTI from an authors' checkpoint; its sizes come from the tensors' shapes.
+
+    Args:
+        checkpoint: tensors by the authors' names.
+        source: the file, for errors.
+        words: text positions W that the method is for.
+        frames: frames F that the method is for.
+
+    Raises:
+        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, or words and frames beyond its
+            positions.
+    """
+    check_family("drl", checkpoint, source)
+    encoder = clip_encoder(checkpoint, source)
+    temporal, layers, names = temporal_encoder(checkpoint)
+    check_positions(encoder, source, words, frames, frames if temporal == "seqTransf" else 0)
+    module = DRL(
+        encoder,
+        words=words,
+        frames=frames,
+        weight_layers=weight_layers(checkpoint),
+        temporal_encoder=temporal or "none",
+        temporal_layers=layers or None,
+    )
+    return load(module, checkpoint, names | NAMES, source)

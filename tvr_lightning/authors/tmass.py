@@ -1,0 +1,55 @@
+"""T-MASS's checkpoints (Jiamian-Wang/T-MASS-text-video-retrieval, model/clip_stochastic.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
+from tvr_lightning.authors.clip import CLIP_NAMES, check_positions, clip_encoder
+from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.methods.tmass import TMASS
+
+UNUSED = ("stochastic.std_branch.learnable_scalar",)
+NAMES = NameMap(
+    (
+        ("pool_frames.", "head.attention."),
+        ("stochastic.std_branch.linear_proj.", "head.radius.linear_proj."),
+    ),
+    UNUSED,
+)
+
+
+def import_tmass(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> TMASS:
+    """Build T-MASS from an authors' checkpoint; every size comes from the tensors' shapes.
+
+    Args:
+        checkpoint: tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
+        source: the file, for errors.
+        words: text positions W that the method is for.
+        frames: frames F that the method is for; the checkpoint's layer of the radius, (D, F), is tied to it.
+
+    Raises:
+        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, another number of frames, or
+            too many words.
+    """
+    check_family("tmass", checkpoint, source)
+    checkpoint = with_openai_names(checkpoint, source)
+    check_frames(checkpoint, frames, source)
+    encoder = clip_encoder(checkpoint, source)
+    check_positions(encoder, source, words, frames)
+    return load(TMASS(encoder, words=words, frames=frames), checkpoint, CLIP_NAMES | NAMES, source)
+
+
+def check_frames(checkpoint: Mapping[str, Tensor], frames: int, source: str) -> None:
+    """Refuse another number of frames than the layer from similarities to radius, (D, F), has inputs.
+
+    Raises:
+        AuthorsCheckpointError: says how many it has.
+    """
+    layer = checkpoint.get("stochastic.std_branch.linear_proj.weight")
+    if layer is not None and layer.shape[1] != frames:
+        raise AuthorsCheckpointError(
+            f"{source}: its radius takes {layer.shape[1]} frames, not {frames}; {layer.shape[1]} fit"
+        )

@@ -1,0 +1,322 @@
+"""The loop of every evaluation: encode the batches of a split, join them over devices, rank them or find the best.
+
+Batches reach a method without their places, while the trainer's data are sealed, and texts and videos are scored in
+seeded random orders: nothing but a text and a video can enter a score. Devices that share out the weights (FSDP2)
+gather them in every encoding, so that all must encode equally often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from tvr_lightning.data.batch import TextBatch, VideoBatch
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.evaluation.bank import bank_loaders
+from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
+from tvr_lightning.evaluation.normalization import Bank, Context
+from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.evaluation.predictions import best_videos
+from tvr_lightning.evaluation.sources import Shard
+from tvr_lightning.features import Placed, Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
+from tvr_lightning.training.sharding import gathered, is_sharded
+
+PAIR_BYTES = 256
+"""What predicting holds for every pair of a text and a video at a time."""
+
+Batch = TextBatch | VideoBatch
+R = TypeVar("R", bound=Record)
+
+
+class Method(Protocol):
+    """What the loop asks of a method; `RetrievalModule` says what each of them is."""
+
+    encoder: Encoder
+    evaluation_config: EvaluationConfig
+    protocol: Literal["query", "as-released"]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield its parts, which may be shared out over devices."""
+
+    def sealed(self) -> AbstractContextManager[None]:
+        """Keep the trainer's data out of its reach."""
+
+    def text_features(self, batch: TextBatch) -> TextFeatures:
+        """Encode N texts."""
+
+    def video_features(self, batch: VideoBatch) -> VideoFeatures:
+        """Encode M videos."""
+
+    def compact_text(self, text: TextFeatures) -> TextFeatures:
+        """Drop what `score` does not read of N texts."""
+
+    def compact_video(self, video: VideoFeatures) -> VideoFeatures:
+        """Drop what `score` does not read of M videos."""
+
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        """Score N texts against M videos, (N, M)."""
+
+    def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
+        """Score N texts against M videos that are told their own captions, (N, M)."""
+
+    def score_temperature(self) -> float:
+        """Return what the loss divides scores by."""
+
+    def bank(self) -> Bank:
+        """Return training texts and videos that stand for users' queries."""
+
+
+@dataclass
+class EncodedSplit:
+    """Features of the texts and videos of a split that were seen, over all devices; places may repeat."""
+
+    texts: Placed[TextFeatures]
+    videos: Placed[VideoFeatures]
+
+
+@dataclass
+class Collection:
+    """What this process encoded of a split so far.
+
+    Attributes:
+        texts, videos: features of B items each, with their places.
+        skipped: files that could not be read so far, each with its reason; kept when the features are forgotten.
+    """
+
+    texts: list[Placed[TextFeatures]] = field(default_factory=list)
+    videos: list[Placed[VideoFeatures]] = field(default_factory=list)
+    skipped: set[str] = field(default_factory=set)
+
+    def add(self, method: Method, batch: Batch, compact: bool = False) -> None:
+        """Encode one batch of texts or videos.
+
+        A device that has no video of a batch to encode encodes a blank one where all must compute together.
+
+        Args:
+            method: what encodes.
+            batch: on the method's device.
+            compact: keep only what `score` reads.
+        """
+        with method.sealed():
+            if isinstance(batch, TextBatch):
+                text = method.text_features(batch.anonymous())
+                self.texts.append(Placed(batch.index, method.compact_text(text) if compact else text))
+                return
+            self.skipped.update(batch.skipped)
+            if len(batch):
+                video = method.video_features(batch.anonymous())
+                self.videos.append(Placed(batch.index, method.compact_video(video) if compact else video))
+            elif is_sharded(method):
+                method.video_features(_blank(batch))
+
+    def clear(self) -> None:
+        """Forget the features."""
+        self.texts.clear()
+        self.videos.clear()
+
+    def join(self, device: torch.device) -> EncodedSplit:
+        """Hand over what all devices encoded; they need not have read equally many videos.
+
+        Args:
+            device: of this process.
+
+        Raises:
+            RuntimeError: there are no texts or no videos.
+        """
+        texts = gather_batches(self.texts, device)
+        if texts is None:
+            raise RuntimeError(f"the evaluation loaders gave no texts{self._reasons()}")
+        videos = self.join_videos(device)
+        self.clear()
+        return EncodedSplit(texts, videos)
+
+    def join_videos(self, device: torch.device) -> Placed[VideoFeatures]:
+        """Hand over the videos alone, of all devices.
+
+        Args:
+            device: of this process.
+
+        Raises:
+            RuntimeError: there are none.
+        """
+        videos = gather_batches(self.videos, device)
+        if videos is None:
+            raise RuntimeError(f"the evaluation loaders gave no videos{self._reasons()}")
+        self.videos.clear()
+        return videos
+
+    def skipped_anywhere(self) -> list[str]:
+        """Return the files that could not be read, each with its reason, over all devices."""
+        return sorted({reason for reasons in gather_objects(sorted(self.skipped)) for reason in reasons})
+
+    def _reasons(self) -> str:
+        reasons = self.skipped_anywhere()
+        return f"; skipped: {'; '.join(reasons[:5])}" if reasons else ""
+
+
+@torch.no_grad()
+def encode_split(
+    method: Method,
+    loaders: Iterable[DataLoader[Any]],
+    *,
+    compact: bool = False,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    skipped: set[str] | None = None,
+) -> EncodedSplit:
+    """Encode a whole split into main memory, in float32.
+
+    Args:
+        method: what encodes, on every device.
+        loaders: of its unique texts and unique videos, equally many batches on every device.
+        compact: keep only what `score` reads.
+        context: that encoding runs in, such as autocast.
+        skipped: where to note files that could not be read.
+
+    Returns:
+        Every item once, by rising place, the same on every device.
+
+    Raises:
+        RuntimeError: there are no texts or no videos.
+    """
+    whole = Collection(skipped=set() if skipped is None else skipped)
+    for loader in loaders:
+        for batch in loader:
+            part = Collection(skipped=whole.skipped)
+            with context():
+                part.add(method, batch.to(method.device), compact)
+            # One batch at a time, so that no device holds more than its part of the split.
+            if isinstance(batch, TextBatch):
+                whole.texts += _in_memory(part.texts, method.device)
+            else:
+                whole.videos += _in_memory(part.videos, method.device)
+    if not whole.texts or not whole.videos:
+        raise RuntimeError(f"the loaders gave no {'videos' if whole.texts else 'texts'}{whole._reasons()}")
+    return EncodedSplit(Placed.cat(whole.texts).distinct(), Placed.cat(whole.videos).distinct())
+
+
+def _in_memory(batches: list[Placed[R]], device: torch.device) -> list[Placed[R]]:
+    found = gather_batches(batches, device)
+    return [] if found is None else [found.float().to("cpu")]
+
+
+def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
+    """Encode training texts and videos that stand for users' queries in score normalisation, compact in main memory.
+
+    At most `evaluation.bank_size` of each, drawn by `evaluation.seed`.
+
+    Args:
+        method: what encodes, on every device.
+        trainer: with the data, and the precision to encode in.
+        skipped: where to note files that could not be read.
+    """
+    config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
+    loaders = bank_loaders(data.evaluation_dataloaders("train"), config.bank_size, config.seed)
+    context = trainer.precision_plugin.forward_context
+    split = encode_split(method, loaders, compact=True, context=context, skipped=skipped)
+    return Bank(split.texts.features, split.videos.features)
+
+
+def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_check: bool = False) -> Evaluation:
+    """Rank all texts and videos of a split.
+
+    Args:
+        method: what scores, on every device.
+        split: what was encoded; items that come twice count once.
+        truth: the pairing, which the evaluator keeps to itself.
+        sanity_check: of a run that has not trained yet, whose queues are empty and for which a bank is not worth while:
+            scores are not normalised.
+    """
+    config, released = method.evaluation_config, method.protocol == "as-released"
+    if released and not sanity_check:
+        rank_zero_warn(
+            "protocol: as-released scores every video under its own caption: ground truth leaks into the ranking, "
+            "and the results are not comparable with others. protocol: query does not."
+        )
+    evaluator = Evaluator(
+        None if released else method.score,
+        score_as_released=method.score_as_released if released else None,
+        recall=tuple(config.recall),
+        seed=config.seed,
+        memory_budget_bytes=config.memory_bytes,
+        device=method.device,
+        shard=Shard(rank(), world_size(), _stacked) if world_size() > 1 else None,
+        temperature=method.score_temperature(),
+        measure_balance=config.balance,
+    )
+    normalizer = None if sanity_check else config.normalization
+    bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
+    texts, videos = split.texts, split.videos
+    with method.sealed(), gathered(method, method.encoder):
+        return evaluator.evaluate(texts.features, texts.index, videos.features, videos.index, truth, normalizer, bank)
+
+
+def predict(method: Method, split: EncodedSplit) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the best videos of every text, after the normalisation of the recipe.
+
+    Args:
+        method: what scores, on every device.
+        split: what was encoded; items that come twice count once.
+
+    Returns:
+        Places of the N texts (N,), rising, scores (N, k), falling, and places of the videos (N, k).
+    """
+    config = method.evaluation_config
+    texts, videos = split.texts.distinct(), split.videos.distinct()
+    # In random orders, as for a table: a place must not say which video belongs to which text.
+    generator = torch.Generator().manual_seed(config.seed)
+    order, places = (torch.randperm(len(items), generator=generator) for items in (texts, videos))
+    texts, videos = texts[order], videos[places]
+    normalizer = config.normalization
+    needs_bank = normalizer is not None and normalizer.needs_bank
+    bank = _pair_scores(method, method.bank().texts, videos.features) if needs_bank else None
+    context = Context("text-to-video", bank, temperature=method.score_temperature())
+    source = _pair_scores(method, texts.features, videos.features)
+    with method.sealed(), gathered(method, method.encoder):
+        scores, columns = best_videos(source, config.top_k, normalizer, context)
+    back = torch.argsort(order)
+    return texts.index[back], scores[back], videos.index.to(columns.device)[columns[back]]
+
+
+def _pair_scores(method: Method, texts: TextFeatures, videos: VideoFeatures) -> PairScores:
+    budget = method.evaluation_config.memory_bytes
+    return PairScores(
+        method.score, texts, videos, memory_budget_bytes=budget, pair_bytes=PAIR_BYTES, device=method.device
+    )
+
+
+def log_values(module: LightningModule, stage: str, values: Mapping[str, float]) -> None:
+    """Log what an evaluation found, which every device holds as a whole.
+
+    Args:
+        module: whose log it is.
+        stage: `val` or `test`, before the names.
+        values: by name.
+    """
+    # Equal on all devices already: their largest is exact, their mean might round.
+    logged = {f"{stage}/{name}": torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+    module.log_dict(logged, sync_dist=True, reduce_fx="max")
+
+
+def _blank(batch: VideoBatch) -> VideoBatch:
+    """Return a batch of one black video, of the sizes of a batch of none."""
+    video = batch.video.apply(lambda t: t.new_full((1, *t.shape[1:]), t.dtype == torch.bool))
+    return VideoBatch(video, batch.index.new_zeros(1), ["blank"])
+
+
+def _stacked(tensor: Tensor) -> Tensor:
+    return gather_tensor(tensor.unsqueeze(0))

@@ -1,0 +1,65 @@
+"""What made some features: which encoder or method, its weights, and how its input was sampled and prepared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from tvr_lightning.data.stored import frame_fingerprint, text_fingerprint
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.fingerprint import fingerprint
+from tvr_lightning.extract.plan import ExtractSource
+from tvr_lightning.store import Fingerprint, Part
+
+
+def encoder_fingerprint(encoder: Encoder | AudioEncoder) -> Fingerprint:
+    """Return which encoder it is, by its configuration, and its weights."""
+    configuration = sorted(encoder.configuration().items())
+    digest = hashlib.sha256(repr(configuration).encode()).hexdigest()[:12]
+    name = dict(configuration).get("name", type(encoder).__name__)
+    return {"encoder": f"{name} {digest}", "weights": encoder.fingerprint()[:16]}
+
+
+def encoder_fingerprints(
+    encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
+) -> dict[Part, Fingerprint]:
+    """Return which encoder makes each part, each encoder's weights read once; audio without its encoder is left out."""
+    seen = encoder_fingerprint(encoder) if set(parts) - {"audio"} else {}
+    heard = encoder_fingerprint(audio_encoder) if audio_encoder is not None and "audio" in parts else None
+    made = {part: heard if part == "audio" else seen for part in parts}
+    return {part: values for part, values in made.items() if values is not None}
+
+
+def fingerprints(
+    source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
+) -> dict[Part, Fingerprint]:
+    """Return what each part is made with: encoder, weights, sampling and preprocessing."""
+    frames = frame_fingerprint(source.frames, source.image_size, source.sampling)
+    encoders = encoder_fingerprints(encoder, audio_encoder, parts)
+    made: dict[Part, Fingerprint] = {}
+    for part in parts:
+        if part == "text":
+            made[part] = {**encoders[part], **text_fingerprint(source.words)}
+        elif part == "audio":
+            assert source.audio is not None
+            made[part] = {**encoders[part], **frames, "preprocessing": source.audio.describe()}
+        else:
+            made[part] = {**encoders[part], **frames}
+    return made
+
+
+def method_fingerprint(module: nn.Module, encoder: Encoder, options: Mapping[str, Any]) -> Fingerprint:
+    """Return which method it is, by its options and its encoder's configuration, and the weights of both.
+
+    Args:
+        module: the method.
+        encoder: its encoder.
+        options: what it was built with.
+    """
+    decided = repr((sorted(options.items()), sorted(encoder.configuration().items())))
+    name = f"{type(module).__name__} {hashlib.sha256(decided.encode()).hexdigest()[:12]}"
+    return {"method": name, "weights": fingerprint({}, module)[:16]}

@@ -1,0 +1,77 @@
+"""Options as plain values: what checkpoints keep of them, and by which two sets of them differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+
+def plain_options(value: Any) -> Any:
+    """Return options as dicts, lists, text and numbers, so that checkpoints hold no objects.
+
+    Modules and functions are left out of dicts, since no text stands for them. An object of any other class becomes
+    its class_path with init_args, as recipes name it: those arguments of its constructor that it keeps by their names.
+
+    Args:
+        value: options by name, an options dataclass, or one value of them.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain_options({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, dict):
+        return {key: plain_options(item) for key, item in value.items() if not _is_code(item)}
+    if isinstance(value, list | tuple):
+        return [plain_options(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    kind = type(value)
+    arguments = {name: getattr(value, name) for name in inspect.signature(kind).parameters if hasattr(value, name)}
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": plain_options(arguments)}
+
+
+def flat_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield dotted options and values; classes by their last names, since recipes may leave out the modules.
+
+    Args:
+        name: of the option or section.
+        value: its value, dicts for sections.
+    """
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from flat_options(f"{name}.{key}", item)
+    elif name.endswith(".class_path"):
+        yield name, str(value).rpartition(".")[2]
+    else:
+        yield name, list(value) if isinstance(value, tuple) else value
+
+
+def other_options(trained: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """Return the options by which a checkpoint and a model differ, as `option value (here: value)`.
+
+    Args:
+        trained: the checkpoint's hyperparameters.
+        here: those of the model; what only one of them names, such as an encoder built in Python, is passed over.
+    """
+    common = [name for name in trained if name in here and not name.startswith("_")]
+    then, now = (dict(pair for name in common for pair in flat_options(name, found[name])) for found in (trained, here))
+    return [
+        f"{option} {value_text(then.get(option, 'nothing'))} (here: {value_text(now.get(option, 'nothing'))})"
+        for option in dict.fromkeys([*then, *now])
+        if then.get(option, "nothing") != now.get(option, "nothing")
+    ]
+
+
+def value_text(value: Any) -> str:
+    """Return a value as recipes write it."""
+    return "null" if value is None else str(value)
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, nn.Module | type | functools.partial) or inspect.isroutine(value)

@@ -1,0 +1,154 @@
+"""`tvr profile`: parameters, FLOPs, time and memory of a recipe's method, written to a card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tvr_lightning.errors import MissingAssetError
+from tvr_lightning.evaluation.results import environment
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.recipe import RecipeCLI, RecipeError, plain, read_recipe
+from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
+from tvr_lightning.reproduce.profile.costs import STAGES, Precision, Workload, measure_costs
+
+
+class _WithoutData(RecipeCLI):
+    """A recipe's method; its data module is built for its sizes, but no dataset has to be there."""
+
+    def before_instantiate_classes(self) -> None:
+        """Stop where the encoders' weights are missing.
+
+        Raises:
+            RecipeError: they are, and need not be there; says how.
+        """
+        try:
+            self.check_present([])
+        except MissingAssetError as error:
+            raise RecipeError(
+                f"measuring needs no trained weights, and the recipe's are missing: add --random-weights. {error}"
+            ) from error
+
+
+def run_profile(
+    config: list[str],
+    out: Path = Path("runs/reproduced"),
+    batch_size: int = 16,
+    queries: int = 1000,
+    repeats: int = 3,
+    random_weights: bool = False,
+    device: str | None = None,
+) -> int:
+    """Measure what a method costs on random media of the recipe's sizes; no dataset is needed.
+
+    Milliseconds per video: encoding one video (its share of a batch, media in memory) and scoring all queries against
+    it. Times and memory are those of the recipe's precision and gradient cache.
+
+    Args:
+        config: recipe files, later ones on top of earlier ones.
+        out: folder of the profiles' folder; that of `tvr reproduce`, so that its report shows them.
+        batch_size: matching pairs per batch, at least 2.
+        queries: texts that ask while a video is scored.
+        repeats: measurements of each time; the median counts.
+        random_weights: build the encoder with random weights in place of the recipe's, which cost the same.
+        device: where to measure; a GPU where there is one by default.
+    """
+    if batch_size < 2 or queries < 1 or repeats < 1:
+        raise RecipeError("tvr profile needs batch_size of at least 2, queries and repeats of at least 1")
+    overrides = _random(config) if random_weights else []
+    arguments = [item for path in config for item in ("--config", path)]
+    cli = _WithoutData(args=[*arguments, *overrides], run=False)
+    module = cli.model
+    if not isinstance(module, RetrievalModule):
+        raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")
+    options = plain(cli.parser, cli.config)["model"]
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    workload = Workload(batch_size, queries, repeats)
+    plugin = cli.trainer.precision_plugin
+    plugin.convert_module(module.to(chosen))
+    card = profile_card(module, options, workload, str(cli.trainer.precision), plugin.forward_context)
+    _print(card)
+    Console(highlight=False, soft_wrap=True).print(f"Wrote {write_profile(card, out / 'profiles')}", markup=False)
+    return 0
+
+
+def _random(config: Sequence[str]) -> list[str]:
+    """Options that build the encoders of picture, text and sound with random weights."""
+    models = [read_recipe(path).get("model") or {} for path in config]
+    options = ["--model.init_args.encoder.init_args.weights=none"]
+    has_audio = any(str(model.get("class_path")).rpartition(".")[2] == "GAID" for model in models)
+    named = any("audio_encoder" in (model.get("init_args") or {}) for model in models)
+    if has_audio and not named:
+        options.append("--model.init_args.audio_encoder=WhisperEncoder")
+    if has_audio:
+        options.append("--model.init_args.audio_encoder.init_args.weights=none")
+    return options
+
+
+def profile_card(
+    module: RetrievalModule,
+    options: dict[str, Any],
+    workload: Workload,
+    precision: str = "32-true",
+    context: Precision = nullcontext,
+) -> ProfileCard:
+    """Measure a method and return its card.
+
+    Args:
+        module: on the device where it is to be measured.
+        options: of the method, for the card.
+        workload: batch, queries, repeats.
+        precision: name of what `context` sets.
+        context: that forward passes run in.
+    """
+    encoder = " ".join(filter(None, (type(module.encoder).__name__, getattr(module.encoder, "name", None))))
+    return ProfileCard(
+        name=re.sub(r"[^a-z0-9]+", "-", f"{module.title} {encoder}".lower()).strip("-"),
+        method=module.title,
+        encoder=encoder,
+        options=options,
+        batch=workload.batch,
+        queries=workload.queries,
+        frames=module.frames,
+        words=module.words,
+        image_size=module.image_size,
+        repeats=workload.repeats,
+        precision=precision,
+        costs=measure_costs(module, workload, context),
+        environment={**environment(), "device": str(module.device)},
+    )
+
+
+def _print(card: ProfileCard) -> None:
+    costs = card.costs
+    table = Table(
+        title=f"{card.method}, {card.encoder}, batch {card.batch}, {card.precision}, {card.environment['device']}"
+    )
+    table.add_column("what")
+    table.add_column("measured", justify="right")
+    rows = [("parameters", f"{costs.parameters / 1e6:.2f} M"), ("trained", f"{costs.trainable / 1e6:.2f} M")]
+    rows += [(f"  {name}", f"{count / 1e6:.3f} M") for name, count in costs.parameters_by_module.items()]
+    rows += [(f"FLOPs, {words}", f"{costs.flops_by_stage[name] / 1e9:.3f} G") for name, words in STAGES.items()]
+    rows += [
+        ("training step", f"{costs.training_step_ms:.1f} ms"),
+        ("encoding a text", f"{costs.encode_text_ms:.2f} ms"),
+        ("encoding a video", f"{costs.encode_video_ms:.2f} ms"),
+        (f"scoring a video for {card.queries} queries", f"{costs.score_ms_per_video:.2f} ms"),
+        ("per video (encoding and scoring)", f"{costs.ms_per_video:.2f} ms"),
+        ("peak memory, inference", _mib(costs.peak_inference_mib)),
+        ("peak memory, training", _mib(costs.peak_training_mib)),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _mib(value: float | None) -> str:
+    return "not told by the system" if value is None else f"{value:.0f} MiB"

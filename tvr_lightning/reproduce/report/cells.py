@@ -1,0 +1,383 @@
+"""A table to be read: the printed lines, in each a cell per metric, and what stands behind the measured numbers.
+
+Every format writes the same columns of the same cells; `formats` as text, the page as HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from tvr_lightning.evaluation.statistics import Comparison
+from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
+from tvr_lightning.reproduce.report.uncertainty import (
+    Measured,
+    compare_runs,
+    measure,
+    smallest_difference,
+    unrelated_queries,
+)
+from tvr_lightning.reproduce.runs.card import Card, CardDirection
+from tvr_lightning.reproduce.runs.plan import PlannedRun
+from tvr_lightning.reproduce.tables import TableRecipe
+
+NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
+NOTE_LENGTH = 400
+DIRECTIONS: dict[str, CardDirection] = {"t2v": "text_to_video", "v2t": "video_to_text"}
+UNPRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "MnR")  # of figures, which print no numbers
+NAMES = ("method", "data", "backbone", "direction")
+"""Headings of what a line is, before its cells."""
+
+RUN_FIELDS: dict[str, tuple[str, ...]] = {
+    "seed": ("results.seed", "run.seed"),
+    "state": ("status",),
+    "protocol": ("results.protocol",),
+    "encoder frozen": ("results.config.model.init_args.encoder.init_args.freeze",),
+    "encoder from run": ("run.encoder_from",),
+    "read from stored features": ("run.store",),
+    "weights chosen on": ("results.select_on", "results.weights.kind"),
+    "post-processing": ("results.post_processing",),
+    "precision": ("results.precision",),
+    "steps": ("steps",),
+    "epochs": ("epochs",),
+    "seconds": ("seconds",),
+    "peak memory, MiB": ("peak_memory_mib",),
+    "peak memory of the GPU, MiB": ("peak_device_memory_mib",),
+    "texts": ("results.texts",),
+    "videos": ("results.videos",),
+    "data": ("run.fingerprints.data",),
+    "weights": ("run.fingerprints.weights",),
+    "code": ("run.fingerprints.code",),
+    "machine": ("results.environment.machine",),
+    "date": ("results.environment.date",),
+}
+"""What a reader needs to judge a run: the fields of its card, of which the first that is there counts."""
+
+Column = Literal["published", "measured", "difference"]
+MadeRuns = Mapping[str, Sequence[tuple[PlannedRun, Card | None]]]
+"""Runs of a table by their names in it, one per seed, each with its card where it has one."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric of one line.
+
+    Attributes:
+        published: as printed; None where the paper does not print it.
+        measured: by the line's run; None without.
+        difference: measured minus published, with the measured interval, for the print has none; None where either is
+            missing or they must not be compared.
+        against_baseline: measured minus what the baseline's run measured; None without.
+    """
+
+    published: float | None
+    measured: Measured | None = None
+    difference: Measured | None = None
+    against_baseline: Comparison | None = None
+
+    def numbers(self, column: Column) -> dict[str, str]:
+        """Return a column's numbers as they are written, by what they are: `published`, or `mean`, `low` and so on."""
+        if column == "published":
+            return {} if self.published is None else {"published": printed_figure(self.published)}
+        found, form = (self.measured, ".1f") if column == "measured" else (self.difference, "+.1f")
+        if found is None:
+            return {}
+        interval = found.interval
+        values = {
+            "mean": found.mean,
+            "deviation": found.deviation,
+            "low": interval.low if interval else None,
+            "high": interval.high if interval else None,
+        }
+        return {name: format(value, form) for name, value in values.items() if value is not None}
+
+    def text(self, column: Column) -> str:
+        """Return a column as text; empty where there is nothing."""
+        numbers = self.numbers(column)
+        deviation = f" ± {numbers['deviation']}" if "deviation" in numbers else ""
+        interval = f" [{numbers['low']}, {numbers['high']}]" if "low" in numbers else ""
+        return numbers.get("published", "") + numbers.get("mean", "") + deviation + interval
+
+
+@dataclass
+class Line:
+    """One printed row and what was measured for it.
+
+    Attributes:
+        published: the row.
+        run: name of the run that stands for it, or None where it is published only.
+        cards: finished cards of that run, one per seed.
+        cells: by metric.
+        baseline: run of the table that it is compared with, of the same backbone and queries; None without.
+    """
+
+    published: PublishedRow
+    run: str | None
+    cards: list[Card] = field(default_factory=list)
+    cells: dict[Printed, Cell] = field(default_factory=dict)
+    baseline: str | None = None
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """What the line is, one for each of NAMES; None where the print does not say."""
+        row = self.published
+        return row.full_method, row.dataset, row.backbone, row.direction
+
+    @property
+    def keys(self) -> str:
+        """Keys of its cards."""
+        return " ".join(card.key for card in self.cards)
+
+    def measured(self, metric: Printed) -> Measured | None:
+        """Return what was measured of a metric; None where nothing was, or the table lacks the metric."""
+        return self.cells[metric].measured if metric in self.cells else None
+
+    def field(self, metric: Printed) -> str:
+        """Return which field of the line's cards a metric is, as a dotted path."""
+        direction = DIRECTIONS.get(self.published.direction or "", "")
+        elsewhere = {"SumR": "sum_of_recalls", "accuracy": "evaluation.accuracy"}
+        return f"results.{elsewhere.get(metric, f'{direction}.{metric}')}"
+
+
+@dataclass
+class TableView:
+    """A table, ready to be written in any format.
+
+    Attributes:
+        name: of the table's recipe.
+        title: paper, number, and that synthetic numbers are not comparable.
+        metrics: in the order of the print.
+        lines: in the order of the print.
+        comparable: whether measured numbers may be set against the published ones.
+        runs: what stands behind the measured numbers.
+        statistics: sentences on differences and resolution.
+        notes: what a reader must know: notes of the print, failed runs, marks, skipped files.
+    """
+
+    name: str
+    title: str
+    metrics: list[Printed]
+    lines: list[Line]
+    comparable: bool
+    runs: MadeRuns
+    statistics: list[str]
+    notes: list[str]
+
+    @property
+    def keys(self) -> str:
+        """Keys of all its cards, each once."""
+        return " ".join(dict.fromkeys(card.key for line in self.lines for card in line.cards))
+
+    @property
+    def columns(self) -> list[tuple[Printed, Column]]:
+        """What every format shows of each line: of each metric what is printed and measured, of R@1 the difference."""
+        shown: list[tuple[Printed, Column]] = []
+        for metric in self.metrics:
+            shown += [(metric, "published"), (metric, "measured")]
+            shown += [(metric, "difference")] if self.comparable and metric == "R@1" else []
+        return shown
+
+
+def field_of(record: object, path: str) -> object:
+    """Return a field by its dotted path; None where it is not there.
+
+    Args:
+        record: an object or a mapping, such as a card.
+        path: such as `results.text_to_video.R@1`.
+    """
+    for name in path.split("."):
+        record = record.get(name) if isinstance(record, dict) else getattr(record, name, None)
+    return record
+
+
+def run_fields(record: object) -> dict[str, tuple[str, object]]:
+    """Return what there is of RUN_FIELDS: words to the dotted path of the field and its value.
+
+    Args:
+        record: a card, or a mapping of the same fields.
+    """
+    found = {}
+    for words, paths in RUN_FIELDS.items():
+        path = next((path for path in paths if field_of(record, path) is not None), None)
+        if path is not None:
+            found[words] = path, field_of(record, path)
+    return found
+
+
+def view_table(table: TableRecipe, runs: MadeRuns, folder: Path) -> TableView:
+    """Set a table's cards beside its printed lines.
+
+    Args:
+        table: with its printed lines.
+        runs: by name in the table.
+        folder: of the cards, for their ranks.
+    """
+    rows = table.published()
+    shown = UNPRINTED if any(run.shows is not None for run in table.runs) else ()
+    metrics = [name for name in PRINTED if name in shown or any(row.printed(name) is not None for row in rows)]
+    synthetic, overlay = _circumstances(runs)
+    run_of = {run.entry: run.name for run in table.runs}
+    backbone_of = {run_of.get(row.entry): row.backbone for row in rows}
+    lines = []
+    for row in rows:
+        line = Line(row, run_of.get(row.entry))
+        line.cards = _finished(runs[line.run]) if line.run is not None else []
+        # Not every line prints its backbone.
+        baselines = {
+            name: base
+            for name in (table.baselines if line.run not in table.baselines else ())
+            if len({backbone_of[name], row.backbone} - {None}) < 2 and (base := _finished(runs[name]))
+        }
+        for metric in metrics:
+            line.cells[metric] = _cell(line, metric, baselines, not synthetic and overlay is None, folder)
+        lines.append(line)
+    number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
+    title = f"{rows[0].paper}, {number}"
+    if synthetic:
+        title += f" - {NOT_COMPARABLE}"
+    if overlay is not None:
+        title += f" - every run with {overlay} on top, not the published settings"
+    return TableView(
+        name=table.name,
+        title=title,
+        metrics=metrics,
+        lines=lines,
+        comparable=not synthetic and overlay is None,
+        runs=runs,
+        statistics=[*_resolution(lines, folder), *_differences(lines)],
+        notes=[*([table.note] if table.note else []), *_notes(lines, runs)],
+    )
+
+
+def _circumstances(runs: MadeRuns) -> tuple[bool, str | None]:
+    """Whether any run was made on synthetic data, and the recipe that was laid on top of any."""
+    planned = [run for made in runs.values() for run, _ in made]
+    overlays = [run.overlay["path"] for run in planned if run.overlay is not None]
+    return any(run.fixture_videos is not None for run in planned), overlays[0] if overlays else None
+
+
+def _cell(line: Line, metric: Printed, baselines: dict[str, list[Card]], comparable: bool, folder: Path) -> Cell:
+    """A cell of a line, whose baseline is the one of those given that ranked the same queries."""
+    published, direction = line.published.printed(metric), line.published.direction
+    found = against = difference = None
+    if line.cards and _belongs(metric, direction):
+        found = measure(line.cards, folder, DIRECTIONS.get(direction or "", "text_to_video"), metric)
+    if found is None:
+        return Cell(published)
+    for name, base in baselines.items():
+        compared = compare_runs(base, line.cards, folder, DIRECTIONS.get(direction or "", "text_to_video"), metric)
+        if compared is not None:
+            line.baseline, against = name, compared
+    if comparable and published is not None:
+        interval = found.interval and replace(
+            found.interval,
+            estimate=found.interval.estimate - published,
+            low=found.interval.low - published,
+            high=found.interval.high - published,
+        )
+        difference = Measured(found.mean - published, None, interval, found.seeds)
+    return Cell(published, found, difference, against)
+
+
+def _belongs(metric: Printed, direction: str | None) -> bool:
+    """Whether a row of a direction has a metric: SumR belongs to both directions, accuracy to none."""
+    if direction in DIRECTIONS:
+        return metric != "accuracy"
+    return metric == ("accuracy" if direction is None else "SumR")
+
+
+def _finished(runs: Sequence[tuple[PlannedRun, Card | None]]) -> list[Card]:
+    return [card for _, card in runs if card is not None and card.status == "finished"]
+
+
+def one_line(text: str) -> str:
+    """Return the lines of a text behind one another, parted by slashes."""
+    return " / ".join(part.strip() for part in text.splitlines() if part.strip())
+
+
+def _shortened(text: str) -> str:
+    words = one_line(text)
+    return words if len(words) <= NOTE_LENGTH else words[:NOTE_LENGTH] + " ..."
+
+
+def _resolution(lines: Sequence[Line], folder: Path) -> list[str]:
+    said = []
+    for direction, long in DIRECTIONS.items():
+        # The same sentence for every line of one test set would repeat itself; its best recall gives one per set.
+        best: dict[tuple[str | None, int, int], tuple[float, float]] = {}
+        for line in lines:
+            found = line.measured("R@1")
+            if line.published.direction == direction and found is not None:
+                queries, videos, worth = unrelated_queries(line.cards[0], folder, long)
+                key = line.published.dataset, queries, videos
+                best[key] = max(best.get(key, (found.mean, worth)), (found.mean, worth), key=lambda pair: pair[0])
+        for (dataset, queries, videos), (recall, worth) in best.items():
+            of_videos = f" on {videos} videos, worth {worth:.0f} unrelated ones," if videos < queries else ""
+            said.append(
+                f"{dataset or 'the test set'}, {direction}: {queries} queries{of_videos} resolve a difference of "
+                f"{smallest_difference(recall, worth):.1f} points at R@1 {recall:.1f} (95 %, unrelated errors)"
+            )
+    return said
+
+
+def _differences(lines: Sequence[Line]) -> list[str]:
+    said = [
+        f"{line.run} against {line.baseline}, {line.published.direction} R@1: {_comparison_words(found)}"
+        for line in lines
+        if "R@1" in line.cells and (found := line.cells["R@1"].against_baseline) is not None
+    ]
+    return [*dict.fromkeys(said), *(["Differences of the other metrics: in the table's CSV file"] if said else [])]
+
+
+def _comparison_words(found: Comparison) -> str:
+    """A paired difference in words: points, interval over queries, p-value."""
+    d = found.difference
+    verdict = "resolved" if d.low > 0 or d.high < 0 else "not resolved"
+    return (
+        f"{d.estimate:+.1f} [{d.low:+.1f}, {d.high:+.1f}] points, p {found.p_value:.2g}, paired over queries, {verdict}"
+    )
+
+
+def _notes(lines: Sequence[Line], runs: MadeRuns) -> list[str]:
+    notes = []
+    for line in lines:
+        where = ", ".join(filter(None, line.names))
+        notes += [f"Print, {where}: {remark}" for remark in line.published.remarks()]
+    for name, made in runs.items():
+        for _, card in made:
+            if card is None:
+                continue
+            if card.status == "failed":
+                notes.append(f"Run {name} FAILED, {card.key}.json says: {_shortened(card.error or '')}")
+            results = card.results or {}
+            notes += [f"Run {name}: {mark}" for mark in results.get("marks", [])]
+            if results.get("partial"):
+                notes.append(f"Run {name}: PARTIAL, not every text and video of the split was ranked")
+            if results.get("transductive"):
+                notes.append(f"Run {name}: {results['post_processing']} sees the test set as a whole")
+            if results.get("skipped"):
+                notes.append(f"Run {name}: skipped {len(results['skipped'])} files")
+    notes += _shared(runs)
+    if _circumstances(runs)[0]:
+        notes.append("The fixture's tiny encoder stands for every backbone, so lines of two backbones share one run")
+    return list(dict.fromkeys(notes))
+
+
+def _shared(runs: MadeRuns) -> list[str]:
+    """What runs on the fixture have in common, and how long they train."""
+    planned = [run for made in runs.values() for run, _ in made]
+    encoders = ", ".join(sorted({f"{run.encoder_from}.json" for run in planned if run.encoder_from}))
+    epochs = sorted({card.epochs for made in runs.values() for _, card in made if card and card.epochs})
+    trained = ", ".join(map(str, epochs)) or "no"
+    shared = {run.share for run in planned}
+    if "features" in shared:
+        return [
+            f"Heads train for {trained} epochs on the stored features of one frozen encoder: {encoders}; what "
+            "a method does to its encoder is not in these numbers",
+            "Runs of further backbones are left out: the fixture has one encoder",
+        ]
+    if "encoder" in shared:
+        return [f"Every run goes on, for {trained} epochs, from one encoder, trained once: {encoders}"]
+    return []

@@ -1,0 +1,1 @@
+"""The papers' figures from the runs' own weights and test splits."""

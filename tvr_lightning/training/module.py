@@ -1,0 +1,145 @@
+"""What every model that recipes build has as it trains: plain hyperparameters, checked checkpoints, the optimiser."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+
+from tvr_lightning.checkpoints import CheckpointError
+from tvr_lightning.data.batch import PairBatch
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
+from tvr_lightning.extract.check import check_store
+from tvr_lightning.options import other_options, plain_options
+from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
+from tvr_lightning.training.sharding import shard
+
+NAMED = 5
+"""Tensors that an error names before it counts the others."""
+
+
+class NonFiniteLossError(UserError, RuntimeError):
+    """A loss term became NaN or infinite; says which, at which step, on which videos."""
+
+
+class RecipeModule(LightningModule):
+    """A model with an encoder of texts and videos, trained as a recipe says.
+
+    All arguments of the constructors of its subclasses are its hyperparameters, as plain values, so that checkpoints
+    load without running code; an encoder that was built in Python is none, since no text stands for it.
+
+    Args:
+        optimizer: optimiser, learning rates, schedule.
+    """
+
+    encoder: Encoder
+
+    def __init__(self, optimizer: OptimizerConfig | None = None) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            # Built in Python rather than from a recipe, encoders are among the arguments; they are dropped below.
+            warnings.filterwarnings("ignore", message="Attribute '.*' is an instance of `nn.Module`")
+            self.save_hyperparameters(logger=False)
+        options = plain_options(dict(self.hparams))
+        self.hparams.clear()
+        self.hparams.update(options)
+        # So that load_from_checkpoint makes classes of what the lines above wrote down, as it does of a recipe's.
+        self.hparams.setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
+        self.optimizer_config = optimizer or OptimizerConfig()
+
+    @property
+    def title(self) -> str:
+        """Name in tables and of folders."""
+        return type(self).__name__
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square frames in pixels that the encoder takes; recipes link it to the data."""
+        return self.encoder.image_size
+
+    def setup(self, stage: str) -> None:
+        """Check that stored features, where the data read them, are what this run's encoders give, and say so.
+
+        Raises:
+            StoreError: the encoder trains, or the store was made with another one.
+            ValueError: the encoder's precision does not go with the trainer's precision or strategy.
+        """
+        self.encoder.check_precision(str(self.trainer.precision), type(self.trainer.strategy).__name__)
+        store = getattr(self.trainer.datamodule, "store", None)  # type: ignore[attr-defined]
+        if store is not None:
+            rank_zero_info(check_store(store, self.encoder, getattr(self, "audio_encoder", None)))
+
+    def configure_model(self) -> None:
+        """Share the parameters out over the devices where the strategy is ModelParallelStrategy (FSDP2)."""
+        if self.device_mesh is not None:
+            shard(self, self.device_mesh["data_parallel"])
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Build the recipe's optimiser with its per-step schedule over the whole run."""
+        optimizer, scheduler = build_optimizer(
+            self,
+            self.optimizer_config,
+            total_steps=int(self.trainer.estimated_stepping_batches),
+            epochs=self.trainer.max_epochs,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the weights of another class, and name the tensors that do not fit and the options that differ.
+
+        Raises:
+            CheckpointError: another class's checkpoint, or tensors that are missing, unexpected or of another shape.
+        """
+        saved, own = checkpoint.get("hyper_parameters", {}), type(self).__name__
+        kind = str(saved.get("_class_path", own)).rpartition(".")[2]
+        if kind != own:
+            raise CheckpointError(f"the checkpoint holds a {kind}, the recipe builds a {own}")
+        if "state_dict" not in checkpoint:  # ModelParallelStrategy has loaded the weights already
+            return
+        wrong = _unfitting(self.state_dict(), checkpoint["state_dict"])
+        if not wrong:
+            return
+        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        options = other_options(saved, dict(self.hparams))
+        made = f"It was made with {', '.join(options)}; " if options else ""
+        raise CheckpointError(
+            f"the checkpoint does not fit this {own}: {'; '.join(wrong[:NAMED])}{more}. {made}"
+            "use the recipe and options that it was trained with"
+        )
+
+    def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
+        """Return the sum of the terms of a loss, a scalar.
+
+        Args:
+            terms: scalars by name.
+            batch: that they were computed on.
+
+        Raises:
+            NonFiniteLossError: it is NaN or infinite, so that a step would break the weights.
+        """
+        loss = torch.stack([term.reshape(()) for term in terms.values()]).sum()
+        if torch.isfinite(loss):
+            return loss
+        broken = [f"{name} = {float(term.detach()):g}" for name, term in terms.items() if not torch.isfinite(term)]
+        raise NonFiniteLossError(
+            f"step {self.global_step}: the loss is not finite: {', '.join(broken)}; the batch's videos are "
+            f"{', '.join(batch.video.video_id)}. Lower the learning rate, or look at these files with `tvr data check`."
+        )
+
+
+def _unfitting(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """Say of every tensor of two state dicts that is not in both, or not of one shape, what is wrong with it."""
+    wrong = [f"{name} is missing" for name in expected if name not in found]
+    wrong += [f"{name} is unexpected" for name in found if name not in expected]
+    return wrong + [
+        f"{name} has shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
