@@ -9,8 +9,8 @@ RUNS := runs
 DEMO_INDEX := $(RUNS)/demo-index
 # From random weights: without dropout on its attention TC-MGC trains on the factorised form, so that twice the epochs take
 # less time; what lies on top of the encoder keeps the paper's learning rate, and softer weights reach more of a new encoder.
-DEMO ?= --trainer.max_epochs 60 --trainer.check_val_every_n_epoch 10 --model.init_args.attention.dropout 0 \
-  --model.init_args.optimizer.lr 1e-4 --model.init_args.softmax_lambda 10
+DEMO ?= --trainer.max_epochs 60 --trainer.check_val_every_n_epoch 10 --model.init_args.tcmgc.attention.dropout 0 \
+  --model.init_args.optimizer.lr 1e-4 --model.init_args.tcmgc.similarity_aggregation.init_args.softmax_lambda 10
 
 SHARE := $(if $(FAST),--fixture --share features,$(if $(TVR_DATA),,--share encoder))
 TABLE1 ?= runs/table1$(if $(FAST),-fast)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mechanisms_training import Build, sound_encoder
 from mechanisms_worlds import FRAMES, WORDS
@@ -10,14 +11,14 @@ from mechanisms_worlds import FRAMES, WORDS
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import SinkhornBias
-from tvr_lightning.layers.stochastic import Prior
+from tvr_lightning.layers.stochastic import Normal
 from tvr_lightning.methods import DPDV, GAID, GARE, NCL, TCMGC, TMASS, CLIP4Clip, XPool
-from tvr_lightning.methods.dpdv_options import DivergenceConfig
-from tvr_lightning.methods.gaid import Fusion, GateText, LossWeighting, Perturbation
-from tvr_lightning.methods.gare_options import BottleneckConfig, PoolingConfig
-from tvr_lightning.methods.tcmgc_options import AttentionConfig, DecorrelationConfig, ScoreAggregation, ScoreScale
-from tvr_lightning.methods.tmass import StochasticConfig
-from tvr_lightning.methods.xpool import CrossAttentionConfig
+from tvr_lightning.methods.dpdv.options import DivergenceConfig
+from tvr_lightning.methods.gaid import DASP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
+from tvr_lightning.methods.gare import Bottleneck, GAREOptions, MeanPooling, NoIncrement
+from tvr_lightning.methods.tcmgc.options import AttentionConfig, DecorrelationConfig, ScoreAggregation, ScoreScale
+from tvr_lightning.methods.tmass import TMASSOptions
+from tvr_lightning.methods.xpool import XPoolOptions
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def clip4clip(encoder: TinyClipEncoder) -> CLIP4Clip:
 
 
 def xpool(encoder: TinyClipEncoder) -> XPool:
-    return XPool(encoder, words=WORDS, frames=FRAMES, attention=CrossAttentionConfig(dropout=0.0))
+    return XPool(encoder, words=WORDS, frames=FRAMES, xpool=XPoolOptions(dropout=0.0))
 
 
 def tcmgc(
@@ -116,64 +117,32 @@ def ncl(normalize_loss: bool = True, normalize_test: bool = True, detach_biases:
     return make
 
 
-def gaid(
-    fusion: Fusion = "frame",
-    perturbation: Perturbation = "dasp",
-    gate_text: GateText | None = None,
-    prior: Prior | None = None,
-    normalize_text: bool = False,
-    loss_weighting: LossWeighting = "positive",
-) -> Build:
+def gaid(**options: Any) -> Build:
     """Return GAID without dropout."""
 
     def make(encoder: TinyClipEncoder) -> GAID:
-        return GAID(
-            encoder,
-            words=WORDS,
-            frames=FRAMES,
-            audio_encoder=sound_encoder() if fusion != "none" else None,
-            fusion=fusion,
-            gate_text=gate_text,
-            perturbation=perturbation,
-            prior=prior,
-            loss_weighting=loss_weighting,
-            normalize_text=normalize_text,
-            attention=CrossAttentionConfig(dropout=0.0),
-        )
+        gaid = GAIDOptions(attention=XPoolOptions(dropout=0.0), **options)
+        sound = None if isinstance(gaid.fusion, NoFusion) else sound_encoder()
+        return GAID(encoder, words=WORDS, frames=FRAMES, gaid=gaid, audio_encoder=sound)
 
     return make
 
 
-def tmass(prior: Prior | None = None, support_weight: float = 0.8) -> Build:
+def tmass(**options: Any) -> Build:
     """Return T-MASS without dropout."""
 
     def make(encoder: TinyClipEncoder) -> TMASS:
-        stochastic = StochasticConfig(prior=prior or Prior(), support_weight=support_weight)
-        attention = CrossAttentionConfig(dropout=0.0)
-        return TMASS(encoder, words=WORDS, frames=FRAMES, attention=attention, stochastic=stochastic)
+        tmass = TMASSOptions(XPoolOptions(dropout=0.0), **options)
+        return TMASS(encoder, words=WORDS, frames=FRAMES, tmass=tmass)
 
     return make
 
 
-def gare(
-    use_increment: bool = True,
-    pooling: PoolingConfig | None = None,
-    bottleneck: BottleneckConfig | None = None,
-    fixed_temperature: float | None = None,
-) -> Build:
+def gare(**options: Any) -> Build:
     """Return GARE without temporal layers; dropout as released."""
 
     def make(encoder: TinyClipEncoder) -> GARE:
-        return GARE(
-            encoder,
-            words=WORDS,
-            frames=FRAMES,
-            temporal_layers=0,
-            use_increment=use_increment,
-            pooling=pooling,
-            bottleneck=bottleneck,
-            fixed_temperature=fixed_temperature,
-        )
+        return GARE(encoder, words=WORDS, frames=FRAMES, gare=GAREOptions(temporal_layers=0, **options))
 
     return make
 
@@ -223,7 +192,7 @@ EXPERIMENTS = (
         "GARE",
         "an increment per pair absorbs the gradient of false negatives",
         "false negatives",
-        (Arm("GARE without increments", gare(use_increment=False)), Arm("GARE", gare())),
+        (Arm("GARE without increments", gare(increment=NoIncrement())), Arm("GARE", gare())),
     ),
     Experiment(
         "sound",
@@ -231,9 +200,9 @@ EXPERIMENTS = (
         "a gate per frame brings in the sound where the query asks for it",
         "captions told by sound",
         (
-            Arm("GAID without sound", gaid(fusion="none")),
+            Arm("GAID without sound", gaid(fusion=NoFusion())),
             Arm("GAID", gaid(), released=True),
-            Arm("GAID, gate without text", gaid(gate_text="none")),
+            Arm("GAID, gate without text", gaid(fusion=GatedFusion(text="none"))),
         ),
     ),
     Experiment(
@@ -241,7 +210,7 @@ EXPERIMENTS = (
         "GAID",
         "directional perturbation makes texts robust",
         "captions told by sound",
-        (Arm("GAID without perturbation", gaid(perturbation="none")), Arm("GAID", gaid(), released=True)),
+        (Arm("GAID without perturbation", gaid(perturbation=NoPerturbation())), Arm("GAID", gaid(), released=True)),
     ),
     Experiment(
         "paths",
@@ -284,15 +253,13 @@ LEAKING = (("GAID", _SOUND, _GAID), ("TMASS", _PARTIAL, _TMASS))
 """Methods with a released protocol that leaks: class name, world, and arm."""
 
 DEVIATIONS = (
-    Deviation(
-        "GARE", "pooling", "false negatives", _GARE, Arm("the paper's mean", gare(pooling=PoolingConfig("mean")))
-    ),
+    Deviation("GARE", "pooling", "false negatives", _GARE, Arm("the paper's mean", gare(pooling=MeanPooling()))),
     Deviation(
         "GARE",
         "information bottleneck",
         "false negatives",
         _GARE,
-        Arm("the paper's 0.07 times the mean", gare(bottleneck=BottleneckConfig(weight=0.07, reduction="mean"))),
+        Arm("the paper's 0.07 times the mean", gare(bottleneck=Bottleneck(weight=0.07, reduction="mean"))),
     ),
     Deviation(
         "GARE", "temperature", "false negatives", _GARE, Arm("the paper's fixed 0.01", gare(fixed_temperature=0.01))
@@ -332,13 +299,13 @@ DEVIATIONS = (
         _NCL,
         Arm("a gradient through Sinkhorn", ncl(detach_biases=False)),
     ),
-    Deviation("GAID", "gate", _SOUND, _GAID, Arm("the released gate", gaid(gate_text="paired"))),
-    Deviation("GAID", "sigma", _SOUND, _GAID, Arm("the paper's N(0, 1)", gaid(prior=Prior("normal")))),
+    Deviation("GAID", "gate", _SOUND, _GAID, Arm("the released gate", gaid(fusion=GatedFusion(text="paired")))),
+    Deviation("GAID", "sigma", _SOUND, _GAID, Arm("the paper's N(0, 1)", gaid(perturbation=DASP(Normal())))),
     Deviation("GAID", "text", _SOUND, _GAID, Arm("the paper's normalised text", gaid(normalize_text=True))),
     Deviation("GAID", "loss", _SOUND, _GAID, Arm("the paper's plain InfoNCE", gaid(loss_weighting="uniform"))),
     Deviation("DPDV", "macro view", _PARTIAL, _DPDV, Arm("Eq. 5, with the best frame", dpdv(eq5=True))),
     Deviation("DPDV", "partition", _PARTIAL, _DPDV, Arm("a partition by every text", dpdv(pairwise=True))),
-    Deviation("TMASS", "sigma", _PARTIAL, _TMASS, Arm("T-MASS, the paper's N(0, 1)", tmass(Prior("normal")))),
+    Deviation("TMASS", "sigma", _PARTIAL, _TMASS, Arm("T-MASS, the paper's N(0, 1)", tmass(prior=Normal()))),
     Deviation(
         "TMASS", "support weight", _PARTIAL, _TMASS, Arm("T-MASS, the released default of 0", tmass(support_weight=0.0))
     ),

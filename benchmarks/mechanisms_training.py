@@ -16,7 +16,7 @@ from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import Protocol, RetrievalModule
-from tvr_lightning.methods.dpdv_captions import Captions
+from tvr_lightning.methods.dpdv.captions import Captions
 
 EPOCHS, LEARNING_RATE = 8, 1e-3
 Build = Callable[[TinyClipEncoder], RetrievalModule]

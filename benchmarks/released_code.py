@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.pairwise import DensePairVectors, PairVectors
 
 
 @dataclass
@@ -47,6 +49,14 @@ class Subject:
         rows = [text[i : i + size] for i in range(0, len(text), size)]
         columns = [video[i : i + size] for i in range(0, len(video), size)]
         return torch.cat([torch.cat([self.released_block(head, t, v) for v in columns], 1) for t in rows])
+
+
+def of_form(head: PairHead, form: str, budget: int | None) -> PairHead:
+    """Return the head bound to a form, `factorised` or `dense`, with blocks of `budget` MiB where one is given."""
+    head.required_form = DensePairVectors if form == "dense" else PairVectors
+    if budget is not None:
+        head.memory_gib = 2 * budget / 1024  # of which a block takes half
+    return head
 
 
 def away_from_start(head: nn.Module) -> nn.Module:

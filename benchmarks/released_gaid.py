@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 
 import torch
-from released_code import Sizes, Subject, away_from_start
+from released_code import Sizes, Subject, away_from_start, of_form
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gaid import GAIDConfig, GAIDHead
-from tvr_lightning.methods.xpool import CrossAttentionConfig
+from tvr_lightning.methods.gaid import GAIDOptions
+from tvr_lightning.methods.gaid.model import GAIDHead
+from tvr_lightning.methods.xpool import XPoolOptions
 
 
 def released_block(head: GAIDHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
@@ -42,8 +43,8 @@ def released_block(head: GAIDHead, text: TextFeatures, video: VideoFeatures) -> 
 def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:
     """Return a head of the given form, with the same parameters for every form."""
     torch.manual_seed(0)
-    config = GAIDConfig(attention=CrossAttentionConfig(dropout=0.0), form=form, memory_budget=budget)  # type: ignore[arg-type]
-    return away_from_start(GAIDHead(sizes.dimension, sizes.frames, config))
+    options = GAIDOptions(attention=XPoolOptions(dropout=0.0))
+    return away_from_start(of_form(GAIDHead(sizes.dimension, sizes.frames, options), form, budget))
 
 
 SUBJECT = Subject(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 
 import torch
-from released_code import Sizes, Subject, away_from_start
+from released_code import Sizes, Subject, away_from_start, of_form
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GAREHead
-from tvr_lightning.methods.gare_options import GAREConfig, IncrementConfig
+from tvr_lightning.methods.gare import GapIncrement, GAREOptions
+from tvr_lightning.methods.gare.model import GAREHead
 
 
 def released_block(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
@@ -38,8 +38,8 @@ def released_block(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> 
 def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:
     """Return a head of the given form, with the same parameters for every form."""
     torch.manual_seed(0)
-    config = GAREConfig(increment=IncrementConfig(dropout=0.0), form=form, memory_budget=budget)  # type: ignore[arg-type]
-    return away_from_start(GAREHead(sizes.dimension, sizes.frames, config))
+    options = GAREOptions(increment=GapIncrement(dropout=0.0))
+    return away_from_start(of_form(GAREHead(sizes.dimension, sizes.words, sizes.frames, options), form, budget))
 
 
 SUBJECT = Subject(

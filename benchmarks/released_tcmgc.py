@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.tcmgc import AttentionConfig, TCMGCConfig, TCMGCHead
+from tvr_lightning.methods.tcmgc.method import AttentionConfig, TCMGCConfig, TCMGCHead
 
 SCALE = torch.tensor(100.0)
 

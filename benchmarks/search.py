@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 import tvr_lightning
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods import GARE
+from tvr_lightning.methods.gare import GARE, GAREOptions
 from tvr_lightning.pairwise.two_stage import nearest, score_candidates
 from tvr_lightning.search.vectors import VectorStore
 from tvr_lightning.search.vectors_lancedb import LanceStore
@@ -64,7 +64,7 @@ def gallery(videos, queries, noise, seed=0):
 def agreement(videos, queries, candidates):
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=WIDTH, image_size=32, text_layers=1, vision_layers=1)
-    method = GARE(encoder, frames=FRAMES, temporal_layers=0).eval()
+    method = GARE(encoder, frames=FRAMES, gare=GAREOptions(temporal_layers=0)).eval()
     text, video = gallery(videos, queries, noise=1.0)
     exhaustive = method.score(text, video).similarity.topk(TOP).indices
     lines = []

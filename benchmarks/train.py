@@ -30,17 +30,19 @@ from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import ClipEncoder, Encoder, TinyClipEncoder
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare_options import IncrementConfig
-from tvr_lightning.methods.tcmgc_options import AttentionConfig
-from tvr_lightning.methods.xpool import CrossAttentionConfig
+from tvr_lightning.methods.gare import GapIncrement, GAREOptions
+from tvr_lightning.methods.tcmgc.options import AttentionConfig
+from tvr_lightning.methods.tmass import TMASSOptions
+from tvr_lightning.methods.xpool import XPoolOptions
+from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 
 METHODS = ("CLIP4Clip", "XCLIP", "DRL", "UCoFiA", "XPool", "TMASS", "GARE", "TCMGC")
-TWO_FORMS = {
-    "XPool": CrossAttentionConfig,
-    "TMASS": CrossAttentionConfig,
-    "GARE": IncrementConfig,
-    "TCMGC": AttentionConfig,
+TWO_FORMS: dict[str, dict[str, Any]] = {
+    "XPool": {"xpool": XPoolOptions(dropout=0.0)},
+    "TMASS": {"tmass": TMASSOptions(attention=XPoolOptions(dropout=0.0))},
+    "GARE": {"gare": GAREOptions(increment=GapIncrement(dropout=0.0))},
+    "TCMGC": {"attention": AttentionConfig(dropout=0.0)},
 }
 PARTS = ("data", "encode", "loss", "backward", "optimizer")
 
@@ -121,10 +123,12 @@ def build(name: str, form: str, size: Size, options: argparse.Namespace) -> Retr
     torch.manual_seed(0)
     extra: dict[str, Any] = {"keep_rate": 0.4} if name == "TCMGC" else {}
     if form:
-        config = TWO_FORMS[name](dropout=0.0)
-        extra |= {"form": "dense" if form == "plain" else form}
-        extra["increment" if name == "GARE" else "attention"] = config
+        extra |= TWO_FORMS[name]
+        if name == "TCMGC":
+            extra |= {"form": "dense" if form == "plain" else form}
     method = getattr(methods, name)(build_encoder(options.papers), words=size.words, frames=size.frames, **extra)
+    if form and name != "TCMGC":
+        method.head.required_form = PairVectors if form == "factorised" else DensePairVectors
     return method.to(options.device).train()
 
 

@@ -104,7 +104,7 @@ def test_a_video_that_breaks_in_the_middle_of_an_epoch_is_named(root, tmp_path, 
 def test_a_killed_data_worker_is_reported(root, tmp_path, strike, capsys):
     strike(0, lambda model: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL))
     assert main(fit(root, tmp_path / "runs", "--data.init_args.num_workers=1")) == 1
-    assert "memory ran out: lower data.init_args.num_workers" in capsys.readouterr().err
+    assert "memory ran out: give fewer workers (data.init_args.num_workers" in capsys.readouterr().err
     assert saved_steps(tmp_path / "runs") >= 1
 
 

@@ -15,7 +15,7 @@ STEPS = 3
 WHOLE = ["CLIP4Clip", ANSWERING]  # one of each kind, on more processes than the contract has
 CLASSES = {title: getattr(tvr_lightning.methods, title, None) for title in RECIPES}
 LOCAL = [title for title, kind in CLASSES.items() if kind and kind.losses is RetrievalModule.losses]
-WITHOUT_DROPOUT = {"XPool": "--model.init_args.attention.dropout=0"}  # of vectors that no two processes share
+WITHOUT_DROPOUT = {"XPool": "--model.init_args.xpool.dropout=0"}  # of vectors that no two processes share
 
 
 def made(name: str, gather: str = "global") -> tuple:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tvr_lightning.data.folder import VideoFolder, inside
+from tvr_lightning.data.folder import VideoFolder, path_below
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import AnnotationError
 from tvr_lightning.synthetic import synthesize
@@ -21,7 +21,7 @@ def test_names_that_leave_the_folder_are_refused(name, tmp_path):
     with pytest.raises(AnnotationError, match="leads out of the folder"):
         VideoFolder(tmp_path / "videos", ".mp4").find(name)
     with pytest.raises(AnnotationError, match="leads out of the folder"):
-        inside(tmp_path / "videos", name)
+        path_below(tmp_path / "videos", name)
 
 
 def test_names_in_the_folder_are_found_or_expected_there(tmp_path):

@@ -15,6 +15,7 @@ from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 RECIPE = [f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={RECIPES / 'fixture.yaml'}"]
+LAMBDA = "similarity_aggregation.init_args.softmax_lambda"
 QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 
@@ -36,7 +37,7 @@ def options(root: Path) -> list[str]:
 def run(root, tmp_path_factory) -> Path:
     """Folder of a fit with an option that changes scores and no tensor's shape."""
     runs = tmp_path_factory.mktemp("runs")
-    more = ["--model.init_args.softmax_lambda=1", "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]
+    more = [f"--model.init_args.tcmgc.{LAMBDA}=1", "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]
     more += [
         "--trainer.log_every_n_steps=1",
         "--model.init_args.evaluation.recall=[1,2,3]",
@@ -45,6 +46,10 @@ def run(root, tmp_path_factory) -> Path:
     assert main(["fit", *RECIPE, *options(root), *more, *QUICK]) == 0
     (folder,) = runs.glob("*/version_0")
     return folder
+
+
+def isa(softmax_lambda: float) -> dict:
+    return {"class_path": "tvr_lightning.layers.aggregation.ISA", "init_args": {"softmax_lambda": softmax_lambda}}
 
 
 def results(runs: Path) -> dict:
@@ -78,7 +83,7 @@ def test_validating_and_predicting_build_from_the_checkpoint_too(verb, run, tmp_
         best = table[table["place"] == 1].sort_values("text_index")["video_id"].tolist()
         assert 25.0 * sum(a == b for a, b in zip(best, own, strict=True)) == first["text_to_video"]["R@1"]
     else:
-        assert results(tmp_path)["config"]["model"]["init_args"]["softmax_lambda"] == 1.0
+        assert results(tmp_path)["config"]["model"]["init_args"]["tcmgc"]["similarity_aggregation"] == isa(1.0)
 
 
 def test_an_option_that_changes_scores_is_refused_unless_it_is_meant(run, root, tmp_path, capsys):
@@ -86,14 +91,16 @@ def test_an_option_that_changes_scores_is_refused_unless_it_is_meant(run, root, 
     arguments += [f"--results.directory={tmp_path}", *QUICK]
     assert main(arguments) == 1
     said = capsys.readouterr().err
-    assert "model.init_args.softmax_lambda 100.0 (the checkpoint: 1.0)" in said
+    assert f"model.init_args.tcmgc.{LAMBDA} 100.0 (the checkpoint: 1.0)" in said
     assert "--override" in said
     assert not list(tmp_path.iterdir())
     assert main([*arguments, "--override"]) == 0
     found = results(tmp_path)
-    assert found["config"]["model"]["init_args"]["softmax_lambda"] == 100.0
-    assert found["weights"]["overridden"] == ["model.init_args.softmax_lambda 100.0 (the checkpoint: 1.0)"]
-    assert "Careful: not scored as trained: model.init_args.softmax_lambda" in " ".join(capsys.readouterr().out.split())
+    assert found["config"]["model"]["init_args"]["tcmgc"]["similarity_aggregation"] == isa(100.0)
+    assert found["weights"]["overridden"] == [f"model.init_args.tcmgc.{LAMBDA} 100.0 (the checkpoint: 1.0)"]
+    assert f"Careful: not scored as trained: model.init_args.tcmgc.{LAMBDA}" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_options_that_leave_scores_alone_are_listed_and_taken(run, root, tmp_path, capsys, caplog):
@@ -195,7 +202,7 @@ def test_checkpoints_without_a_record_are_unknown_and_converted_ones_say_so(run,
 def test_a_converted_checkpoint_takes_the_data_of_a_recipe_and_its_own_words_and_frames(run, root, tmp_path, capsys):
     saved = torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)
     del saved[RECORD], saved["datamodule_hyper_parameters"]
-    saved["hyper_parameters"]["_class_path"] = "tvr_lightning.methods.tcmgc.TCMGC"
+    saved["hyper_parameters"]["_class_path"] = "tvr_lightning.methods.tcmgc.method.TCMGC"
     torch.save(saved | {CONVERTED: {}, "epoch": 0, "global_step": 0}, tmp_path / "converted.ckpt")
     alone = ["test", f"--ckpt_path={tmp_path / 'converted.ckpt'}", f"--results.directory={tmp_path / 'runs'}", *QUICK]
     assert main(alone) == 1

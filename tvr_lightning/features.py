@@ -32,6 +32,12 @@ class Record:
     def _item_fields(self) -> list[tuple[str, Any]]:
         return [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if not f.metadata.get("whole")]
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors (any shape), nested ones included, in the order of the fields."""
+        found: list[Tensor] = []
+        self.apply(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        return found
+
     def apply(self: R, function: Callable[[Tensor], Tensor]) -> R:
         """Return a copy with `function` applied to every tensor (any shape), nested ones included."""
         return dataclasses.replace(self, **{name: _apply(value, function) for name, value in self._fields()})

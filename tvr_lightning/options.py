@@ -46,6 +46,8 @@ def flat_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from flat_options(f"{name}.{key}", item)
+    elif name.endswith(".init_args") and value == {}:
+        return  # a class without arguments may be written with or without
     elif name.endswith(".class_path"):
         yield name, str(value).rpartition(".")[2]
     else:

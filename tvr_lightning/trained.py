@@ -24,7 +24,7 @@ from tvr_lightning.options import flat_options, value_text
 
 # What may differ from the training: scores do not depend on it, or depend on it as the evaluation is asked to.
 UNSCORED = {
-    "optimizer", "evaluation", "gather", "form", "memory_budget",  # of a method
+    "optimizer", "evaluation", "gather",  # of a method
     "freeze", "gradient_checkpointing", "compile_towers", "trained_in", "pretrained",  # of encoders; where they began
 }  # fmt: skip
 # How the videos and texts of one dataset are read; another dataset may be read in its own way.

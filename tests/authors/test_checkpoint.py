@@ -151,8 +151,8 @@ def test_words_and_frames_beyond_the_positions_are_refused(parity_cases):
 
 def test_words_and_keep_rates_that_the_matrices_do_not_fit_are_told_what_fits(parity_cases):
     tensors = authors_tensors(parity_cases, "tcmgc")  # its matrices keep 3
-    assert import_tcmgc(tensors, "file", words=12, frames=6).hparams["keep_rate"] == 0.3
-    assert import_tcmgc(tensors, "file", words=32, frames=6).hparams["keep_rate"] == 0.1
+    assert import_tcmgc(tensors, "file", words=12, frames=6).options.keep_rate == 0.3
+    assert import_tcmgc(tensors, "file", words=32, frames=6).options.keep_rate == 0.1
     with pytest.raises(
         AuthorsCheckpointError, match=r"keep 3 similarities; 12 words at keep rate 0.5 keep 6.* from 0.25 to below 0.33"
     ):

@@ -11,7 +11,7 @@ from tvr_lightning.authors.clip import clip_sizes, encoder_configuration
 from tvr_lightning.authors.convert import convert, run_convert
 from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.methods.clip4clip import CLIP4Clip
-from tvr_lightning.methods.tcmgc import TCMGC
+from tvr_lightning.methods.tcmgc.method import TCMGC
 
 
 def authors_file(parity_cases, name, tmp_path):

@@ -5,7 +5,7 @@ import torch
 
 from tvr_lightning.layers.patch_selector import (
     PatchScores,
-    PatchSelectionConfig,
+    PatchSelection,
     PatchSelector,
     indicators,
     perturbed_top_k,
@@ -16,7 +16,7 @@ M, F, P, D = 2, 3, 9, 16
 
 def selector(**options):
     torch.manual_seed(0)
-    made = PatchSelector(D, PatchSelectionConfig(**options))
+    made = PatchSelector(D, PatchSelection(**options))
     for parameter in made.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     return made
@@ -39,20 +39,14 @@ def test_evaluation_takes_cls_and_the_best_patches_in_their_order():
             torch.testing.assert_close(selected[video, frame, 1:], patches[video, frame, best])
 
 
-@pytest.mark.parametrize("selection", ["perturbed", "random"])
-def test_noise_is_drawn_in_training_and_on_demand_in_evaluation(selection):
+def test_noise_is_drawn_in_training_and_on_demand_in_evaluation():
     frames, patches = media()
-    made = selector(selection=selection, samples=20, sigma=0.5)
+    made = selector(samples=20, sigma=0.5)
     assert not torch.equal(made(frames, patches), made(frames, patches))
     made.eval()
     assert torch.equal(made(frames, patches), made(frames, patches))
-    released = selector(selection=selection, samples=20, sigma=0.5, noise_eval=True).eval()
+    released = selector(samples=20, sigma=0.5, noise_eval=True).eval()
     assert not torch.equal(released(frames, patches), released(frames, patches))
-
-
-def test_hard_selection_is_the_same_in_training():
-    made, (frames, patches) = selector(selection="hard"), media()
-    assert torch.equal(made(frames, patches), made.eval()(frames, patches))
 
 
 def test_averaged_choices_add_up_and_become_hard_without_noise():
@@ -95,10 +89,8 @@ def test_the_predictor_of_the_evaluation_code_sees_the_whole_video():
 
 
 def test_impossible_options_are_refused():
-    with pytest.raises(ValueError, match=r"kept \(0\)"):
-        PatchSelectionConfig(kept=0)
-    with pytest.raises(ValueError, match="noise_eval has nothing to draw"):
-        PatchSelectionConfig(selection="hard", noise_eval=True)
+    with pytest.raises(ValueError, match=r"PatchSelection\.kept is 0"):
+        PatchSelection(kept=0)
     with pytest.raises(ValueError, match="must be even"):
         PatchScores(7)
     with pytest.raises(ValueError, match=r"9 patches per frame, but patch_selection\.kept 10"):

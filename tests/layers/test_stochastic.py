@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from tvr_lightning.layers.stochastic import Prior, Radius, drawn_text, support_text, trial_cosines, trial_draws
+from tvr_lightning.layers.stochastic import (
+    Normal,
+    Radius,
+    Uniform,
+    drawn_text,
+    support_text,
+    trial_cosines,
+    trial_draws,
+)
 
 N, M, F, D, K = 3, 4, 5, 8, 6
 
@@ -46,7 +54,7 @@ def test_padded_frames_have_no_say_in_the_radius(kind):
 
 def test_priors_have_their_mean_and_deviation():
     generator = torch.Generator().manual_seed(0)
-    uniform, normal = Prior(), Prior("normal", 0.3)
+    uniform, normal = Uniform(), Normal(0.3)
     drawn = uniform.draw((20000,), generator)
     assert drawn.min() >= 0
     assert drawn.max() < 1
@@ -56,27 +64,13 @@ def test_priors_have_their_mean_and_deviation():
     assert drawn.std().item() == pytest.approx(0.3, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"distribution": "normal", "std": 0.0}, "std is 0.0"),
-        ({"distribution": "uniform01", "std": 0.3}, "belongs to prior.distribution: normal"),
-    ],
-)
-def test_priors_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Prior(**options)
-
-
 def test_draws_of_an_evaluation_follow_its_seed():
-    first = trial_draws(Prior(), K, D, seed=1)
+    first = trial_draws(Uniform(), K, D, seed=1)
     assert first.shape == (K, D)
-    assert torch.equal(first, trial_draws(Prior(), K, D, seed=1))
-    assert not torch.equal(first, trial_draws(Prior(), K, D, seed=2))
-    assert torch.equal(trial_draws(Prior(), "mean", D, seed=1), torch.full((1, D), 0.5))
-    assert torch.equal(trial_draws(Prior("normal"), "mean", D, seed=1), torch.zeros(1, D))
-    with pytest.raises(ValueError, match="trials is 0"):
-        trial_draws(Prior(), 0, D, seed=1)
+    assert torch.equal(first, trial_draws(Uniform(), K, D, seed=1))
+    assert not torch.equal(first, trial_draws(Uniform(), K, D, seed=2))
+    assert torch.equal(trial_draws(Uniform(), "mean", D, seed=1), torch.full((1, D), 0.5))
+    assert torch.equal(trial_draws(Normal(), "mean", D, seed=1), torch.zeros(1, D))
 
 
 def test_trial_cosines_are_those_of_the_drawn_texts(pair_vectors):

@@ -16,11 +16,18 @@ from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.patch_merging import PatchMergingConfig
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig
-from tvr_lightning.methods.dpdv import DPDV, DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
-from tvr_lightning.methods.dpdv_captions import CaptionError, Captions, padded_captions
-from tvr_lightning.methods.dpdv_options import DivergenceConfig, DPDVConfig
+from tvr_lightning.layers.patch_selector import PatchSelection as PatchSelectionConfig
+from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, padded_captions
+from tvr_lightning.methods.dpdv.method import (
+    DPDV,
+    DPDVHead,
+    caption_order,
+    recover_frames,
+    spot_frames,
+    view_divergence,
+)
+from tvr_lightning.methods.dpdv.options import DivergenceConfig, DPDVConfig
+from tvr_lightning.methods.dpdv.patch_merging import PatchMergingConfig
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
 

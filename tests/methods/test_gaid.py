@@ -14,9 +14,12 @@ from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.layers.stochastic import Prior, trial_draws
-from tvr_lightning.methods.gaid import GAID, GAIDConfig, GAIDHead, pair_weights
-from tvr_lightning.methods.xpool import CrossAttentionConfig
+from tvr_lightning.layers.stochastic import Normal, Uniform, trial_draws
+from tvr_lightning.methods.gaid import DASP, GAID, STP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
+from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses, pair_weights
+from tvr_lightning.methods.released import score_gaid
+from tvr_lightning.methods.xpool import XPoolOptions
+from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
@@ -24,35 +27,54 @@ from tvr_lightning.training.losses import info_nce
 RECIPES = Path(__file__).parents[2] / "recipes"
 N, M, F, D = 4, 4, 5, 32
 FUSIONS = ["none", "sample", "frame", "token"]
-PERTURBATIONS = ["none", "stp", "dasp"]
+PERTURBATIONS = {"none": NoPerturbation(), "stp": STP(), "dasp": DASP()}
+FORMS = {"factorised": PairVectors, "dense": DensePairVectors}
 
 
-def features(texts=N, videos=M, seed=0):
+def features(texts=N, videos=M, seed=0, width=D):
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
         return torch.randn(shape, generator=generator)
 
-    sentence = normal(texts, D)
+    sentence = normal(texts, width)
     mask = torch.arange(F) < torch.tensor([F - j % 3 for j in range(videos)])[:, None]
     text = TextFeatures(sentence, sentence[:, None], torch.ones(texts, 1, dtype=torch.bool))
-    return text, VideoFeatures(normal(videos, F, D), mask, audio=normal(videos, F, D), audio_mask=mask)
+    return text, VideoFeatures(normal(videos, F, width), mask, audio=normal(videos, F, width), audio_mask=mask)
 
 
-def head(fusion="frame", perturbation="dasp", form="auto", heads=1, dropout=0.0, **options):
+def fusion_of(level, text="query"):
+    return NoFusion() if level == "none" else GatedFusion(level, text)
+
+
+def head(fusion="frame", perturbation="dasp", form=None, heads=1, dropout=0.0, text="query", **options):
     torch.manual_seed(0)
-    attention = CrossAttentionConfig(heads, dropout)
-    config = GAIDConfig(fusion=fusion, perturbation=perturbation, form=form, attention=attention, **options)
-    made = GAIDHead(D, F, config)
+    kind = PERTURBATIONS[perturbation] if isinstance(perturbation, str) else perturbation
+    fusion = fusion_of(fusion, text)
+    made = GAIDHead(D, F, GAIDOptions(fusion, kind, attention=XPoolOptions(heads, dropout), **options))
+    made.required_form = FORMS.get(form)
     for parameter in made.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
     return made.eval()
 
 
-def model(**options):
+def draws_of(made, seed=0):
+    kind = made.options.perturbation
+    return trial_draws(kind.prior, kind.trials, D, seed) if isinstance(kind, STP) else None
+
+
+def similarity(made, text, video, seed=0):
+    return made(text, video, draws_of(made, seed)).similarity
+
+
+def leaking(made, text, video, own_text):
+    return score_gaid(made, text, video, own_text, draws_of(made))
+
+
+def model(audio_encoder=None, **options):
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=64, image_size=16, text_layers=1, vision_layers=1)
-    return GAID(encoder, frames=F, **options)
+    return GAID(encoder, frames=F, gaid=GAIDOptions(**options), audio_encoder=audio_encoder)
 
 
 def fused_frames(made, sentence, frames, audio, mask):
@@ -91,7 +113,7 @@ def plain_score(made, sentence, own, frames, audio, mask, draws):
     fused = fused_frames(made, sentence if own is None else own, frames, audio, mask)
     z = pooled(made, sentence, fused, mask)
     target = z if own is None else pooled(made, own, fused, mask)
-    text = sentence / sentence.norm() if made.config.normalize_text else sentence
+    text = sentence / sentence.norm() if made.options.normalize_text else sentence
     if made.radius is None:
         return torch.cosine_similarity(text, target, dim=0)
     cosines = torch.cosine_similarity(sentence[None], fused, dim=-1) * mask
@@ -104,7 +126,7 @@ def plain_score(made, sentence, own, frames, audio, mask, draws):
 
 
 def restated(made, text, video, own_text=None):
-    draws = trial_draws(made.config.prior, made.config.trials, D, 0)
+    draws = draws_of(made)
     rows = []
     for sentence in text.sentence:
         owners = [None] * len(video) if own_text is None else list(own_text.sentence)
@@ -118,25 +140,23 @@ def restated(made, text, video, own_text=None):
 def switches():
     for fusion, perturbation in itertools.product(FUSIONS, PERTURBATIONS):
         yield {"fusion": fusion, "perturbation": perturbation}
-    yield {"gate_text": "paired"}
-    yield {"gate_text": "none"}
-    yield {"fusion": "token", "gate_text": "none"}
+    yield {"text": "paired"}
+    yield {"text": "none"}
+    yield {"fusion": "token", "text": "none"}
     yield {"heads": 4}
     yield {"fusion": "token", "heads": 4}
     yield {"normalize_text": True}
-    yield {"perturbation": "stp", "normalize_text": True, "trials": 3, "prior": Prior("normal", 0.5)}
+    yield {"perturbation": STP(Normal(0.5), trials=3), "normalize_text": True}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", list(switches()), ids=str)
 def test_both_forms_and_both_protocols_are_the_paper_pair_by_pair(options):
     text, video = features()
-    by_query_token = options.get("fusion") == "token" and options.get("gate_text") != "none"
-    for form in ("dense",) if by_query_token else ("dense", "factorised"):
+    for form in FORMS:
         made = head(form=form, **options)
-        similarity = made(text, video).similarity
-        torch.testing.assert_close(similarity, restated(made, text, video), rtol=1e-4, atol=2e-6)
-        released = made(text, video, own_text=text).similarity
+        torch.testing.assert_close(similarity(made, text, video), restated(made, text, video), rtol=1e-4, atol=2e-6)
+        released = leaking(made, text, video, text).similarity
         torch.testing.assert_close(released, restated(made, text, video, text), rtol=1e-4, atol=2e-6)
 
 
@@ -145,31 +165,31 @@ def test_both_forms_and_both_protocols_are_the_paper_pair_by_pair(options):
 def test_a_score_depends_on_its_pair_alone(fusion, perturbation):
     text, video = features()
     made = head(fusion, perturbation)
-    whole = made(text, video, seed=1).similarity
+    whole = similarity(made, text, video)
     texts, videos = [3, 1], [2, 0, 3]
-    part = made(text[texts], video[videos], seed=1).similarity
+    part = similarity(made, text[texts], video[videos])
     torch.testing.assert_close(part, whole[texts][:, videos], rtol=1e-4, atol=1e-6)
-    small = head(fusion, perturbation, memory_budget=1)(text, video, seed=1).similarity
-    torch.testing.assert_close(small, whole, rtol=1e-4, atol=1e-6)
+    made.memory_gib = 1e-5
+    torch.testing.assert_close(similarity(made, text, video), whole, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("perturbation", PERTURBATIONS)
 def test_the_released_protocol_leaks_but_on_the_diagonal(perturbation):
     text, video = features()
     made = head(perturbation=perturbation)
-    clean, leaking = made(text, video).similarity, made(text, video, own_text=text).similarity
+    clean, released = similarity(made, text, video), leaking(made, text, video, text).similarity
     own = torch.eye(N, dtype=torch.bool)
-    torch.testing.assert_close(leaking[own], clean[own], rtol=1e-4, atol=1e-6)
-    assert ((leaking - clean).abs()[~own] > 1e-4).all()
+    torch.testing.assert_close(released[own], clean[own], rtol=1e-4, atol=1e-6)
+    assert ((released - clean).abs()[~own] > 1e-4).all()
 
 
 @pytest.mark.parametrize("perturbation", PERTURBATIONS)
 def test_the_audit_passes_the_query_protocol_and_catches_the_released_one(perturbation):
     (text, video), made = features(8, 8), head(perturbation=perturbation)
-    assert not audit_scores(text, video, torch.arange(8), score=made).leaks
+    assert not audit_scores(text, video, torch.arange(8), score=lambda t, v: made(t, v, draws_of(made))).leaks
 
     def as_released(texts, videos, own_texts):
-        return made(texts, videos, own_text=own_texts)
+        return leaking(made, texts, videos, own_texts)
 
     assert audit_scores(text, video, torch.arange(8), score_as_released=as_released).leaks
 
@@ -201,17 +221,17 @@ def test_perturbation_follows_equations_3_to_5():
 def test_trials_follow_the_seed():
     text, video = features()
     made = head(perturbation="stp")
-    assert torch.equal(made(text, video, seed=1).similarity, made(text, video, seed=1).similarity)
-    assert not torch.allclose(made(text, video, seed=1).similarity, made(text, video, seed=2).similarity, atol=1e-5)
-    mean = head(perturbation="stp", trials="mean")
-    assert torch.equal(mean(text, video, seed=1).similarity, mean(text, video, seed=2).similarity)
+    assert torch.equal(similarity(made, text, video, 1), similarity(made, text, video, 1))
+    assert not torch.allclose(similarity(made, text, video, 1), similarity(made, text, video, 2), atol=1e-5)
+    mean = head(perturbation=STP(trials="mean"))
+    assert torch.equal(similarity(mean, text, video, 1), similarity(mean, text, video, 2))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("fusion", FUSIONS[1:])
 def test_the_gates_text_matters_off_the_diagonal_of_training(fusion):
     (text, video), draw = features(), torch.rand(N, D)
-    query, paired = (head(fusion, gate_text=g).train_cosines(text, video, draw)[0] for g in ("query", "paired"))
+    query, paired = (head(fusion, text=g).train_cosines(text, video, draw)[0] for g in ("query", "paired"))
     own = torch.eye(N, dtype=torch.bool)
     torch.testing.assert_close(query[own], paired[own], rtol=1e-4, atol=1e-6)
     assert ((query - paired).abs()[~own] > 1e-5).any()
@@ -221,11 +241,8 @@ def test_the_gates_text_matters_off_the_diagonal_of_training(fusion):
 @pytest.mark.parametrize("gate_text", ["query", "paired", "none"])
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_training_agrees_between_the_forms(fusion, gate_text):
-    if fusion == "none":
-        gate_text = None
     (text, video), draw = features(), torch.rand(N, D)
-    forms = ["dense", "auto"] if fusion == "token" else ["dense", "factorised"]
-    first, second = (head(fusion, form=f, gate_text=gate_text).train_cosines(text, video, draw) for f in forms)
+    first, second = (head(fusion, form=form, text=gate_text).train_cosines(text, video, draw) for form in FORMS)
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
 
 
@@ -234,21 +251,30 @@ def pairs_of(text, video):
     return PairedFeatures(text, video, index, index)
 
 
-def test_both_branches_are_weighed_by_the_perturbed_similarities():
-    (text, video), draw, scale = features(), torch.rand(N, D), torch.tensor(10.0)
-    cosines = head().train_cosines(text, video, draw)
-    weight = cosines[0].diagonal() / cosines[0].diagonal().sum()
-    terms = head(loss_weighting="released").losses(pairs_of(text, video), scale, draw)
+def terms_of(**options):
+    """The loss of a model and the cosines of the same draws."""
+    made = model(**options).eval()
+    text, video = features(width=64)
+    torch.manual_seed(3)
+    terms = made.losses(pairs_of(text, video))
+    torch.manual_seed(3)
+    moved = not isinstance(made.options.perturbation, NoPerturbation)
+    sigma = made.options.perturbation.prior.draw((N, 64)) if moved else None
+    return terms, made.head.train_cosines(text, video, sigma), made.temperature()
+
+
+@pytest.mark.parametrize("weighting", ["released", "positive", "uniform"])
+def test_both_branches_are_weighed_by_the_perturbed_similarities(weighting):
+    terms, cosines, scale = terms_of(loss_weighting=weighting, perturbation=DASP(support_weight=0.3))
+    weight = pair_weights(cosines[0], weighting)
     torch.testing.assert_close(terms["perturbation"], info_nce(scale * cosines[0], weight=weight))
-    torch.testing.assert_close(terms["support"], 0.8 * info_nce(scale * cosines[1], weight=weight))
-    plain = head(loss_weighting="uniform", support_weight=0.1).losses(pairs_of(text, video), scale, draw)
-    torch.testing.assert_close(plain["perturbation"], info_nce(scale * cosines[0]))
-    torch.testing.assert_close(plain["support"], 0.1 * info_nce(scale * cosines[1]))
-    default, weight = head().losses(pairs_of(text, video), scale, draw), pair_weights(cosines[0], "positive")
-    torch.testing.assert_close(default["perturbation"], info_nce(scale * cosines[0], weight=weight))
-    torch.testing.assert_close(default["support"], 0.8 * info_nce(scale * cosines[1], weight=weight))
-    assert list(head(support_weight=0.0).losses(pairs_of(text, video), scale)) == ["perturbation"]
-    assert list(head(perturbation="none").losses(pairs_of(text, video), scale)) == ["perturbation"]
+    torch.testing.assert_close(terms["support"], 0.3 * info_nce(scale * cosines[1], weight=weight))
+
+
+def test_support_texts_can_be_left_out():
+    assert list(terms_of(perturbation=DASP(support_weight=0.0))[0]) == ["perturbation"]
+    assert list(terms_of(perturbation=NoPerturbation())[0]) == ["perturbation"]
+    assert list(terms_of()[0]) == ["perturbation", "support"]
 
 
 def test_a_negative_similarity_never_rewards_a_bad_match():
@@ -262,22 +288,21 @@ def test_a_negative_similarity_never_rewards_a_bad_match():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fusion": "none", "gate_text": "query"}, "gate_text: query conflicts with fusion: none"),
-        ({"fusion": "none", "audio_encoder": TinyWhisperEncoder}, "audio_encoder conflicts with fusion: none"),
-        ({"perturbation": "none", "prior": Prior()}, "prior conflicts with perturbation: none"),
-        ({"perturbation": "none", "support_weight": 0.8}, "support_weight 0.8 conflicts with perturbation: none"),
-        ({"trials": 5}, "trials 5 conflicts with perturbation: dasp"),
-        ({"support_weight": -0.1}, "support_weight is -0.1"),
-        ({"fusion": "token", "form": "factorised"}, "form: factorised conflicts with fusion: token"),
-        ({"form": "factorised"}, "attention.dropout 0.3"),
-        ({"memory_budget": 0}, "memory_budget is 0"),
+        ({"fusion": GatedFusion("word")}, "GatedFusion.level is word"),
+        ({"perturbation": DASP(support_weight=-0.1)}, "DASP.support_weight is -0.1"),
+        ({"perturbation": STP(trials=0)}, "STP.trials is 0"),
+        ({"perturbation": STP(Normal(0.0))}, "Normal.std is 0.0"),
+        ({"loss_weighting": "none"}, "loss_weighting is none"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, message):
-    if "audio_encoder" in options:
-        options = {**options, "audio_encoder": TinyWhisperEncoder()}
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        model(**options)
+        GAIDOptions(**options)
+
+
+def test_sound_that_nothing_would_hear_is_refused():
+    with pytest.raises(ValueError, match=r"audio_encoder conflicts with gaid\.fusion: NoFusion"):
+        model(fusion=NoFusion(), audio_encoder=TinyWhisperEncoder())
 
 
 def media(**sound):
@@ -292,9 +317,9 @@ def test_missing_sound_names_the_option_that_brings_it():
     with pytest.raises(ValueError, match=r"set data\.init_args\.audio to whisper"):
         made.video_features(media())
     frames = torch.randn(2, F, 64)
-    with pytest.raises(ValueError, match=r"fusion: frame needs sound.*data\.init_args\.audio"):
+    with pytest.raises(ValueError, match=r"GatedFusion needs sound.*data\.init_args\.audio"):
         made.encode_video(VideoFeatures(frames, torch.ones(2, F, dtype=torch.bool)))
-    deaf = model(fusion="none")
+    deaf = model(fusion=NoFusion())
     assert deaf.audio_encoder is None
     assert deaf.video_features(media()).audio is None
 
@@ -311,22 +336,26 @@ def test_audio_is_brought_to_the_frames_width_and_silence_stays_zero():
 
 
 def test_the_temperature_stays():
-    made = model(fusion="none")
+    made = model(fusion=NoFusion())
     assert not made.temperature.logit_scale.requires_grad
+
+
+def loss_of(made, text, video):
+    cosines = made.train_cosines(text, video, Uniform().draw((len(text), D)))
+    perturbation, support = branch_losses(cosines, torch.tensor(20.0), "positive")
+    return perturbation + 0.8 * support
 
 
 @pytest.mark.parametrize("gate_text", ["query", "paired", "none"])
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_ten_steps_lower_the_loss_and_reach_every_parameter(fusion, gate_text):
-    options = {} if fusion == "none" else {"gate_text": gate_text}
-    made = head(fusion, dropout=0.1, **options).train()
+    made = head(fusion, dropout=0.1, text=gate_text).train()
     text, video = features(8, 8)
     video.frames, video.audio = video.frames + text.sentence[:, None], video.audio + text.sentence[:, None]
-    pairs, scale = pairs_of(text, video), torch.tensor(20.0)
     optimizer = torch.optim.AdamW(made.parameters(), lr=3e-3)
     losses = []
     for _ in range(10):
-        loss = sum(made.losses(pairs, scale).values())
+        loss = loss_of(made, text, video)
         optimizer.zero_grad()
         loss.backward()
         assert all(parameter.grad is not None for parameter in made.parameters())
@@ -350,7 +379,7 @@ def recipe(root, *names):
 
 def test_the_recipe_is_the_released_method_with_a_clean_protocol(tiny_root):
     method, data = recipe(tiny_root)
-    assert method.head.config == GAIDConfig()
+    assert method.options == GAIDOptions()
     assert method.protocol == "query"
     assert data.sampling == "segment-centres"
     written = yaml.safe_load((RECIPES / "gaid.yaml").read_text(encoding="utf-8"))
@@ -360,17 +389,19 @@ def test_the_recipe_is_the_released_method_with_a_clean_protocol(tiny_root):
 
 def test_overlays_change_what_their_headers_say(tiny_root):
     method, data = recipe(tiny_root, "variants/gaid-as-released")
-    assert (method.protocol, method.head.config.gate_text, method.gather) == ("as-released", "paired", "none")
+    assert (method.protocol, method.options.fusion, method.gather) == (
+        "as-released",
+        GatedFusion(text="paired"),
+        "none",
+    )
     assert data.audio.align == "clip30"
-    config = recipe(tiny_root, "variants/gaid-paper")[0].head.config
-    assert (config.prior, config.normalize_text, config.loss_weighting) == (Prior("normal"), True, "uniform")
+    options = recipe(tiny_root, "variants/gaid-paper")[0].options
+    assert options == GAIDOptions(perturbation=DASP(Normal()), normalize_text=True, loss_weighting="uniform")
     method, data = recipe(tiny_root, "data/vatex", "gaid-vatex")
-    assert (method.head.config.support_weight, method.head.config.attention.dropout) == (0.4, 0.4)
+    assert (method.options.perturbation, method.options.attention.dropout) == (DASP(support_weight=0.4), 0.4)
     assert type(data).__name__ == "VATEX"
-    assert [recipe(tiny_root, f"gaid-{name}")[0].head.config.support_weight for name in ("didemo", "lsmdc")] == [
-        0.1,
-        0.3,
-    ]
+    weights = [recipe(tiny_root, f"gaid-{name}")[0].options.perturbation.support_weight for name in ("didemo", "lsmdc")]
+    assert weights == [0.1, 0.3]
 
 
 def world(scenes, seed):
@@ -398,15 +429,15 @@ def told_apart(fusion):
     generator = torch.Generator().manual_seed(2)
     for _ in range(60):
         rows = torch.randperm(len(text), generator=generator)[:32]
-        loss = sum(made.losses(pairs_of(text[rows], video[rows]), torch.tensor(20.0)).values())
+        loss = loss_of(made, text[rows], video[rows])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     text, video = world(32, seed=3)
     with torch.no_grad():
-        similarity = made.eval()(text, video).similarity
-    twin = similarity.roll(32, dims=1).diagonal()
-    return float((similarity.diagonal() > twin + 1e-5).float().mean())
+        scores = made.eval()(text, video).similarity
+    twin = scores.roll(32, dims=1).diagonal()
+    return float((scores.diagonal() > twin + 1e-5).float().mean())
 
 
 @pytest.mark.parametrize("fusion", FUSIONS[1:])

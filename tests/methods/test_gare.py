@@ -20,19 +20,24 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.gare import (
     GARE,
+    Bottleneck,
+    GapIncrement,
+    GAREOptions,
+    LogMeanExp,
+    LogSumExp,
+    MeanPooling,
+    NoIncrement,
+    Orthogonal,
+    TextIncrement,
+    TextPooling,
+    Variance,
+)
+from tvr_lightning.methods.gare.model import (
     GAREHead,
     directional_diversity,
     norm_variance,
     relaxed_bottleneck,
     trust_region_step,
-)
-from tvr_lightning.methods.gare_options import (
-    BottleneckConfig,
-    DirectionConfig,
-    GAREConfig,
-    IncrementConfig,
-    NormVarianceConfig,
-    PoolingConfig,
 )
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.recipe import from_recipe
@@ -54,12 +59,18 @@ def random_features(seed=0, dtype=torch.double):
     return TextFeatures(normal(N, D), normal(N, W, D), words), VideoFeatures(normal(M, FRAMES, D), frames)
 
 
-def random_head(seed=1, increment=None, **switches):
+FORMS = {"factorised": PairVectors, "dense": DensePairVectors}
+
+
+def gap(**options):
+    return GapIncrement(**{"dropout": 0.0} | options)
+
+
+def random_head(seed=1, form=None, **options):
     """A head in double precision whose parameters are away from their start, without dropout unless asked for."""
-    if switches.get("use_increment", True):
-        switches["increment"] = IncrementConfig(**{"dropout": 0.0} | (increment or {}))
     torch.manual_seed(seed)
-    head = GAREHead(D, FRAMES, GAREConfig(**switches)).double()
+    head = GAREHead(D, W, FRAMES, GAREOptions(**{"increment": gap()} | options)).double()
+    head.required_form = FORMS.get(form)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
@@ -68,23 +79,23 @@ def random_head(seed=1, increment=None, **switches):
 
 SWITCHES = {
     "defaults": {},
-    "words": {"increment": {"context": "words"}},
-    "minus": {"increment": {"sign": -1}},
-    "minus, words": {"increment": {"sign": -1, "context": "words"}},
-    "corrected videos": {"increment": {"corrected": "video"}},
-    "corrected videos, words": {"increment": {"corrected": "video", "context": "words"}},
-    "corrected videos, words, minus": {"increment": {"corrected": "video", "context": "words", "sign": -1}},
-    "corrected mean": {"increment": {"corrected": "video"}, "pooling": PoolingConfig("mean")},
-    "no gap": {"increment": {"query": "text"}},
-    "no gap, mean": {"increment": {"query": "text", "mask_context": True}, "pooling": PoolingConfig("mean")},
-    "mean": {"pooling": PoolingConfig("mean")},
-    "temperature": {"pooling": PoolingConfig(temperature=0.5)},
+    "words": {"increment": gap(context="words")},
+    "minus": {"increment": gap(sign=-1)},
+    "minus, words": {"increment": gap(sign=-1, context="words")},
+    "corrected videos": {"increment": gap(corrected="video")},
+    "corrected videos, words": {"increment": gap(corrected="video", context="words")},
+    "corrected videos, words, minus": {"increment": gap(corrected="video", context="words", sign=-1)},
+    "corrected mean": {"increment": gap(corrected="video"), "pooling": MeanPooling()},
+    "no gap": {"increment": TextIncrement(dropout=0.0)},
+    "no gap, mean": {"increment": TextIncrement(dropout=0.0, mask_context=True), "pooling": MeanPooling()},
+    "mean": {"pooling": MeanPooling()},
+    "temperature": {"pooling": TextPooling(temperature=0.5)},
     "masked frames": {"mask_frames": True},
-    "masked frames and context": {"mask_frames": True, "increment": {"mask_context": True}},
-    "masked context": {"increment": {"mask_context": True}},
-    "unmasked words": {"increment": {"context": "words", "mask_context": False}},
-    "no increment": {"use_increment": False},
-    "no increment, mean": {"use_increment": False, "pooling": PoolingConfig("mean"), "mask_frames": True},
+    "masked frames and context": {"mask_frames": True, "increment": gap(mask_context=True)},
+    "masked context": {"increment": gap(mask_context=True)},
+    "unmasked words": {"increment": gap(context="words", mask_context=False)},
+    "no increment": {"increment": NoIncrement()},
+    "no increment, mean": {"increment": NoIncrement(), "pooling": MeanPooling(), "mask_frames": True},
 }
 
 
@@ -99,26 +110,26 @@ def psi(network, query, context):
 
 def of_one_pair(head, sentence, words, word_mask, frames, frame_mask):
     """Cosine and increment of one pair, from vectors."""
-    config, increment = head.config, None
-    mean = frames[frame_mask].mean(0) if config.mask_frames else frames.mean(0)
+    options, increment = head.options, None
+    mean = frames[frame_mask].mean(0) if options.mask_frames else frames.mean(0)
     pooled = mean
-    if config.pooling.kind == "text":
-        logits = frames @ sentence / (config.pooling.temperature or 3.0)
-        if config.mask_frames:
+    if isinstance(options.pooling, TextPooling):
+        logits = frames @ sentence / options.pooling.temperature
+        if options.mask_frames:
             logits = logits.masked_fill(~frame_mask, -math.inf)
         pooled = (logits.softmax(0) * frame_mask) @ frames
     if head.psi is not None:
-        options = config.increment
-        context, mask = (words, word_mask) if options.context == "words" else (frames, frame_mask)
-        if options.mask_context or (options.mask_context is None and options.context == "words"):
+        kind = options.increment
+        context, mask = (words, word_mask) if kind.words else (frames, frame_mask)
+        if kind.mask_context or (kind.mask_context is None and kind.words):
             context = context[mask]
-        if options.query == "text":
+        if isinstance(kind, TextIncrement):
             direction = F.normalize(mean - psi(head.psi, sentence, context), dim=0)
             cosines = F.cosine_similarity(sentence[None], frames) * frame_mask
             increment = head.magnitude(cosines).exp() * direction
         else:
-            increment = psi(head.psi, options.sign * (mean - sentence), context)
-        if options.corrected == "text":
+            increment = psi(head.psi, kind.sign * (mean - sentence), context)
+        if kind.corrected == "text":
             sentence = sentence + increment
         else:
             pooled = pooled + increment
@@ -131,7 +142,7 @@ def test_every_switch_is_the_paper_pair_by_pair(name, form):
     text, video = random_features()
     head = random_head(form=form, **SWITCHES[name])
     with torch.no_grad():
-        scores = head(text, video, increments=head.psi is not None)
+        scores = head(text, video, head.psi is not None)
         for i in range(N):
             for j in range(M):
                 cosine, increment = of_one_pair(
@@ -149,10 +160,10 @@ def test_every_switch_is_equal_in_both_forms_and_changes_something(name):
     for form in ("factorised", "dense"):
         head = random_head(form=form, **SWITCHES[name])
         assert head.form is (PairVectors if form == "factorised" else DensePairVectors)
-        scores = head(text[:M], video, increments=head.psi is not None)
+        scores = head(text[:M], video, head.psi is not None)
         loss = info_nce(20 * scores.similarity)
         if head.psi is not None:
-            loss = loss + relaxed_bottleneck(scores.parts["increment"], BottleneckConfig())
+            loss = loss + relaxed_bottleneck(scores.parts["increment"], Bottleneck())
         results.append(head(text, video).similarity)
         parameters = list(head.parameters())
         grads.append(torch.autograd.grad(loss, parameters) if parameters else ())
@@ -178,9 +189,10 @@ def test_the_importer_takes_checkpoints_without_temporal_transformer(parity_case
 
 
 def test_psi_has_as_many_parameters_as_the_paper_says():
-    head = GAREHead(512, 12)
+    head = GAREHead(512, 32, 12)
     assert sum(p.numel() for p in head.parameters()) == 1_579_008  # 1.58 M, appendix I
-    assert sum(p.numel() for p in GAREHead(512, 12, GAREConfig(use_increment=False)).parameters()) == 0
+    baseline = GAREHead(512, 32, 12, GAREOptions(increment=NoIncrement()))
+    assert sum(p.numel() for p in baseline.parameters()) == 0
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -202,14 +214,14 @@ def test_the_audit_finds_no_leak(name):
     assert not [finding for finding in audit.findings if finding.leaks]
 
 
-@pytest.mark.parametrize("increment", [{}, {"context": "words"}])
-def test_a_small_budget_changes_nothing(increment):
+@pytest.mark.parametrize("context", ["frames", "words"])
+def test_a_small_budget_changes_nothing(context):
     text, video = random_features()
-    whole, blocks = random_head(increment=increment), random_head(increment=increment, memory_budget=1)
-    blocks._pair_bytes = lambda text, increments: 2**18  # four pairs per block
+    whole, blocks = (random_head(increment=gap(context=context)) for _ in range(2))
+    blocks.memory_gib = 8 * 8 * blocks.pair_numbers(text, video) / 2**30  # four pairs per block
     grads = []
     for head in (whole, blocks):
-        scores = head(text, video, increments=True)
+        scores = head(text, video, True)
         loss = scores.similarity.square().sum() + scores.parts["increment"].sin().sum()
         grads.append(
             (scores.similarity, scores.parts["increment"], *torch.autograd.grad(loss, list(head.parameters())))
@@ -220,7 +232,7 @@ def test_a_small_budget_changes_nothing(increment):
 
 def test_dropout_trains_in_the_dense_form_and_evaluates_in_the_factorised():
     text, video = random_features()
-    head = random_head(increment={"dropout": 0.3})
+    head = random_head(increment=gap(dropout=0.3))
     assert head.train().form is DensePairVectors
     torch.manual_seed(0)
     assert not torch.allclose(head(text, video).similarity, head(text, video).similarity)
@@ -232,9 +244,9 @@ def test_dropout_trains_in_the_dense_form_and_evaluates_in_the_factorised():
 @pytest.mark.parametrize(
     "switches",
     [
-        {"mask_frames": True, "increment": {"mask_context": True}},
-        {"mask_frames": True, "increment": {"mask_context": True, "query": "text"}},
-        {"mask_frames": True, "increment": {"context": "words"}},
+        {"mask_frames": True, "increment": gap(mask_context=True)},
+        {"mask_frames": True, "increment": TextIncrement(dropout=0.0, mask_context=True)},
+        {"mask_frames": True, "increment": gap(context="words")},
     ],
 )
 def test_masked_padding_says_nothing(switches):
@@ -277,7 +289,7 @@ def test_half_precision_features_are_scored_in_float32():
 def test_the_geometry_is_that_of_the_increments():
     text, video = random_features()
     head = random_head()
-    increment = head(text, video, increments=True).parts["increment"]
+    increment = head(text, video, True).parts["increment"]
     t, v = text.sentence[:, None], video.frames.mean(1)[None]
     angle = lambda a, b: F.cosine_similarity(a, b, dim=-1).acos()  # noqa: E731
     expected = {
@@ -307,7 +319,7 @@ def random_increments():
 @pytest.mark.parametrize("normalize", [False, True])
 def test_bottleneck_is_the_divergence_of_each_anchors_gaussian(anchor, prior, normalize):
     increment = random_increments()
-    config = BottleneckConfig(anchor=anchor, prior=prior, normalize=normalize)
+    config = Bottleneck(anchor=anchor, prior=prior, normalize=normalize)
     used = F.normalize(increment, dim=-1) if normalize else increment
     groups = [used[:, j] for j in range(M)] if anchor == "video" else list(used)
     divergences = [
@@ -331,15 +343,16 @@ def bottleneck_gradient(form, dtype, order, config):
     text = TextFeatures(sentence, sentence[:, None], torch.ones(8, 1, dtype=torch.bool))[order].to(dtype)
     video = VideoFeatures(frames, torch.ones(8, FRAMES, dtype=torch.bool))[order].to(dtype)
     torch.manual_seed(0)
-    head = GAREHead(64, FRAMES, GAREConfig(increment=IncrementConfig(dropout=0.0), form=form)).to(dtype)
-    relaxed_bottleneck(head(text, video, increments=True).parts["increment"], config).backward()
+    head = GAREHead(64, W, FRAMES, GAREOptions(increment=gap())).to(dtype)
+    head.required_form = FORMS[form]
+    relaxed_bottleneck(head(text, video, True).parts["increment"], config).backward()
     return torch.cat([parameter.grad.double().flatten() for parameter in head.parameters()])
 
 
 @pytest.mark.parametrize("form", ["dense", "factorised"])
 @pytest.mark.parametrize("options", [{}, {"anchor": "text"}, {"normalize": True}])
 def test_increments_that_hardly_differ_give_the_gradient_of_float64(form, options):
-    config, order = BottleneckConfig(**options), torch.arange(8)
+    config, order = Bottleneck(**options), torch.arange(8)
     expected = bottleneck_gradient("dense", torch.double, order, config)
     for turned in (order, order.roll(4)):  # as two processes would gather them
         found = bottleneck_gradient(form, torch.float, turned, config)
@@ -350,13 +363,13 @@ def test_norm_variance_stops_at_its_floor():
     increment = random_increments().requires_grad_()
     variances = [torch.stack([increment[i, j].norm() for j in range(M)]).var() for i in range(N)]
     variance = torch.stack(variances).mean().detach()
-    above = norm_variance(increment, NormVarianceConfig(floor=2 * float(variance)))
+    above = norm_variance(increment, Variance(floor=2 * float(variance)))
     torch.testing.assert_close(above.detach(), -variance)
-    below = norm_variance(increment, NormVarianceConfig(floor=0.5 * float(variance)))
+    below = norm_variance(increment, Variance(floor=0.5 * float(variance)))
     assert below == 0
     assert not torch.autograd.grad(below, increment)[0].any()
-    assert norm_variance(increment / 100, NormVarianceConfig()) < 0  # the floor is 0.5 by default
-    assert norm_variance(increment * 100, NormVarianceConfig()) == 0
+    assert norm_variance(increment / 100, Variance()) < 0  # the floor is 0.5 by default
+    assert norm_variance(increment * 100, Variance()) == 0
 
 
 def test_smooth_norm_variance_is_the_papers_log_sum_exp():
@@ -366,31 +379,31 @@ def test_smooth_norm_variance_is_the_papers_log_sum_exp():
         length = [float(increment[i, j].norm()) for j in range(M)]
         mean = sum(length) / M
         rows.append(math.log(1 + sum(math.exp(-((x - mean) ** 2)) for x in length) / M))
-    found = norm_variance(increment, NormVarianceConfig(kind="log-sum-exp"))
+    found = norm_variance(increment, LogSumExp())
     assert float(found) == pytest.approx(sum(rows) / N)
 
 
-@pytest.mark.parametrize("alpha", [None, 0.5, 5.0])
+@pytest.mark.parametrize("alpha", [2.0, 0.5, 5.0])
 def test_directional_diversity_is_eq_11_and_its_orthogonal_variant(alpha):
     increment = random_increments()
     logs, squares = [], []
     for i in range(N):
         z = [F.normalize(increment[i, j], dim=0) for j in range(M)]
         cosine = [[float(a @ b) for b in z] for a in z]
-        mean = sum(math.exp(-(alpha or 2.0) * (1 - x)) for row in cosine for x in row) / M**2
+        mean = sum(math.exp(-alpha * (1 - x)) for row in cosine for x in row) / M**2
         logs.append(math.log(mean + 1e-8))
         squares.append(sum(cosine[j][k] ** 2 for j in range(M) for k in range(M) if j != k) / M**2)
-    found = directional_diversity(increment, DirectionConfig(alpha=alpha))
+    found = directional_diversity(increment, LogMeanExp(alpha=alpha))
     assert float(found) == pytest.approx(sum(logs) / N)
-    found = directional_diversity(increment, DirectionConfig(kind="orthogonal"))
+    found = directional_diversity(increment, Orthogonal())
     assert float(found) == pytest.approx(sum(squares) / N)
 
 
 def test_directions_that_agree_cost_most():
     same = torch.ones(2, 3, D)
-    assert float(directional_diversity(same, DirectionConfig())) == pytest.approx(0, abs=1e-6)
-    assert float(directional_diversity(torch.eye(3, D).expand(2, 3, D), DirectionConfig(kind="orthogonal"))) == 0
-    assert directional_diversity(same, DirectionConfig(kind="orthogonal")) > 0.6
+    assert float(directional_diversity(same, LogMeanExp())) == pytest.approx(0, abs=1e-6)
+    assert float(directional_diversity(torch.eye(3, D).expand(2, 3, D), Orthogonal())) == 0
+    assert directional_diversity(same, Orthogonal()) > 0.6
 
 
 # The trust region
@@ -451,20 +464,14 @@ def test_trust_region_step_refuses_what_has_no_step():
 @pytest.mark.parametrize(
     ("switches", "message"),
     [
-        ({"increment": {"query": "text", "corrected": "video"}}, "query: text and increment.corrected: video conflict"),
-        ({"increment": {"query": "text", "context": "words"}}, "query: text and increment.context: words conflict"),
-        ({"increment": {"query": "text", "sign": -1}}, "query: text and increment.sign: -1 conflict"),
-        ({"increment": {"sign": 0}}, "increment.sign is 0; eta is 1 or -1"),
-        ({"increment": {"dropout": 1.0}}, "increment.dropout is 1.0"),
-        ({"increment": {"dropout": 0.1}, "form": "factorised"}, "set increment.dropout to 0, or form to auto"),
-        ({"use_increment": False, "direction": DirectionConfig(alpha=1.0)}, "use_increment is off"),
-        ({"pooling": PoolingConfig("mean", 3.0)}, "pooling.kind: mean has no temperature"),
-        ({"pooling": PoolingConfig(temperature=0.0)}, "pooling.temperature is 0.0; it must be above 0"),
-        ({"norm_variance": NormVarianceConfig(kind="log-sum-exp", floor=0.5)}, "log-sum-exp has no floor"),
-        ({"direction": DirectionConfig(kind="orthogonal", alpha=2.0)}, "orthogonal has no alpha"),
-        ({"bottleneck": BottleneckConfig(weight=-1.0)}, "bottleneck.weight is -1.0"),
-        ({"bottleneck": BottleneckConfig(prior=0.0)}, "bottleneck.prior is 0.0; it must be above 0"),
-        ({"memory_budget": 0}, "memory_budget is 0 MiB"),
+        ({"increment": gap(sign=0)}, "GapIncrement.sign is 0; it must be one of 1, -1"),
+        ({"increment": gap(context="patches")}, "context is patches; it must be one of frames, words"),
+        ({"increment": gap(dropout=1.0)}, "dropout is 1.0; it must be at least 0 and below 1"),
+        ({"increment": NoIncrement(), "direction": LogMeanExp(alpha=1.0)}, "increment is NoIncrement"),
+        ({"pooling": TextPooling(0.0)}, "TextPooling.temperature is 0.0; it must be above 0"),
+        ({"pooling": "mean"}, "GAREOptions.pooling is mean; it must be a Pooling"),
+        ({"temporal_layers": -1}, "temporal_layers is -1; it must be at least 0"),
+        ({"fixed_temperature": 0.001}, "fixed_temperature is 0.001; it must be at least 0.01"),
     ],
 )
 def test_conflicting_options_are_refused_at_construction(switches, message):
@@ -472,14 +479,22 @@ def test_conflicting_options_are_refused_at_construction(switches, message):
         random_head(**switches)
 
 
+def test_a_bottleneck_out_of_range_is_refused():
+    with pytest.raises(ValueError, match=r"Bottleneck\.weight is -1\.0; it must be at least 0"):
+        Bottleneck(weight=-1.0)
+    with pytest.raises(ValueError, match=r"Bottleneck\.prior is 0\.0; it must be above 0"):
+        Bottleneck(prior=0.0)
+
+
 def test_wanting_what_is_not_there_is_an_error():
     text, video = random_features()
     with pytest.raises(ValueError, match="no increments to return"):
-        random_head(use_increment=False)(text, video, increments=True)
+        random_head(increment=NoIncrement())(text, video, True)
+    shorter = VideoFeatures(video.frames[:, :2], video.frame_mask[:, :2])
     with pytest.raises(ValueError, match="built for 3 frames, got 2"):
-        random_head(increment={"query": "text"})(text, dataclasses.replace(video, frames=video.frames[:, :2]))
+        random_head(increment=TextIncrement(dropout=0.0))(text, shorter)
     with pytest.raises(ValueError, match="geometry of corrected texts"):
-        random_head(increment={"corrected": "video"}).geometry(text, video)
+        random_head(increment=gap(corrected="video")).geometry(text, video)
 
 
 # The module
@@ -493,7 +508,7 @@ def encoder():
 
 def module(encoder, **options):
     torch.manual_seed(0)
-    return GARE(encoder, words=W, frames=FRAMES, **{"temporal_layers": 1} | options)
+    return GARE(encoder, words=W, frames=FRAMES, gare=GAREOptions(**{"temporal_layers": 1} | options))
 
 
 def pairs(method, count=M):
@@ -505,28 +520,28 @@ def pairs(method, count=M):
 
 
 def test_losses_are_infonce_and_the_weighted_regularization(encoder):
-    method = module(encoder, increment=IncrementConfig(dropout=0.0))
+    method = module(encoder, increment=gap())
     batch = pairs(method)
-    scores = method.head(batch.text, batch.video, increments=True)
+    scores = method.head(batch.text, batch.video, True)
     increment = scores.parts["increment"]
     terms = method.losses(batch)
     torch.testing.assert_close(terms["info_nce"], info_nce(method.temperature() * scores.similarity))
-    torch.testing.assert_close(terms["bottleneck"], 1e-4 * relaxed_bottleneck(increment, BottleneckConfig()))
-    torch.testing.assert_close(terms["norm_variance"], 0.01 * norm_variance(increment, NormVarianceConfig()))
-    torch.testing.assert_close(terms["direction"], 0.01 * directional_diversity(increment, DirectionConfig()))
+    torch.testing.assert_close(terms["bottleneck"], 1e-4 * relaxed_bottleneck(increment, Bottleneck()))
+    torch.testing.assert_close(terms["norm_variance"], 0.01 * norm_variance(increment, Variance()))
+    torch.testing.assert_close(terms["direction"], 0.01 * directional_diversity(increment, LogMeanExp()))
 
 
 @pytest.mark.parametrize("kept", ["bottleneck", "norm_variance", "direction", None])
 def test_terms_of_weight_zero_are_left_out(encoder, kept):
     off = {
-        "bottleneck": BottleneckConfig(weight=0.0),
-        "norm_variance": NormVarianceConfig(weight=0.0),
-        "direction": DirectionConfig(weight=0.0),
+        "bottleneck": Bottleneck(weight=0.0),
+        "norm_variance": Variance(weight=0.0),
+        "direction": LogMeanExp(weight=0.0),
     }
     off.pop(kept, None)
     method = module(encoder, **off)
     assert set(method.losses(pairs(method))) == {"info_nce", *([kept] if kept else [])}
-    baseline = module(encoder, use_increment=False)
+    baseline = module(encoder, increment=NoIncrement())
     assert set(baseline.losses(pairs(baseline))) == {"info_nce"}
 
 
@@ -537,7 +552,7 @@ def test_a_single_pair_trains_infonce_alone_and_says_so(encoder):
 
 
 def test_what_biases_logits_reaches_infonce(encoder):
-    method = module(encoder, increment=IncrementConfig(dropout=0.0))
+    method = module(encoder, increment=gap())
     batch = pairs(method)
     plain = method.losses(batch)["info_nce"]
     method.contrast.forward = lambda logits, temperature: 0 * logits
@@ -551,8 +566,6 @@ def test_a_fixed_temperature_is_not_learnt(encoder):
     assert float(method.temperature()) == pytest.approx(50, rel=1e-5)
     assert not method.temperature.logit_scale.requires_grad
     assert module(encoder).temperature.logit_scale.requires_grad
-    with pytest.raises(ValueError, match=r"fixed_temperature is 0\.001; it must be at least 0\.01"):
-        module(encoder, fixed_temperature=0.001)
 
 
 def test_temporal_layers_start_from_the_text_transformer_and_can_be_left_out(encoder):
@@ -563,13 +576,11 @@ def test_temporal_layers_start_from_the_text_transformer_and_can_be_left_out(enc
     video = VideoFeatures(torch.randn(M, FRAMES, 64), torch.ones(M, FRAMES, dtype=torch.bool))
     assert torch.equal(module(encoder, temporal_layers=0).encode_video(video).frames, video.frames)
     assert not torch.allclose(method.encode_video(video).frames, video.frames)
-    with pytest.raises(ValueError, match="temporal_layers is -1"):
-        module(encoder, temporal_layers=-1)
 
 
 @pytest.mark.parametrize("context", ["frames", "words"])
 def test_compact_texts_score_alike(encoder, context):
-    method = module(encoder, increment=IncrementConfig(context=context)).eval()
+    method = module(encoder, increment=GapIncrement(context=context)).eval()
     batch = pairs(method)
     compact = method.compact_text(batch.text)
     assert compact.words.shape[1] == (W if context == "words" else 0)
@@ -582,10 +593,10 @@ def test_compact_texts_score_alike(encoder, context):
     "options",
     [
         {},
-        {"increment": IncrementConfig(context="words", corrected="video", dropout=0.0)},
-        {"increment": IncrementConfig(query="text")},
-        {"temporal_layers": 0, "pooling": PoolingConfig("mean"), "fixed_temperature": 0.01},
-        {"use_increment": False},
+        {"increment": gap(context="words", corrected="video")},
+        {"increment": TextIncrement()},
+        {"temporal_layers": 0, "pooling": MeanPooling(), "fixed_temperature": 0.01},
+        {"increment": NoIncrement()},
     ],
 )
 def test_every_parameter_of_the_method_gets_a_gradient(encoder, options):
@@ -597,7 +608,7 @@ def test_every_parameter_of_the_method_gets_a_gradient(encoder, options):
     assert all(p.grad.isfinite().all() for p in own.values())
 
 
-@pytest.mark.parametrize("options", [{}, {"increment": IncrementConfig(context="words", corrected="video")}])
+@pytest.mark.parametrize("options", [{}, {"increment": GapIncrement(context="words", corrected="video")}])
 def test_ten_steps_with_dropout_lower_the_loss(encoder, options):
     method = module(encoder, **options).train()
     optimizer = torch.optim.Adam([*method.head.parameters(), *method.temporal.parameters()], lr=2e-3)
@@ -630,12 +641,7 @@ def recipe(root, *names):
 
 def test_the_recipe_is_the_released_method(tiny_root):
     method, _ = recipe(tiny_root)
-    config = method.head.config
-    assert config == GAREConfig(
-        pooling=PoolingConfig(temperature=3),
-        norm_variance=NormVarianceConfig(floor=0.5),
-        direction=DirectionConfig(alpha=2),
-    )
+    assert method.options == GAREOptions()
     assert len(method.temporal.resblocks) == 4
     assert method.encoder.text_mask
     written = yaml.safe_load((RECIPES / "gare.yaml").read_text(encoding="utf-8"))
@@ -644,14 +650,13 @@ def test_the_recipe_is_the_released_method(tiny_root):
 
 def test_overlays_change_what_their_headers_say(tiny_root):
     method, _ = recipe(tiny_root, "gare-activitynet")
-    assert (method.head.config.increment.corrected, method.head.config.increment.context) == ("video", "words")
-    assert method.head.config.increment.dropout == 0.3
+    assert method.options.increment == GapIncrement(corrected="video", context="words", dropout=0.3)
     assert method.optimizer_config.schedule_epochs == 5
     assert recipe(tiny_root, "gare-msvd")[0].temporal is None
-    assert recipe(tiny_root, "gare-didemo")[0].head.config == recipe(tiny_root)[0].head.config
+    assert recipe(tiny_root, "gare-didemo")[0].options == recipe(tiny_root)[0].options
     method, data = recipe(tiny_root, "variants/gare-paper")
-    assert method.head.config.pooling == PoolingConfig("mean")
-    assert method.head.config.bottleneck == BottleneckConfig(weight=0.07, reduction="mean")
+    assert method.options.pooling == MeanPooling()
+    assert method.options.bottleneck == Bottleneck(weight=0.07, reduction="mean")
     assert float(method.temperature()) == pytest.approx(100)
     assert data.augmentation == "none"
     assert recipe(tiny_root, "variants/two-stage")[0].evaluation_config.normalization.candidates == 256

@@ -20,7 +20,9 @@ from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, S
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, XPool
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
 from tvr_lightning.methods.ncl import EmptyQueueError, normalized_logits
+from tvr_lightning.methods.tcmgc import TCMGCOptions
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
@@ -31,9 +33,9 @@ BASES = {
     "CLIP4Clip meanP": CLIP4Clip,
     "CLIP4Clip tightTransf": partial(CLIP4Clip, similarity_header="tightTransf", temporal_layers=1),
     "DRL": partial(DRL, temporal_layers=1),
-    "GAID": partial(GAID, fusion="none"),
+    "GAID": partial(GAID, gaid=GAIDOptions(fusion=NoFusion())),
     "GARE": GARE,
-    "TCMGC": partial(TCMGC, temporal_layers=1, keep_rate=0.5),
+    "TCMGC": partial(TCMGC, tcmgc=TCMGCOptions(temporal_layers=1, keep_rate=0.5)),
     "TMASS": TMASS,
     "XCLIP": partial(XCLIP, temporal_layers=1),
     "XPool": XPool,

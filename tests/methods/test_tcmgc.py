@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.aggregation import ISA, MeanAggregation, SoftmaxAggregation
 from tvr_lightning.methods.tcmgc import (
     TCMGC,
-    AttentionConfig,
-    DecorrelationConfig,
-    ReorganizationConfig,
-    TCMGCConfig,
-    TCMGCHead,
-    similarity_decorrelation,
+    Decorrelation,
+    LanguageVideoAttention,
+    SlotReorganization,
+    TCMGCOptions,
 )
+from tvr_lightning.methods.tcmgc.model import TCMGCHead, similarity_decorrelation
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.training.losses import info_nce
 
@@ -39,20 +39,23 @@ NAMES = {
 }
 
 
-def released(parity_cases, name, form="auto"):
+FORMS = {"factorised": PairVectors, "dense": DensePairVectors}
+
+
+def released(parity_cases, name, form=None):
     """Head, features and expectations of a case of the authors' code."""
     path = parity_cases / f"{name}.safetensors"
     case = load_file(path)
     with safe_open(path, "pt") as file:
         config = json.loads(file.metadata()["config"])
-    options = TCMGCConfig(
+    options = TCMGCOptions(
         keep_rate=config["keep_rate"],
-        softmax_lambda=config["softmax_lambda"],
-        decorrelation=DecorrelationConfig(weight=config["sdr_weight"]),
-        attention=AttentionConfig(dropout=0.0),
-        form=form,
+        similarity_aggregation=ISA(config["softmax_lambda"]),
+        decorrelation=Decorrelation(weight=config["sdr_weight"]),
+        attention=LanguageVideoAttention(dropout=0.0),
     )
-    head = TCMGCHead(64, words=12, frames=6, config=options)
+    head = TCMGCHead(64, words=12, frames=6, options=options)
+    head.required_form = FORMS.get(form)
     prefix = "checkpoint.conditional_transformer.pool_frames."
     state = {ours: case[f"checkpoint.{theirs}"] for ours, theirs in NAMES.items()}
     state |= {f"attention.{name}": case[prefix + name] for name in head.attention.state_dict()}
@@ -79,7 +82,7 @@ def test_scores_are_those_of_the_released_code(parity_cases, name, form):
 def test_conditioned_features_are_those_of_the_released_code(parity_cases, name, form):
     head, text, video, _, case = released(parity_cases, name, form)
     with torch.no_grad():
-        coarse, fine = head.visual_vectors(head._prepared(text), video)
+        coarse, fine = head.visual_vectors(*head.prepare(text, video))
     expected = torch.nn.functional.normalize(case["expected.sentence_conditioned_video"], dim=-1)
     torch.testing.assert_close(coarse.materialize()[:, :, 0], expected, rtol=1e-5, atol=1e-5)
     expected = torch.nn.functional.normalize(case["expected.word_conditioned_frames"], dim=-1)  # (N, W, M, D)
@@ -92,7 +95,7 @@ def test_losses_are_those_of_the_released_code(parity_cases, name):
     scores = head(text[:5], video[:5], scale)
     contrastive = info_nce(scale * scores.similarity)
     decorrelation = head.decorrelation(scores, scale)
-    total = contrastive + head.config.decorrelation.weight * decorrelation
+    total = contrastive + head.options.decorrelation.weight * decorrelation
     for value, expected in ((contrastive, "info_nce"), (decorrelation, "sdr"), (total, "total")):
         torch.testing.assert_close(value, case[f"expected.loss.{expected}"].squeeze(), rtol=1e-5, atol=1e-6)
 
@@ -112,12 +115,13 @@ def random_features(seed=0, dtype=torch.double):
     return text, VideoFeatures(normal(M, F, D), frames, clip_frames=normal(M, F, D))
 
 
-def random_head(seed=1, words=W, frames=F, **switches):
+def random_head(seed=1, words=W, frames=F, form=None, **switches):
     """A head in double precision whose parameters are away from their start, without dropout unless asked for."""
-    switches.setdefault("attention", AttentionConfig(dropout=0.0))
+    switches.setdefault("attention", LanguageVideoAttention(dropout=0.0))
     switches.setdefault("keep_rate", 0.4)
     torch.manual_seed(seed)
-    head = TCMGCHead(D, words, frames, TCMGCConfig(**switches)).double()
+    head = TCMGCHead(D, words, frames, TCMGCOptions(**{"temporal_layers": 0} | switches)).double()
+    head.required_form = FORMS.get(form)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -126,34 +130,34 @@ def random_head(seed=1, words=W, frames=F, **switches):
 
 SCALE = torch.tensor(20.0, dtype=torch.double)
 SUBSETS = [subset for size in range(1, 4) for subset in itertools.combinations(CONTRASTS, size)]
-NO_DECORRELATION = DecorrelationConfig(weight=0.0)
-UNCONDITIONED = {"conditioning": False, "attention": AttentionConfig()}
+NO_DECORRELATION = Decorrelation(weight=0.0)
+UNCONDITIONED = {"attention": None}
 SWITCHES = {
     "defaults": {},
-    "two heads": {"attention": AttentionConfig(heads=2, dropout=0.0)},
-    "four heads": {"attention": AttentionConfig(heads=4, dropout=0.0)},
-    "projections": {"attention": AttentionConfig(dropout=0.0, projections=True)},
-    "two heads with projections": {"attention": AttentionConfig(heads=2, dropout=0.0, projections=True)},
-    "no residual": {"attention": AttentionConfig(dropout=0.0, residual=False)},
+    "two heads": {"attention": LanguageVideoAttention(heads=2, dropout=0.0)},
+    "four heads": {"attention": LanguageVideoAttention(heads=4, dropout=0.0)},
+    "projections": {"attention": LanguageVideoAttention(dropout=0.0, projections=True)},
+    "two heads with projections": {"attention": LanguageVideoAttention(heads=2, dropout=0.0, projections=True)},
+    "no residual": {"attention": LanguageVideoAttention(dropout=0.0, residual=False)},
     "masked frames": {"mask_frames": True},
     "masked words": {"mask_words": True},
-    "both masked": {"mask_frames": True, "mask_words": True, "similarity_aggregation": "mean"},
-    "softmax slots": {"similarity_aggregation": "softmax"},
-    "mean slots": {"similarity_aggregation": "mean"},
-    "lambda": {"softmax_lambda": 1.0},
+    "both masked": {"mask_frames": True, "mask_words": True, "similarity_aggregation": MeanAggregation()},
+    "softmax slots": {"similarity_aggregation": SoftmaxAggregation()},
+    "mean slots": {"similarity_aggregation": MeanAggregation()},
+    "lambda": {"similarity_aggregation": ISA(1.0)},
     "softmax contrasts": {"aggregation": "softmax"},
     "mean contrasts": {"aggregation": "mean"},
     "softmax of cosines": {"aggregation": "softmax", "aggregation_on": "cosines"},
     "lsa of cosines": {"aggregation_on": "cosines"},
     "no interaction matrices": {"interaction_matrices": False},
     "keep rate": {"keep_rate": 0.7},
-    "all off": {"reorganization": ReorganizationConfig("off", "off", "off", "off")},
-    "words only": {"reorganization": ReorganizationConfig(frames="off")},
-    "frames only": {"reorganization": ReorganizationConfig(words="off", frames="fusion")},
-    "all fused": {"reorganization": ReorganizationConfig("fusion", "fusion", "fusion", "fusion")},
-    "all removed": {"reorganization": ReorganizationConfig("removal", "removal", "removal", "removal")},
+    "all off": {"reorganization": SlotReorganization("off", "off", "off", "off")},
+    "words only": {"reorganization": SlotReorganization(frames="off")},
+    "frames only": {"reorganization": SlotReorganization(words="off", frames="fusion")},
+    "all fused": {"reorganization": SlotReorganization("fusion", "fusion", "fusion", "fusion")},
+    "all removed": {"reorganization": SlotReorganization("removal", "removal", "removal", "removal")},
     "unconditioned": UNCONDITIONED,
-    "unconditioned softmax": {**UNCONDITIONED, "similarity_aggregation": "softmax"},
+    "unconditioned softmax": {**UNCONDITIONED, "similarity_aggregation": SoftmaxAggregation()},
     "unconditioned masked": {**UNCONDITIONED, "mask_frames": True, "mask_words": True},
     **{f"only {', '.join(s)}": {"contrasts": s, "decorrelation": NO_DECORRELATION} for s in SUBSETS},
 }
@@ -168,7 +172,7 @@ def test_every_switch_is_equal_in_both_forms_and_changes_something(name):
         assert head.form is (PairVectors if form == "factorised" else DensePairVectors)
         scores = head(text, video, SCALE)
         square = head(text[:M], video, SCALE)
-        loss = info_nce(SCALE * square.similarity, reduction=head.config.loss_reduction)
+        loss = info_nce(SCALE * square.similarity, reduction=head.options.loss_reduction)
         if len(scores.parts) > 1:
             loss = loss + head.decorrelation(square, SCALE)
         results.append(scores)
@@ -237,8 +241,8 @@ def test_video_without_frames_scores_and_trains():
 
 def test_a_small_budget_changes_nothing():
     text, video = random_features()
-    whole, blocks = random_head(), random_head(memory_budget=1)
-    blocks._pair_bytes = lambda element: 2**18  # four pairs per block
+    whole, blocks = random_head(), random_head()
+    blocks.memory_gib = 8 * 8 * blocks.pair_numbers(text, video) / 2**30  # four pairs per block
     grads = []
     for head in (whole, blocks):
         similarity = head(text, video, SCALE).similarity
@@ -249,7 +253,7 @@ def test_a_small_budget_changes_nothing():
 
 def test_dropout_trains_in_the_dense_form_and_evaluates_in_the_factorised():
     text, video = random_features()
-    head = random_head(attention=AttentionConfig(dropout=0.3))
+    head = random_head(attention=LanguageVideoAttention(dropout=0.3))
     assert head.train().form is DensePairVectors
     torch.manual_seed(0)
     first, second = head(text, video, SCALE).similarity, head(text, video, SCALE).similarity
@@ -260,11 +264,9 @@ def test_dropout_trains_in_the_dense_form_and_evaluates_in_the_factorised():
 
 
 def test_auto_takes_the_dense_form_where_the_basis_would_be_as_wide_as_the_vectors():
-    wide = AttentionConfig(heads=8, dropout=0.0)
+    wide = LanguageVideoAttention(heads=8, dropout=0.0)
     assert random_head(attention=wide).form is DensePairVectors
-    assert random_head(attention=AttentionConfig(heads=4, dropout=0.0)).form is PairVectors
-    with pytest.raises(ValueError, match="8 heads over 3 frames make 24 of 16"):
-        random_head(attention=wide, form="factorised")
+    assert random_head(attention=LanguageVideoAttention(heads=4, dropout=0.0)).form is PairVectors
 
 
 def test_half_precision_features_are_scored_in_float32():
@@ -281,8 +283,8 @@ def test_half_precision_features_are_scored_in_float32():
 
 
 def counted(keep_rate, *modes):
-    config = TCMGCConfig(keep_rate=keep_rate, reorganization=ReorganizationConfig(*modes))
-    head = TCMGCHead(8, words=32, frames=12, config=config)
+    options = TCMGCOptions(keep_rate=keep_rate, reorganization=SlotReorganization(*modes))
+    head = TCMGCHead(8, words=32, frames=12, options=options)
     return {
         "video_word": sum(p.numel() for p in head.video_word_aggregation.parameters()),
         "sentence_frame": sum(p.numel() for p in head.sentence_frame_aggregation.parameters()),
@@ -347,7 +349,7 @@ def test_losses_match_the_equations(parity_cases, file):
     for pairs, on, estimator in itertools.product(
         ("positives", "negatives", "all"), ("logits", "cosines"), ("biased", "unbiased")
     ):
-        head = random_head(decorrelation=DecorrelationConfig(0.5, pairs, on, estimator == "unbiased"))
+        head = random_head(decorrelation=Decorrelation(0.5, pairs, on, estimator == "unbiased"))
         expected = case[f"expected.loss.sdr.{pairs}.{on}.{estimator}"].squeeze()
         torch.testing.assert_close(head.decorrelation(parts, scale), expected, rtol=1e-9, atol=1e-12)
     assert float(similarity_decorrelation(scores[:1].expand(4, -1, -1))) == 0
@@ -360,27 +362,29 @@ def test_losses_match_the_equations(parity_cases, file):
     ("switches", "message"),
     [
         ({"keep_rate": 0.05}, "keep_rate 0.05 keeps 0 of 10 slots of reorganization.video_word"),
-        ({"keep_rate": 1.5}, "must lie between 0.1 and 1"),
+        ({"keep_rate": 1.5}, "keep_rate is 1.5; it must be above 0 and at most 1"),
         ({"keep_rate": 1.0}, "reorganization.sentence_frame: fusion has nothing to fuse"),
         ({"contrasts": ("video_word",)}, "decorrelation needs two contrasts, the variance of video_word alone"),
         ({"contrasts": ()}, "name some of video_sentence, video_word"),
         ({"contrasts": ("video_word", "video_word")}, "each once"),
-        ({"contrasts": ("video_word", "patch_word")}, "name some of"),
-        ({"softmax_lambda": 0.0}, "softmax_lambda is 0.0; it must be above 0"),
-        ({"memory_budget": 0}, "memory_budget is 0 MiB"),
-        ({"decorrelation": DecorrelationConfig(weight=-1.0)}, "decorrelation.weight is -1.0"),
-        ({"attention": AttentionConfig(heads=3)}, "heads is 3; it must divide the dimension 16"),
-        ({"attention": AttentionConfig(dropout=1.0)}, "dropout is 1.0; it must be at least 0 and below 1"),
-        (
-            {"attention": AttentionConfig(dropout=0.3), "form": "factorised"},
-            "set attention.dropout to 0, or form to auto",
-        ),
-        ({"conditioning": False, "attention": AttentionConfig(heads=2)}, "leave the attention at its defaults"),
+        ({"contrasts": ("video_word", "patch_word")}, "it must be one of video_sentence, video_word"),
+        ({"similarity_aggregation": ISA(0.0)}, "ISA.softmax_lambda is 0.0; it must be above 0"),
+        ({"temporal_layers": -1}, "temporal_layers is -1"),
+        ({"attention": LanguageVideoAttention(heads=3)}, "heads is 3; it must divide the dimension 16"),
     ],
 )
 def test_conflicting_options_are_refused_at_construction(switches, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         random_head(**switches)
+
+
+def test_parts_out_of_range_are_refused():
+    with pytest.raises(ValueError, match=r"dropout is 1\.0; it must be at least 0 and below 1"):
+        LanguageVideoAttention(dropout=1.0)
+    with pytest.raises(ValueError, match=r"Decorrelation\.weight is -1\.0"):
+        Decorrelation(weight=-1.0)
+    with pytest.raises(ValueError, match=r"SlotReorganization\.words is none"):
+        SlotReorganization(words="none")
 
 
 def test_features_that_do_not_fit_the_matrices_are_refused():
@@ -404,7 +408,8 @@ def encoder():
 
 def module(encoder, **options):
     torch.manual_seed(0)
-    return TCMGC(encoder, words=W, frames=F, **{"keep_rate": 0.4, "temporal_layers": 1} | options)
+    options = TCMGCOptions(**{"keep_rate": 0.4, "temporal_layers": 1} | options)
+    return TCMGC(encoder, words=W, frames=F, tcmgc=options)
 
 
 def pairs(method):
@@ -415,16 +420,16 @@ def pairs(method):
 
 
 def test_losses_are_infonce_of_the_logits_and_weighted_decorrelation(encoder):
-    method = module(encoder, attention=AttentionConfig(dropout=0.0))
+    method = module(encoder, attention=LanguageVideoAttention(dropout=0.0))
     batch = pairs(method)
     terms = method.losses(batch)
     scores, scale = method.score(batch.text, batch.video), method.temperature()
     torch.testing.assert_close(terms["info_nce"], info_nce(scale * scores.similarity))
     logits = scale * torch.stack(list(scores.parts.values()))
     torch.testing.assert_close(terms["decorrelation"], 0.5 * logits.var(0).diagonal().mean())
-    summed = module(encoder, attention=AttentionConfig(dropout=0.0), loss_reduction="sum").losses(batch)
+    summed = module(encoder, attention=LanguageVideoAttention(dropout=0.0), loss_reduction="sum").losses(batch)
     torch.testing.assert_close(summed["info_nce"], 2 * terms["info_nce"])
-    off = module(encoder, decorrelation=DecorrelationConfig(weight=0.0)).losses(batch)
+    off = module(encoder, decorrelation=Decorrelation(weight=0.0)).losses(batch)
     assert set(off) == {"info_nce"}
 
 
@@ -432,11 +437,11 @@ def test_losses_are_infonce_of_the_logits_and_weighted_decorrelation(encoder):
     "options",
     [
         {},
-        {"attention": AttentionConfig(dropout=0.0, projections=True)},
+        {"attention": LanguageVideoAttention(dropout=0.0, projections=True)},
         {"temporal_layers": 0},
         {"contrasts": ["video_sentence", "frame_word"], "aggregation": "mean"},
-        {"conditioning": False, "similarity_aggregation": "softmax", "mask_frames": True},
-        {"conditioning": False, "temporal_layers": 0, "contrasts": ["sentence_frame", "frame_word"]},
+        {"attention": None, "similarity_aggregation": SoftmaxAggregation(), "mask_frames": True},
+        {"attention": None, "temporal_layers": 0, "contrasts": ["sentence_frame", "frame_word"]},
     ],
 )
 def test_every_parameter_of_the_method_gets_a_gradient(encoder, options):
@@ -458,22 +463,21 @@ def test_temporal_layers_start_from_the_text_transformer_and_can_be_left_out(enc
     assert without.temporal is None
     assert torch.equal(without.encode_video(video).frames, video.frames)
     assert not torch.allclose(method.encode_video(video).frames, video.frames)
-    with pytest.raises(ValueError, match="temporal_layers is -1"):
-        module(encoder, temporal_layers=-1)
     with pytest.raises(ValueError, match="nothing would use the temporal encoder"):
-        module(encoder, conditioning=False, contrasts=["sentence_frame", "frame_word"])
+        module(encoder, attention=None, contrasts=["sentence_frame", "frame_word"])
 
 
 def test_frames_before_the_temporal_encoder_are_kept_where_they_are_contrasted(encoder):
     video = VideoFeatures(torch.randn(M, F, 64), torch.ones(M, F, dtype=torch.bool))
     assert module(encoder).encode_video(video).clip_frames is None
-    kept = module(encoder, conditioning=False).encode_video(video)
+    kept = module(encoder, attention=None).encode_video(video)
     assert torch.equal(kept.clip_frames, video.frames)
     assert not torch.allclose(kept.frames, video.frames)
 
 
 def test_training_with_dropout_lowers_the_loss(encoder):
-    method = module(encoder, attention=AttentionConfig(dropout=0.3), memory_budget=1).train()
+    method = module(encoder, attention=LanguageVideoAttention(dropout=0.3)).train()
+    method.head.memory_gib = 2**-9
     optimizer = torch.optim.Adam([*method.head.parameters(), *method.temporal.parameters()], lr=2e-3)
     batch = pairs(method).detach()
     history = []
@@ -490,7 +494,7 @@ def test_decorrelation_lowers_the_variance_it_penalises():
     text, video = random_features()
     text, variances = text[:M], {}
     for weight in (0.0, 0.5):
-        head = random_head(decorrelation=DecorrelationConfig(weight=weight))
+        head = random_head(decorrelation=Decorrelation(weight=weight))
         optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
         for _ in range(30):
             scores = head(text, video, SCALE)

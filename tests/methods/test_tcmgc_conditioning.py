@@ -13,9 +13,10 @@ from tvr_lightning.synthetic import synthesize
 
 pytestmark = pytest.mark.slow
 RECIPES = Path(__file__).parents[2] / "recipes"
+LAMBDA = "similarity_aggregation.init_args.softmax_lambda"
 # As `make demo` trains from random weights: see the Makefile.
 TCMGC = ["--config", str(RECIPES / "tcmgc.yaml"), "--config", str(RECIPES / "fixture.yaml")]
-FROM_SCRATCH = ["--model.init_args.attention.dropout=0", "--model.init_args.softmax_lambda=10"]
+FROM_SCRATCH = ["--model.init_args.tcmgc.attention.dropout=0", f"--model.init_args.tcmgc.{LAMBDA}=10"]
 LEARNING_RATE = "--model.init_args.optimizer.lr=1e-4"
 MEAN_POOLING = ["--config", str(RECIPES / "clip4clip.yaml"), "--config", str(RECIPES / "fixture.yaml")]
 HEADER = ["--model.init_args.similarity_header=meanP", "--model.init_args.temporal_layers=null"]
@@ -51,13 +52,13 @@ def test_shuffling_the_attention_over_frames_lowers_recall(root, trained):
     method, data = from_recipe(paths, [*FROM_SCRATCH, f"--data.init_args.root={root}"])
     method.load_state_dict(torch.load(checkpoint, weights_only=True)["state_dict"])
     attention, generator = method.head.attention, torch.Generator().manual_seed(0)
-    weigh = attention.weights
+    weigh = attention._weights
 
-    def shuffled(products, frame_mask=None):
-        weights = weigh(products, frame_mask)
+    def shuffled(*given):
+        weights = weigh(*given)
         return weights[:, torch.randperm(weights.shape[1], generator=generator)]
 
-    attention.weights = shuffled
+    attention._weights = shuffled
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, use_distributed_sampler=False)
     trainer.test(method, datamodule=data, verbose=False)
     assert method.evaluation.text_to_video["R@1"] < results["text_to_video"]["R@1"]

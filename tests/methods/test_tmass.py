@@ -15,9 +15,11 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.layers.stochastic import Prior
-from tvr_lightning.methods.tmass import TMASS, StochasticConfig, TMASSHead
-from tvr_lightning.methods.xpool import CrossAttentionConfig
+from tvr_lightning.layers.stochastic import Normal, Uniform
+from tvr_lightning.methods.released import score_tmass
+from tvr_lightning.methods.tmass import TMASS, TMASSHead, TMASSOptions
+from tvr_lightning.methods.xpool import XPoolHead, XPoolOptions
+from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -34,18 +36,22 @@ def features(texts=N, videos=M, seed=0):
     )
 
 
-def head(form="auto", dropout=0.0, **options):
+FORMS = {"factorised": PairVectors, "dense": DensePairVectors}
+
+
+def head(form=None, **options):
     torch.manual_seed(0)
-    made = TMASSHead(D, F, CrossAttentionConfig(dropout=dropout), StochasticConfig(**options), form)
+    made = TMASSHead(D, F, TMASSOptions(XPoolOptions(dropout=0.0), **options))
+    made.required_form = FORMS.get(form)
     for parameter in made.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return made.eval()
 
 
-def model(**options):
+def model(protocol="query", **options):
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=D, image_size=16, text_layers=1, vision_layers=1)
-    return TMASS(encoder, frames=F, **options)
+    return TMASS(encoder, frames=F, tmass=TMASSOptions(**options), protocol=protocol)
 
 
 def pairs_of(text, video):
@@ -54,15 +60,17 @@ def pairs_of(text, video):
 
 
 def test_both_forms_give_the_same_scores():
-    (text, video), draws = features(), Prior().draw((4, D))
+    (text, video), draws = features(), Uniform().draw((4, D))
     dense, factorised = (head(form)(text, video, draws).similarity for form in ("dense", "factorised"))
     torch.testing.assert_close(factorised, dense, rtol=1e-5, atol=1e-6)
-    dense, factorised = (head(form)(text, video, draws, text).similarity for form in ("dense", "factorised"))
+    dense, factorised = (
+        score_tmass(head(form), text, video, text, draws).similarity for form in ("dense", "factorised")
+    )
     torch.testing.assert_close(factorised, dense, rtol=1e-5, atol=1e-6)
 
 
 def test_a_score_is_the_best_of_its_trials():
-    (text, video), draws = features(), Prior().draw((6, D))
+    (text, video), draws = features(), Uniform().draw((6, D))
     made = head()
     each = torch.stack([made(text, video, draw[None]).similarity for draw in draws])
     torch.testing.assert_close(made(text, video, draws).similarity, each.amax(0))
@@ -70,11 +78,13 @@ def test_a_score_is_the_best_of_its_trials():
 
 
 def test_a_text_without_extent_is_x_pools():
-    (text, video), draws = features(), Prior().draw((4, D))
+    (text, video), draws = features(), Uniform().draw((4, D))
     made = head()
     made.radius.linear_proj.weight.data.zero_()
     made.radius.linear_proj.bias.data.fill_(-40.0)
-    expected = made.pooling(text, video).similarity
+    plain = XPoolHead(D, F, XPoolOptions(dropout=0.0)).eval()
+    plain.attention = made.attention
+    expected = plain(text, video).similarity
     torch.testing.assert_close(made(text, video, draws).similarity, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -99,7 +109,7 @@ def test_the_released_protocol_differs_wherever_a_caption_is_not_the_query():
 
 def test_the_audit_passes_the_query_protocol_and_catches_the_released_one():
     text, video = features(8, 8)
-    made = model(attention=CrossAttentionConfig(dropout=0.0)).eval()
+    made = model(attention=XPoolOptions(dropout=0.0)).eval()
     assert not audit_scores(text, video, torch.arange(8), score=made.score).leaks
     assert audit_scores(text, video, torch.arange(8), score_as_released=made.score_as_released).leaks
 
@@ -150,16 +160,14 @@ def test_every_option_changes_the_scores():
     text, video = features()
     variants = [
         {},
-        {"prior": Prior("normal")},
-        {"prior": Prior("normal", 0.1)},
+        {"prior": Normal()},
+        {"prior": Normal(0.1)},
         {"trials": 3},
         {"trials": "mean"},
         {"radius": "scalar"},
     ]
-    scores = [
-        model(stochastic=StochasticConfig(**options)).eval().score(text, video).similarity for options in variants
-    ]
-    scores.append(model(attention=CrossAttentionConfig(heads=4)).eval().score(text, video).similarity)
+    scores = [model(**options).eval().score(text, video).similarity for options in variants]
+    scores.append(model(attention=XPoolOptions(heads=4)).eval().score(text, video).similarity)
     for i, one in enumerate(scores):
         for other in scores[:i]:
             assert not torch.allclose(one, other, atol=1e-5)
@@ -167,30 +175,33 @@ def test_every_option_changes_the_scores():
 
 def test_the_support_weight_scales_its_term():
     text, video = features()
-    draw = Prior().draw((N, D))
-    terms = [head(support_weight=w).losses(pairs_of(text, video), torch.tensor(10.0), draw) for w in (0.8, 0.4, 0.0)]
+    terms = []
+    for weight in (0.8, 0.4, 0.0):
+        made = model(support_weight=weight).eval()
+        torch.manual_seed(1)
+        terms.append(made.losses(pairs_of(text, video)))
     assert [list(term) for term in terms] == [["stochastic", "support"], ["stochastic", "support"], ["stochastic"]]
     torch.testing.assert_close(terms[0]["support"], 2 * terms[1]["support"])
     torch.testing.assert_close(terms[0]["stochastic"], terms[2]["stochastic"])
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("options", "message"),
     [
-        (lambda: StochasticConfig(trials=0), "trials is 0"),
-        (lambda: StochasticConfig(support_weight=-1.0), "support_weight is -1"),
-        (lambda: model(form="factorised"), "attention.dropout 0.3"),
-        (lambda: model(memory_budget=0), "memory_budget is 0"),
+        ({"trials": 0}, "trials is 0"),
+        ({"trials": "most"}, "trials is most"),
+        ({"support_weight": -1.0}, "support_weight is -1"),
+        ({"prior": Normal(0.0)}, "Normal.std is 0.0"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(make, message):
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        TMASSOptions(**options)
 
 
 @pytest.mark.parametrize("radius", ["linear", "scalar"])
 def test_ten_steps_lower_the_loss(radius):
-    made = model(stochastic=StochasticConfig(radius=radius))
+    made = model(radius=radius)
     pairs = pairs_of(*features(8, 8))
     parameters = [*made.head.parameters(), *made.temperature.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=3e-3)

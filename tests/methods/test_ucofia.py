@@ -15,14 +15,14 @@ from tvr_lightning.authors.ucofia import import_ucofia
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.layers.aggregation import ISA, MeanAggregation, SoftmaxAggregation
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig
-from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead
+from tvr_lightning.layers.patch_selector import PatchSelection
+from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead, UCoFiAOptions
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 B, F, P, W, D = 5, 4, 9, 6, 64
-HARD = PatchSelectionConfig(selection="hard")
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def encoder():
 def module(**options):
     shared = encoder()
     torch.manual_seed(0)
-    made = UCoFiA(shared, words=W, frames=F, **{"temporal_layers": 1, **options})
+    made = UCoFiA(shared, words=W, frames=F, ucofia=UCoFiAOptions(**{"temporal_layers": 1, **options}))
     generator = torch.Generator().manual_seed(1)
     for parameter in made.head.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -76,7 +76,8 @@ def test_a_checkpoint_of_the_training_code_is_imported_whole(parity_cases):
 
 def test_fresh_matrices_score_by_plain_softmaxes_of_cosines():
     text, video = features()
-    head = UCoFiAHead(D, W, F, P, normalize_patches=True, scale_word_patch=True)
+    head = UCoFiAHead(D, W, F, UCoFiAOptions(patch_selection=PatchSelection(kept=P - 1)))
+    video.patches = unit(video.patches)
     parts = head(text, video, torch.tensor(20.0)).parts
     cosine = torch.einsum("nd,mfd->nmf", unit(text.sentence), unit(video.frames))
     expected = ((100 * (100 * cosine).softmax(-1)).softmax(-1) * cosine).sum(-1)
@@ -89,17 +90,15 @@ def test_fresh_matrices_score_by_plain_softmaxes_of_cosines():
     [
         {"temporal_layers": 0},
         {"scores": ("video_sentence", "word_patch")},
-        {"similarity_aggregation": "softmax"},
-        {"similarity_aggregation": "mean"},
-        {"softmax_lambda": 10.0},
+        {"similarity_aggregation": SoftmaxAggregation()},
+        {"similarity_aggregation": MeanAggregation()},
+        {"similarity_aggregation": ISA(10.0)},
         {"patch_matrix": False},
-        {"normalize_patches": True},
-        {"scale_word_patch": True},
-        {"patch_selection": PatchSelectionConfig(selection="hard", predictor="eval-t2v")},
+        {"patch_selection": PatchSelection(predictor="eval-t2v")},
     ],
 )
 def test_every_switch_changes_the_score_and_trains(options):
-    plain, other = module(patch_selection=HARD), module(**{"patch_selection": HARD, **options})
+    plain, other = module().eval(), module(**options).eval()
     shared = {n: p for n, p in plain.state_dict().items() if n in other.state_dict() and not n.startswith("selector")}
     other.load_state_dict(shared, strict=False)
     some = pairs(other)
@@ -112,7 +111,7 @@ def test_every_switch_changes_the_score_and_trains(options):
 
 
 def test_training_draws_noise_and_evaluation_does_not():
-    made = module(patch_selection=PatchSelectionConfig(samples=10, sigma=1.0))
+    made = module(patch_selection=PatchSelection(samples=10, sigma=1.0))
     _, video = features()
     assert not torch.equal(made.encode_video(video).patches, made.encode_video(video).patches)
     made.eval()
@@ -131,7 +130,7 @@ def test_blocks_give_what_one_piece_gives_and_the_audit_finds_no_leak():
 
 
 def test_ten_steps_reduce_the_loss():
-    made = module(patch_selection=PatchSelectionConfig(samples=10)).train()
+    made = module(patch_selection=PatchSelection(samples=10)).train()
     trained = [p for name, p in made.named_parameters() if not name.startswith("encoder.")]
     optimizer = torch.optim.Adam(trained, lr=1e-2)
     history = []
@@ -151,9 +150,8 @@ def test_ten_steps_reduce_the_loss():
         ({"scores": ()}, "name some of"),
         ({"scores": ("sentence_frame",)}, "only video_sentence reads the temporal encoder"),
         ({"scores": ("video_sentence",), "patch_matrix": False}, "need word_patch among scores"),
-        ({"scores": ("video_sentence",), "softmax_lambda": 10.0}, "aggregates nothing"),
-        ({"similarity_aggregation": "mean", "softmax_lambda": 10.0}, "has no softmax"),
-        ({"softmax_lambda": 0.0}, "softmax_lambda is 0.0"),
+        ({"scores": ("video_sentence", "words")}, "it must be one of video_sentence"),
+        ({"similarity_aggregation": ISA(0.0)}, "softmax_lambda is 0.0"),
         ({"temporal_layers": -1}, "temporal_layers is -1"),
     ],
 )

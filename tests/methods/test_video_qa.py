@@ -15,7 +15,7 @@ from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import CLIP4Clip
-from tvr_lightning.methods.dpdv import DPDV
+from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.methods.video_qa_head import AnswerHead, words_patches
 from tvr_lightning.store import FeatureStore

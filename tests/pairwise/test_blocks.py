@@ -25,11 +25,12 @@ def product(text, video):
     return Scores(similarity.tanh(), {"product": similarity})
 
 
+@pytest.mark.parametrize("few", ["video", "text"])
 @pytest.mark.parametrize("pairs", [1, 3, 7, 20, 62, 63, 1000])
-def test_blocks_give_what_one_piece_gives(items, pairs):
+def test_blocks_give_what_one_piece_gives(items, pairs, few):
     text, video = items
     whole = product(text, video)
-    made = score_in_blocks(product, text, video, pair_bytes=10, budget=10 * pairs)
+    made = score_in_blocks(product, text, video, pair_bytes=10, budget=10 * pairs, few=few)
     torch.testing.assert_close(made.similarity, whole.similarity)
     torch.testing.assert_close(made.parts["product"], whole.parts["product"])
     inputs = [text.vectors, video.vectors]
@@ -42,9 +43,19 @@ def test_blocks_give_what_one_piece_gives(items, pairs):
 
 
 @pytest.mark.parametrize(
-    ("budget", "largest"), [(70, (7, 1)), (140, (7, 2)), (35, (3, 1)), (5, (1, 1)), (10_000, (7, 9))]
+    ("budget", "few", "largest"),
+    [
+        (70, "video", (7, 1)),
+        (140, "video", (7, 2)),
+        (35, "video", (3, 1)),
+        (5, "video", (1, 1)),
+        (10_000, "video", (7, 9)),
+        (90, "text", (1, 9)),
+        (180, "text", (2, 9)),
+        (35, "text", (1, 3)),
+    ],
 )
-def test_blocks_stay_within_the_budget_video_by_video(items, budget, largest):
+def test_blocks_stay_within_the_budget_item_by_item(items, budget, few, largest):
     seen = []
 
     def watched(text, video):
@@ -52,7 +63,7 @@ def test_blocks_stay_within_the_budget_video_by_video(items, budget, largest):
         return product(text, video)
 
     with torch.no_grad():
-        score_in_blocks(watched, *items, pair_bytes=10, budget=budget)
+        score_in_blocks(watched, *items, pair_bytes=10, budget=budget, few=few)
     assert max(seen) == largest
     assert sum(n * m for n, m in seen) == 7 * 9
 

@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GAREConfig, GAREHead
-from tvr_lightning.methods.gare_options import IncrementConfig
+from tvr_lightning.methods.gare import GapIncrement, GAREOptions
+from tvr_lightning.methods.gare.model import GAREHead
 from tvr_lightning.pairwise.two_stage import candidate_recall, nearest, score_candidates
 
 N, M, D = 9, 13, 16
@@ -21,7 +21,7 @@ def features(seed=0):
 
 def gare():
     torch.manual_seed(1)
-    head = GAREHead(D, 3, GAREConfig(increment=IncrementConfig(dropout=0.0))).eval()
+    head = GAREHead(D, 0, 3, GAREOptions(increment=GapIncrement(dropout=0.0))).eval()
     for parameter in head.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
     return torch.no_grad()(head.forward)

@@ -75,5 +75,5 @@ def test_the_leaking_protocols_are_named_with_their_recipes():
 
 def test_values_that_quote_paper_and_code_come_from_the_recipes():
     values = {(recipe, setting) for recipe, setting, _ in recipe_values(ROOT / "recipes", "gaid")}
-    assert ("gaid.yaml", "gate_text: query") in values
+    assert ("gaid.yaml", "text: query") in values
     assert not any(setting.startswith("fusion") for _, setting in values)  # its comment quotes the paper alone

@@ -8,6 +8,8 @@ import torch
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
+from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
+from tvr_lightning.methods.gare import GAREOptions
 from tvr_lightning.reproduce.profile.card import read_profiles
 from tvr_lightning.reproduce.profile.costs import Workload, measure_costs, random_batch
 from tvr_lightning.training.optim import OptimizerConfig
@@ -49,7 +51,7 @@ def test_training_costs_about_three_times_the_forward_pass():
 
 
 def test_parameters_are_counted_once_and_frozen_ones_apart():
-    made = module(GARE, temporal_layers=1)
+    made = module(GARE, gare=GAREOptions(temporal_layers=1))
     made.temporal.requires_grad_(False)
     found = costs(made)
     assert found.parameters == sum(p.numel() for p in made.parameters()) == sum(found.parameters_by_module.values())
@@ -63,7 +65,7 @@ def test_parameters_are_counted_once_and_frozen_ones_apart():
 def test_sound_is_part_of_encoding_a_video():
     batch = random_batch(module(GAID), Workload(batch=2))
     assert batch.video.video.audio.mask.all()
-    hears, deaf = costs(module(GAID)), costs(module(GAID, fusion="none"))
+    hears, deaf = costs(module(GAID)), costs(module(GAID, gaid=GAIDOptions(fusion=NoFusion())))
     assert hears.flops_by_stage["encode_video"] > deaf.flops_by_stage["encode_video"]
     assert hears.flops_by_stage["encode_text"] == deaf.flops_by_stage["encode_text"]
 

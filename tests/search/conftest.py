@@ -9,6 +9,7 @@ from search_parts import save_checkpoint, write_clip
 
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GARE, CLIP4Clip
+from tvr_lightning.methods.gare import GAREOptions
 from tvr_lightning.search import ScorerSource, index
 
 
@@ -29,8 +30,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for seed, kind in enumerate((GARE, CLIP4Clip)):
         torch.manual_seed(seed)
         encoder = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
-        arguments = {"words": 12, "frames": 4, "temporal_layers": 1} if kind is GARE else {"words": 12, "frames": 4}
-        module = kind(TinyClipEncoder(**encoder), **arguments)
+        options = {"gare": GAREOptions(temporal_layers=1)} if kind is GARE else {}
+        module = kind(TinyClipEncoder(**encoder), words=12, frames=4, **options)
+        arguments = {name: module.hparams[name] for name in ("words", "frames", *options)}
         made[kind.__name__.lower()] = save_checkpoint(module, encoder, arguments, folder / f"{kind.__name__}.ckpt")
     return made
 

@@ -13,7 +13,8 @@ from tvr_lightning.authors.tmass import UNUSED, check_frames
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.wav2vec2 import Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import WhisperEncoder
-from tvr_lightning.methods.gaid import GAID
+from tvr_lightning.methods.gaid import GAID, GAIDOptions, GatedFusion
+from tvr_lightning.methods.xpool import XPoolOptions
 
 NAMES = NameMap(
     (
@@ -68,14 +69,19 @@ def import_gaid(
         words=words,
         frames=frames,
         audio_encoder=audio_encoder,
-        gate_text="paired",
-        loss_weighting="released",
+        gaid=released_options(),
     )
     state = module.state_dict()
     sound = {name: tensor for name, tensor in state.items() if name.startswith("audio_encoder.")}
     expected = {name: tensor for name, tensor in state.items() if name not in sound}
     module.load_state_dict(rename(checkpoint, CLIP_NAMES | NAMES, expected, source) | sound)
     return module.eval()
+
+
+def released_options(attention: XPoolOptions | None = None) -> GAIDOptions:
+    """Return the options of the released training."""
+    fusion = GatedFusion(text="paired")
+    return GAIDOptions(fusion=fusion, loss_weighting="released", attention=attention or XPoolOptions())
 
 
 def _released_audio_encoder(width: int, source: str) -> AudioEncoder:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, count_blocks, temporal_encoder
-from tvr_lightning.methods.gare import GARE
-from tvr_lightning.methods.gare_options import BottleneckConfig, DirectionConfig, NormVarianceConfig, PoolingConfig
+from tvr_lightning.methods.gare import GARE, GAREOptions
 
 NAMES = NameMap(
     (
@@ -24,14 +24,7 @@ NAMES = NameMap(
 
 
 def import_gare(
-    checkpoint: Mapping[str, Tensor],
-    source: str,
-    words: int = 32,
-    frames: int = 12,
-    pooling: PoolingConfig | None = None,
-    bottleneck: BottleneckConfig | None = None,
-    norm_variance: NormVarianceConfig | None = None,
-    direction: DirectionConfig | None = None,
+    checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12, gare: GAREOptions | None = None
 ) -> GARE:
     """Build GARE from an authors' checkpoint; what shapes do not tell comes as arguments.
 
@@ -40,10 +33,7 @@ def import_gare(
         source: the file, for errors.
         words: text positions W that the method is for.
         frames: frames F that the method is for.
-        pooling: temperature of the pooling.
-        bottleneck: weight of the information bottleneck.
-        norm_variance: weight and floor.
-        direction: weight and alpha.
+        gare: options; `temporal_layers` is what the checkpoint has.
 
     Raises:
         AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, more than one layer in psi, or
@@ -56,14 +46,5 @@ def import_gare(
     encoder = clip_encoder(checkpoint, source, text_mask=True)
     _, temporal_layers, names = temporal_encoder(checkpoint)  # none for MSVD
     check_positions(encoder, source, words, frames, frames if temporal_layers else 0)
-    module = GARE(
-        encoder,
-        words=words,
-        frames=frames,
-        temporal_layers=temporal_layers,
-        pooling=pooling,
-        bottleneck=bottleneck,
-        norm_variance=norm_variance,
-        direction=direction,
-    )
-    return load(module, checkpoint, names | NAMES, source)
+    options = dataclasses.replace(gare or GAREOptions(), temporal_layers=temporal_layers)
+    return load(GARE(encoder, words=words, frames=frames, gare=options), checkpoint, names | NAMES, source)

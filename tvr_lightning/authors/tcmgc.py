@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_encoder
-from tvr_lightning.methods.tcmgc import TCMGC, AttentionConfig, DecorrelationConfig
+from tvr_lightning.layers.aggregation import ISA
+from tvr_lightning.methods.tcmgc import TCMGC, Decorrelation, LanguageVideoAttention, TCMGCOptions
 
 NAMES = NameMap(
     (
@@ -99,11 +100,13 @@ def import_tcmgc(
             encoder,
             words=words,
             frames=frames,
-            temporal_layers=temporal_layers,
-            attention=None if heads == 1 else AttentionConfig(heads=heads),
-            keep_rate=keep_rate,
-            softmax_lambda=softmax_lambda,
-            decorrelation=None if decorrelation_weight == 0.5 else DecorrelationConfig(weight=decorrelation_weight),
+            tcmgc=TCMGCOptions(
+                temporal_layers=temporal_layers,
+                attention=LanguageVideoAttention(heads=heads),
+                keep_rate=keep_rate,
+                similarity_aggregation=ISA(softmax_lambda),
+                decorrelation=Decorrelation(weight=decorrelation_weight),
+            ),
         )
     except ValueError as error:
         raise AuthorsCheckpointError(f"{source}: {error}") from error

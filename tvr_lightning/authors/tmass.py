@@ -14,7 +14,7 @@ from tvr_lightning.methods.tmass import TMASS
 UNUSED = ("stochastic.std_branch.learnable_scalar",)
 NAMES = NameMap(
     (
-        ("pool_frames.", "head.pooling.attention."),
+        ("pool_frames.", "head.attention."),
         ("stochastic.std_branch.linear_proj.", "head.radius.linear_proj."),
     ),
     UNUSED,

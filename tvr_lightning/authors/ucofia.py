@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, check_sizes, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_encoder
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig, Predictor
-from tvr_lightning.methods.ucofia import UCoFiA
+from tvr_lightning.layers.patch_selector import PatchSelection, Predictor
+from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAOptions
 
 PREDICTOR = "visual_token_selector.score_predictor."
 NAMES = NameMap(
@@ -76,13 +76,15 @@ def import_ucofia(checkpoint: Mapping[str, Tensor], source: str, words: int = 32
     encoder = clip_encoder(checkpoint, source)
     _, temporal_layers, names = temporal_encoder(checkpoint)
     check_positions(encoder, source, words, frames, frames if temporal_layers else 0)
-    selection = PatchSelectionConfig(kept=patches - 1, predictor=predictor(checkpoint))
+    selection = PatchSelection(kept=patches - 1, predictor=predictor(checkpoint))
     module = UCoFiA(
         encoder,
         words=words,
         frames=frames,
-        temporal_layers=temporal_layers,
-        patch_selection=None if selection == PatchSelectionConfig() else selection,
-        patch_matrix="local_mat_weight1" in checkpoint,
+        ucofia=UCoFiAOptions(
+            temporal_layers=temporal_layers,
+            patch_selection=selection,
+            patch_matrix="local_mat_weight1" in checkpoint,
+        ),
     )
     return load(module, checkpoint, names | NAMES, source)

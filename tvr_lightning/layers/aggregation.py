@@ -1,18 +1,16 @@
 """Aggregation of a vector, or a matrix, of similarities to one (UCoFiA's ISA and Bi-ISA, as TC-MGC takes them over).
 
-Slots come first, (S, ...), as in `tvr_lightning.layers.reorganization`; minus infinity is a slot that is not there.
+Slots come first, (S, ...), and minus infinity is a slot that is not there.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.layers.reorganization import weighted_sum
-
-SimilarityAggregation = Literal["isa", "softmax", "mean"]
+from tvr_lightning.ranges import Kind, Positive
 
 
 class InteractiveSimilarityAggregation(nn.Module):
@@ -69,15 +67,14 @@ class BidirectionalAggregation(nn.Module):
         kind: aggregation of each of the four steps.
         frames: rows of the matrix of similarities, such as (F, W, N, M).
         words: columns.
-        temperature: lambda.
     """
 
-    def __init__(self, kind: SimilarityAggregation, frames: int, words: int, temperature: float) -> None:
+    def __init__(self, kind: Aggregation, frames: int, words: int) -> None:
         super().__init__()
-        self.words = aggregation(kind, words, temperature)
-        self.frames_after_words = aggregation(kind, frames, temperature)
-        self.frames = aggregation(kind, frames, temperature)
-        self.words_after_frames = aggregation(kind, words, temperature)
+        self.words = kind.module(words)
+        self.frames_after_words = kind.module(frames)
+        self.frames = kind.module(frames)
+        self.words_after_frames = kind.module(words)
 
     def directions(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """Return word-then-frame and frame-then-word scores, each (...), for similarities (frames, words, ...)."""
@@ -91,24 +88,65 @@ class BidirectionalAggregation(nn.Module):
         return (word_then_frame + frame_then_word) / 2
 
 
-class LinearSoftmaxAggregation(nn.Module):
-    """LSA: weights of scores of several granularities from a softmax over a linear map of them (TC-MGC, Eqs. 31-32).
+class Aggregation(Kind, ABC):
+    """How the similarities of several slots become one."""
+
+    @abstractmethod
+    def module(self, slots: int) -> nn.Module:
+        """Return what sums (S, ...) similarities over S `slots`."""
+
+
+class ISA(Aggregation):
+    """Interactive similarity aggregation: two softmaxes with a learnt matrix between them.
 
     Args:
-        scores: G, rows and columns of the matrix (G, G), which starts as the identity.
+        softmax_lambda: factor inside the softmaxes (TC-MGC, Table 13; both released codes: 100).
     """
 
-    def __init__(self, scores: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(scores))
+    def __init__(self, softmax_lambda: Positive = 100.0) -> None:
+        self.softmax_lambda = softmax_lambda
 
-    def forward(self, scores: Tensor) -> Tensor:
-        """Return (G, N, M) weights that add up to 1 over the G scores (G, N, M) of every pair."""
-        return torch.einsum("gnm,gh->hnm", scores, self.weight.to(scores.dtype)).softmax(0)
+    def module(self, slots: int) -> nn.Module:
+        """See `Aggregation.module`."""
+        return InteractiveSimilarityAggregation(slots, self.softmax_lambda)
 
 
-def aggregation(kind: SimilarityAggregation, slots: int, temperature: float) -> nn.Module:
-    """Return the module that sums (S, ...) similarities over S `slots` in the way `kind` says."""
-    if kind == "isa":
-        return InteractiveSimilarityAggregation(slots, temperature)
-    return SoftmaxSimilarityAggregation(temperature) if kind == "softmax" else MeanSimilarityAggregation()
+class SoftmaxAggregation(Aggregation):
+    """One softmax, without a matrix (TC-MGC, Table 4).
+
+    Args:
+        softmax_lambda: factor inside the softmax.
+    """
+
+    def __init__(self, softmax_lambda: Positive = 100.0) -> None:
+        self.softmax_lambda = softmax_lambda
+
+    def module(self, slots: int) -> nn.Module:
+        """See `Aggregation.module`."""
+        return SoftmaxSimilarityAggregation(self.softmax_lambda)
+
+
+class MeanAggregation(Aggregation):
+    """The mean over the slots."""
+
+    def module(self, slots: int) -> nn.Module:
+        """See `Aggregation.module`."""
+        return MeanSimilarityAggregation()
+
+
+def weighted_sum(similarities: Tensor, logits: Tensor) -> Tensor:
+    """Sum the slots with the weights softmax(logits); slots of minus infinity get no weight.
+
+    Args:
+        similarities: (S, ...).
+        logits: (S, ...).
+
+    Returns:
+        (...): minus infinity where no slot is there at all.
+    """
+    absent = similarities == -torch.inf
+    if not bool(absent.any()):
+        return (logits.softmax(0) * similarities).sum(0)
+    weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(0)
+    total = (weights * similarities.masked_fill(absent, 0.0)).sum(0)
+    return total.masked_fill(absent.all(0), -torch.inf)

@@ -8,46 +8,32 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.layers.clustering import first_largest
+from tvr_lightning.ranges import Count, Options, Positive
 
 Predictor = Literal["train", "eval-t2v"]
-Selection = Literal["perturbed", "hard", "random"]
 
 
 @dataclass
-class PatchSelectionConfig:
+class PatchSelection(Options):
     """How patches are selected (UCoFiA, section 3.3; modules/visual_token_selector.py of the training code).
+
+    Training averages the choices of the k best under Gaussian noise.
 
     Attributes:
         kept: k, patches per frame besides CLS.
-        selection: `perturbed` averages the choices under Gaussian noise (released), `hard` takes the k largest scores,
-            through which no gradient passes, `random` draws k patches.
         samples: draws of the noise.
         sigma: standard deviation of the noise.
-        noise_eval: draw noise, and random patches, in evaluation too, as released: scores then change from run to run.
-            Off, the k largest scores are taken, which is the limit of small noise.
+        noise_eval: draw noise in evaluation too, as released: scores then change from run to run. Off, the k largest
+            scores are taken, which is the limit of small noise.
         predictor: `train` of the training code, or `eval-t2v` of the text-to-video evaluation code, whose tensors have
             other shapes.
-
-    Raises:
-        ValueError: a value is out of its range, or an option has no effect.
     """
 
-    kept: int = 3
-    selection: Selection = "perturbed"
-    samples: int = 500
-    sigma: float = 0.05
+    kept: Count = 3
+    samples: Count = 500
+    sigma: Positive = 0.05
     noise_eval: bool = False
     predictor: Predictor = "train"
-
-    def __post_init__(self) -> None:
-        if self.kept < 1 or self.samples < 1 or self.sigma <= 0:
-            raise ValueError(
-                f"patch_selection: kept ({self.kept}) and samples ({self.samples}) must be at least 1, sigma "
-                f"({self.sigma}) above 0"
-            )
-        if self.noise_eval and self.selection == "hard":
-            raise ValueError("patch_selection.noise_eval has nothing to draw with selection: hard; set it to false")
 
 
 class PatchScores(nn.Module):
@@ -143,16 +129,13 @@ class PatchSelector(nn.Module):
 
     Args:
         dimension: D.
-        config: switches.
+        options: how they are selected.
     """
 
-    def __init__(self, dimension: int, config: PatchSelectionConfig | None = None) -> None:
+    def __init__(self, dimension: int, options: PatchSelection | None = None) -> None:
         super().__init__()
-        self.config = config = config or PatchSelectionConfig()
-        self.scores = PatchScores(dimension, config.predictor)
-        if config.selection != "perturbed":
-            # No gradient passes, and distributed training refuses parameters that wait for one.
-            self.scores.requires_grad_(False)
+        self.options = options or PatchSelection()
+        self.scores = PatchScores(dimension, self.options.predictor)
 
     def forward(self, frames: Tensor, patches: Tensor, noise: Tensor | None = None) -> Tensor:
         """Select.
@@ -168,19 +151,21 @@ class PatchSelector(nn.Module):
         Raises:
             ValueError: fewer than k patches.
         """
-        config = self.config
-        if patches.shape[2] < config.kept:
-            raise ValueError(f"{patches.shape[2]} patches per frame, but patch_selection.kept {config.kept}; lower it")
+        options = self.options
+        if patches.shape[2] < options.kept:
+            raise ValueError(f"{patches.shape[2]} patches per frame, but patch_selection.kept {options.kept}; lower it")
         scores = self.scores(frames, patches)
-        stochastic = self.training or config.noise_eval
-        if config.selection == "random" and stochastic:
-            chosen = indicators(torch.rand_like(scores), config.kept)
-        elif noise is not None or (config.selection == "perturbed" and stochastic):
-            if noise is None:
-                noise = torch.randn(
-                    (*scores.shape[:2], config.samples, scores.shape[2]), dtype=scores.dtype, device=scores.device
-                )
-            chosen = perturbed_top_k(scores, noise, config.kept, config.sigma)
+        if noise is None and (self.training or options.noise_eval):
+            noise = torch.randn(
+                (*scores.shape[:2], options.samples, scores.shape[2]), dtype=scores.dtype, device=scores.device
+            )
+        if noise is None:
+            chosen = indicators(scores, options.kept)
         else:
-            chosen = indicators(scores, config.kept)
+            chosen = perturbed_top_k(scores, noise, options.kept, options.sigma)
         return torch.cat([frames.unsqueeze(2), chosen @ patches], dim=2)
+
+
+def first_largest(values: Tensor, count: int) -> Tensor:
+    """Return positions (..., count) of the largest of (..., T), in falling order; the first of several equals first."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]

@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
+from tvr_lightning.ranges import Count, Kind, Positive
 
 RadiusKind = Literal["linear", "scalar"]
-Trials = int | Literal["mean"]
+Trials = Count | Literal["mean"]
 
 
-@dataclass
-class Prior:
-    """Distribution of the draws sigma, such as (B, D) (T-MASS, modules/stochastic_module.py).
+class Prior(Kind, ABC):
+    """Distribution of the draws sigma, such as (B, D) (T-MASS, modules/stochastic_module.py)."""
 
-    Attributes:
-        distribution: `uniform01` draws from [0, 1), so that draws are not centred (released default); `normal` from
-            N(0, std^2) (the papers).
-        std: standard deviation of `normal`.
+    mean: float
+    """Expectation of a draw."""
 
-    Raises:
-        ValueError: `std` is not positive, or is given with `uniform01`, which has none.
-    """
-
-    distribution: Literal["uniform01", "normal"] = "uniform01"
-    std: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.std <= 0:
-            raise ValueError(f"prior.std is {self.std}; it must be positive")
-        if self.distribution == "uniform01" and self.std != 1.0:
-            raise ValueError(f"prior.std {self.std} belongs to prior.distribution: normal; uniform01 has no deviation")
-
-    @property
-    def mean(self) -> float:
-        """Expectation of a draw."""
-        return 0.5 if self.distribution == "uniform01" else 0.0
-
+    @abstractmethod
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Return draws of any shape on the CPU; from torch's global generator where none is given."""
-        if self.distribution == "uniform01":
-            return torch.rand(shape, generator=generator)
+
+
+class Uniform(Prior):
+    """Draws from [0, 1), so that they are not centred (released default)."""
+
+    mean = 0.5
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """See `Prior.draw`."""
+        return torch.rand(shape, generator=generator)
+
+
+class Normal(Prior):
+    """Draws from N(0, std^2) (the papers).
+
+    Args:
+        std: standard deviation.
+    """
+
+    mean = 0.0
+
+    def __init__(self, std: Positive = 1.0) -> None:
+        self.std = std
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """See `Prior.draw`."""
         return self.std * torch.randn(shape, generator=generator)
 
 
@@ -56,14 +61,9 @@ def trial_draws(prior: Prior, trials: Trials, dimension: int, seed: int) -> Tens
         trials: K; `mean` takes the prior's mean instead, once.
         dimension: D.
         seed: equal seeds give equal draws.
-
-    Raises:
-        ValueError: no trial.
     """
     if trials == "mean":
         return torch.full((1, dimension), prior.mean)
-    if trials < 1:
-        raise ValueError(f"trials is {trials}; it must be at least 1, or mean")
     return prior.draw((trials, dimension), torch.Generator().manual_seed(seed))
 
 

@@ -1,12 +1,12 @@
 """The papers, one file each."""
 
 from tvr_lightning.methods.clip4clip import CLIP4Clip
-from tvr_lightning.methods.dpdv import DPDV
+from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.drl import DRL
-from tvr_lightning.methods.gaid import GAID
-from tvr_lightning.methods.gare import GARE
+from tvr_lightning.methods.gaid.method import GAID
+from tvr_lightning.methods.gare.method import GARE
 from tvr_lightning.methods.ncl import NCL
-from tvr_lightning.methods.tcmgc import TCMGC
+from tvr_lightning.methods.tcmgc.method import TCMGC
 from tvr_lightning.methods.tmass import TMASS
 from tvr_lightning.methods.ucofia import UCoFiA
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering

@@ -8,87 +8,58 @@ Deviations:
   query. `protocol: as-released` is theirs, and its results say "leaks ground truth".
 - draws: released anew for every pair; here one set of draws per evaluation, seeded by `evaluation.seed`, meets all
   pairs, so that a score depends on its pair alone. Each score has the same distribution.
-- sigma: paper N(0, 1); released U[0, 1), whose mean is 1/2; here as released (`stochastic.prior`).
+- sigma: paper N(0, 1); released U[0, 1), whose mean is 1/2; here as released (`prior`).
 - radius: paper multiplies by S W with W (F, D) alone; released has a bias; here as released.
 - support weight: released 0 by default, 0.8 in its MSR-VTT command; here 0.8, and 0 in the recipes of other datasets
-  (`stochastic.support_weight`).
+  (`support_weight`).
 - padded frames, tokens, several captions, selection: released as X-Pool; here as X-Pool here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.stochastic import (
     Prior,
     Radius,
     RadiusKind,
     Trials,
-    drawn_text,
+    Uniform,
     support_text,
     trial_cosines,
     trial_draws,
 )
+from tvr_lightning.methods import released
 from tvr_lightning.methods.base import Protocol, RetrievalModule
-from tvr_lightning.methods.contrast import ContrastiveLearning
-from tvr_lightning.methods.xpool import (
-    CrossAttentionConfig,
-    PairwiseForm,
-    Query,
-    XPoolConfig,
-    XPoolHead,
-    block_budget,
-)
-from tvr_lightning.pairwise import score_in_blocks
-from tvr_lightning.training.distributed import Gather
-from tvr_lightning.training.losses import LogitMap, info_nce
-from tvr_lightning.training.optim import OptimizerConfig
+from tvr_lightning.methods.xpool import PoolingHead, Query, XPoolOptions
+from tvr_lightning.ranges import NotNegative, Options, kind
+from tvr_lightning.training.losses import info_nce
 
 
 @dataclass
-class StochasticConfig:
-    """The text as a region (modules/stochastic_module.py).
+class TMASSOptions(Options):
+    """The options of T-MASS: X-Pool's attention, and the text as a region (modules/stochastic_module.py).
 
     Attributes:
-        prior: of the draws sigma.
+        attention: X-Pool's cross-attention.
+        prior: of the draws sigma; `Uniform` by default.
         trials: draws at evaluation, of which the best counts; `mean` takes the prior's mean instead, once.
         radius: `linear` in the similarities with the frames (paper), or one learnt `scalar` times their mean.
         support_weight: alpha, weight of the support loss (released: support_loss_weight).
-
-    Raises:
-        ValueError: no trial, or a negative weight.
     """
 
-    prior: Prior = field(default_factory=Prior)
+    attention: XPoolOptions = field(default_factory=XPoolOptions)
+    prior: Prior = kind(Uniform)
     trials: Trials = 20
     radius: RadiusKind = "linear"
-    support_weight: float = 0.8
-
-    def __post_init__(self) -> None:
-        if self.trials != "mean" and self.trials < 1:
-            raise ValueError(f"stochastic.trials is {self.trials}; it must be at least 1, or mean")
-        if self.support_weight < 0:
-            raise ValueError(f"stochastic.support_weight is {self.support_weight}; it must be at least 0")
-
-
-@dataclass
-class Candidate(Record):
-    """M videos, and under the released protocol the texts that describe them.
-
-    Attributes:
-        video: features of M videos.
-        own: their own captions, one each.
-    """
-
-    video: VideoFeatures
-    own: Query | None = None
+    support_weight: NotNegative = 0.8
 
 
 @dataclass
@@ -110,83 +81,38 @@ class TrainingScores:
     support: Tensor
 
 
-class TMASSHead(nn.Module):
-    """X-Pool's head and the region of a text (model/clip_stochastic.py).
-
-    Scores of N texts and M videos are cosines (N, M).
+class TMASSHead(PoolingHead):
+    """X-Pool's pooling and the region of a text (model/clip_stochastic.py).
 
     Args:
         dimension: D.
         frames: F, which a linear radius is tied to.
-        attention: X-Pool's cross-attention.
-        stochastic: the region.
-        form: of pair vectors, for pooling.
-        memory_budget: for one block of pairs in MiB.
+        options: of the paper.
+        memory_gib: as of `PairHead`.
     """
 
     def __init__(
-        self,
-        dimension: int,
-        frames: int,
-        attention: CrossAttentionConfig | None = None,
-        stochastic: StochasticConfig | None = None,
-        form: PairwiseForm = "auto",
-        memory_budget: int | None = None,
+        self, dimension: int, frames: int, options: TMASSOptions | None = None, memory_gib: float = 2.0
     ) -> None:
-        super().__init__()
-        self.stochastic = stochastic or StochasticConfig()
-        pooling = XPoolConfig(attention=attention or CrossAttentionConfig(), form=form, memory_budget=memory_budget)
-        self.pooling = XPoolHead(dimension, pooling)
-        self.frames = frames
-        self.radius = Radius(frames, dimension, self.stochastic.radius)
+        options = options or TMASSOptions()
+        # The radius, the pooled video and their products.
+        super().__init__(dimension, frames, options.attention, extra=8 * dimension, memory_gib=memory_gib)
+        self.radius = Radius(frames, dimension, options.radius)
 
     def log_radius(self, text: Tensor, video: VideoFeatures) -> Tensor:
         """Return log R of all pairs, (M, N, D), for texts (N, D) (released: `LinearCosRadius`)."""
         similarity = (unit(video.frames) @ unit(text).T).transpose(1, 2)  # (M, N, F)
         return self.radius(similarity, video.frame_mask.unsqueeze(1))
 
-    def forward(
-        self, text: TextFeatures, video: VideoFeatures, draws: Tensor, own_text: TextFeatures | None = None
-    ) -> Scores:
-        """Score N texts against M videos with the best of K draws, block by block.
-
-        Args:
-            text: N texts.
-            video: M videos.
-            draws: (K, D), or (M, K, N, D) where each pair has its own.
-            own_text: the M videos' own captions: the released protocol, which chooses the draw by the video pooled for
-                the query and scores it against the video pooled for its own caption.
-
-        Returns:
-            `similarity` (N, M), cosines.
-        """
-        text, video, draws = text.float(), video.float(), draws.to(text.sentence)
-        own = None if own_text is None else self.pooling.prepared(own_text.float())
-        with torch.autocast(text.sentence.device.type, enabled=False):
-            query, candidate = self.pooling.prepared(text), Candidate(video, own)
-            if draws.ndim == 4:
-                return self._score_block(query, candidate, draws)
-            budget = block_budget(self.pooling.config.memory_budget, text.sentence.device)
-            # The radius, the pooled video, and their products are built for the pairs of a block.
-            pair_bytes = text.sentence.element_size() * (6 * text.sentence.shape[1] + 3 * len(draws))
-            return score_in_blocks(lambda q, c: self._score_block(q, c, draws), query, candidate, pair_bytes, budget)
-
-    def _score_block(self, query: Query, candidate: Candidate, draws: Tensor) -> Scores:
-        video = candidate.video
+    def trials(self, query: Query, video: VideoFeatures, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cosines (M, K, N) of drawn texts with z, and R (M, N, D), of n texts, m videos and K draws."""
         radius = self.log_radius(query.sentence, video).exp()
-        pooled = self.pooling.pool(query, video.frames, video.frame_mask).materialize()[:, :, 0].transpose(0, 1)
-        best = trial_cosines(query.sentence, radius, pooled, draws).max(1)
-        if candidate.own is None:
-            return Scores(best.values.T)
-        drawn = drawn_text(query.sentence, radius, draws, best.indices)
-        own = self.own_pooled(candidate.own, video)
-        return Scores((unit(drawn) * unit(own).unsqueeze(1)).sum(-1).T)
+        pooled = self.pooled(query, video).materialize()[:, :, 0].transpose(0, 1)
+        return trial_cosines(query.sentence, radius, pooled, draws), radius
 
-    def own_pooled(self, own: Query, video: VideoFeatures) -> Tensor:
-        """Return (M, D), each video pooled for one text of its own."""
-        assert self.pooling.attention is not None  # T-MASS always pools by attention
-        pairs = self.pooling.attention.each_pair(own.queries, video.frames.unsqueeze(1), video.frame_mask)
-        return pairs.materialize()[0, :, 0]
+    def score(self, query: Query, video: VideoFeatures, draws: Tensor) -> Scores:
+        """Return the best cosines (n, m) of draws (K, D), or (m, K, n, D) where each pair has its own."""
+        return Scores(self.trials(query, video, draws.to(query.sentence))[0].amax(1).T)
 
     def train_scores(self, text: TextFeatures, video: VideoFeatures, draw: Tensor) -> TrainingScores:
         """Score B matching pairs with drawn and support texts.
@@ -196,8 +122,7 @@ class TMASSHead(nn.Module):
             video: their B videos.
             draw: (B, D), sigma.
         """
-        sentence, query = text.sentence, self.pooling.prepared(text)
-        pooled = self.pooling.pool(query, video.frames, video.frame_mask)
+        sentence, pooled = text.sentence, self.pooled(self.prepare(text, video)[0], video)
         similarity = torch.einsum("bd,bfd->bf", unit(sentence), unit(video.frames))
         log_radius = self.radius(similarity, video.frame_mask)
         drawn = sentence + draw.to(sentence) * log_radius.exp()
@@ -207,25 +132,6 @@ class TMASSHead(nn.Module):
         cosines = pooled.unit().dot(texts)[..., 0].permute(2, 1, 0)  # (2, B texts, B videos)
         return TrainingScores(cosines[0], cosines[1], log_radius, drawn, support)
 
-    def losses(
-        self, pairs: PairedFeatures, scale: Tensor, draw: Tensor | None = None, contrast: LogitMap | None = None
-    ) -> dict[str, Tensor]:
-        """Return the weighted terms of stochastic and of support texts for B matching pairs (trainer_stochastic.py).
-
-        Args:
-            pairs: B matching pairs.
-            scale: exp(logit_scale), scalar.
-            draw: (B, D); drawn from the prior where it is not given.
-            contrast: maps logits (B, B) to those that InfoNCE sees; as they are where it is not given.
-        """
-        draw = self.stochastic.prior.draw(tuple(pairs.text.sentence.shape)) if draw is None else draw
-        scores = self.train_scores(pairs.text, pairs.video, draw)
-        logits, support = scale * scores.similarity, scale * scores.support_similarity
-        terms = {"stochastic": info_nce(contrast(logits) if contrast else logits)}
-        if self.stochastic.support_weight:
-            terms["support"] = self.stochastic.support_weight * info_nce(contrast(support) if contrast else support)
-        return terms
-
 
 class TMASS(RetrievalModule):
     """T-MASS: X-Pool whose text is drawn from a region as wide as its similarity with the frames says.
@@ -234,41 +140,18 @@ class TMASS(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table; its seed also makes the draws.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video; a linear radius is tied to it.
-        gather: which negatives and which gradient several devices give.
-        contrast: what else the contrastive loss does with logits.
-        attention: X-Pool's cross-attention.
-        stochastic: the region of a text.
+        tmass: the options of the paper.
         protocol: `query` pools every video for the query; `as-released` for its own caption, which leaks ground truth.
-        form: `factorised` never builds a vector per pair in pooling, `dense` does, `auto` takes the cheaper that
-            options allow.
-        memory_budget: memory for one block of pairs in MiB; by default 64 on a CPU, 1024 elsewhere.
-
-    Raises:
-        ValueError: switches that do not fit each other.
+        shared: the arguments of `RetrievalModule`.
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        contrast: ContrastiveLearning | None = None,
-        attention: CrossAttentionConfig | None = None,
-        stochastic: StochasticConfig | None = None,
-        protocol: Protocol = "query",
-        form: PairwiseForm = "auto",
-        memory_budget: int | None = None,
+        self, encoder: Encoder, tmass: TMASSOptions | None = None, protocol: Protocol = "query", **shared: Any
     ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
+        super().__init__(encoder, **shared)
+        self.options = tmass or TMASSOptions()
         self.protocol = protocol
-        self.head = TMASSHead(encoder.dimension, frames, attention, stochastic, form, memory_budget)
+        self.head = TMASSHead(encoder.dimension, self.frames, self.options, self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score any N texts against any M videos.
@@ -279,18 +162,12 @@ class TMASS(RetrievalModule):
         return self.head(text, video, self._draws())
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos that are pooled for their own captions: ground truth leaks.
-
-        Args:
-            text: N texts.
-            video: M videos.
-            own_text: the caption of each video.
-        """
-        return self.head(text, video, self._draws(), own_text)
+        """Score N texts against M videos that are pooled for their own captions: ground truth leaks."""
+        return released.score_tmass(self.head, text, video, own_text, self._draws())
 
     def _draws(self) -> Tensor:
-        config = self.head.stochastic
-        return trial_draws(config.prior, config.trials, self.encoder.dimension, self.evaluation_config.seed)
+        options = self.options
+        return trial_draws(options.prior, options.trials, self.encoder.dimension, self.evaluation_config.seed)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
         """Drop the words of N texts: the sentence alone is read."""
@@ -298,4 +175,10 @@ class TMASS(RetrievalModule):
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
         """Return scalars: InfoNCE of drawn texts and the weighted one of support texts, for B matching pairs."""
-        return self.head.losses(pairs, self.temperature(), contrast=self.contrastive_logits)
+        draw = self.options.prior.draw(tuple(pairs.text.sentence.shape))
+        scores, scale = self.head.train_scores(pairs.text, pairs.video, draw), self.temperature()
+        terms = {"stochastic": info_nce(self.contrastive_logits(scale * scores.similarity))}
+        weight = self.options.support_weight
+        if weight:
+            terms["support"] = weight * info_nce(self.contrastive_logits(scale * scores.support_similarity))
+        return terms

@@ -19,27 +19,57 @@ Deviations:
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.aggregation import BidirectionalAggregation, SimilarityAggregation, aggregation
+from tvr_lightning.layers.aggregation import ISA, Aggregation, BidirectionalAggregation
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig, PatchSelector
+from tvr_lightning.layers.patch_selector import PatchSelection, PatchSelector
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.clip4clip import masked_mean
-from tvr_lightning.methods.contrast import ContrastiveLearning
-from tvr_lightning.pairwise import score_in_blocks
-from tvr_lightning.training.distributed import Gather
-from tvr_lightning.training.optim import OptimizerConfig
+from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.ranges import Layers, Options, kind
 
 UCoFiAScore = Literal["video_sentence", "sentence_frame", "word_patch"]
+
+
+@dataclass
+class UCoFiAOptions(Options):
+    """The options of UCoFiA.
+
+    Attributes:
+        temporal_layers: blocks of the temporal transformer behind the video (released: 4); 0 builds none.
+        scores: which of the three alignments are averaged.
+        patch_selection: patches of every frame.
+        similarity_aggregation: `ISA` by default, `SoftmaxAggregation`, or `MeanAggregation`.
+        patch_matrix: learn L1, which maps patches; the released evaluation codes lack it.
+
+    Raises:
+        ValueError: a value out of its range, or an option of a score that is not made.
+    """
+
+    temporal_layers: Layers = 4
+    scores: tuple[UCoFiAScore, ...] = get_args(UCoFiAScore)
+    patch_selection: PatchSelection = field(default_factory=PatchSelection)
+    similarity_aggregation: Aggregation = kind(ISA)
+    patch_matrix: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.scores or len(set(self.scores)) < len(self.scores):
+            names = ", ".join(get_args(UCoFiAScore))
+            raise ValueError(f"scores is {list(self.scores)}; name some of {names}, each once")
+        if self.temporal_layers and "video_sentence" not in self.scores:
+            raise ValueError("only video_sentence reads the temporal encoder: set temporal_layers to 0, or add it")
+        patches = self.patch_selection != PatchSelection() or not self.patch_matrix
+        if patches and "word_patch" not in self.scores:
+            raise ValueError("options of patches need word_patch among scores: add it, or leave them at their defaults")
 
 
 @dataclass
@@ -49,7 +79,7 @@ class PreparedVideo(Record):
     Attributes:
         pooled: (M, D) unit vectors of the videos.
         frames: (M, F, D) CLIP's own frames at unit length.
-        patches: (M, F P', D) selected patches of all frames in a row; as CLIP gives them unless they are normalised.
+        patches: (M, F P', D) selected patches of all frames in a row, as CLIP gives them.
     """
 
     pooled: Tensor
@@ -57,75 +87,42 @@ class PreparedVideo(Record):
     patches: Tensor | None
 
 
-class UCoFiAHead(nn.Module):
+class UCoFiAHead(PairHead):
     """Features to the scores (N, M) of up to three alignments and their mean.
 
     Args:
         dimension: D.
         words: W.
         frames: F.
-        patches: P', patches per frame, CLS included.
-        scores, similarity_aggregation, softmax_lambda, patch_matrix, normalize_patches, scale_word_patch: as in
-            `UCoFiA`.
+        options: of the paper.
+        memory_gib: as of `PairHead`.
     """
 
     def __init__(
-        self,
-        dimension: int,
-        words: int,
-        frames: int,
-        patches: int = 4,
-        scores: tuple[UCoFiAScore, ...] = get_args(UCoFiAScore),
-        similarity_aggregation: SimilarityAggregation = "isa",
-        softmax_lambda: float = 100.0,
-        patch_matrix: bool = True,
-        normalize_patches: bool = False,
-        scale_word_patch: bool = False,
+        self, dimension: int, words: int, frames: int, options: UCoFiAOptions | None = None, memory_gib: float = 2.0
     ) -> None:
-        super().__init__()
-        self.words, self.frames, self.patches = words, frames, patches
-        self.scores = tuple(name for name in get_args(UCoFiAScore) if name in scores)
-        self.normalize_patches, self.scale_word_patch = normalize_patches, scale_word_patch
+        options = options or UCoFiAOptions()
+        patches, scores = 1 + options.patch_selection.kept, options.scores
+        cells = words * frames * patches if "word_patch" in scores else frames
+        super().__init__(dimension, extra=8 * cells, memory_gib=memory_gib)
+        self.options, self.words, self.frames, self.patches = options, words, frames, patches
+        aggregation = options.similarity_aggregation
         if "video_sentence" in scores:
             self.sentence_matrix = nn.Parameter(torch.eye(dimension))
             self.video_matrix = nn.Parameter(torch.eye(dimension))
         if "sentence_frame" in scores:
-            self.sentence_frame = aggregation(similarity_aggregation, frames, softmax_lambda)
+            self.sentence_frame = aggregation.module(frames)
         if "word_patch" in scores:
             self.word_matrix = nn.Parameter(torch.eye(dimension))
-            self.patch_matrix = nn.Parameter(torch.eye(dimension)) if patch_matrix else None
-            self.word_patch = BidirectionalAggregation(similarity_aggregation, frames * patches, words, softmax_lambda)
+            self.patch_matrix = nn.Parameter(torch.eye(dimension)) if options.patch_matrix else None
+            self.word_patch = BidirectionalAggregation(aggregation, frames * patches, words)
 
-    def forward(self, text: TextFeatures, video: VideoFeatures, scale: Tensor) -> Scores:
-        """Score N texts against M videos, block by block.
-
-        Args:
-            text: sentence (N, D), words (N, W, D).
-            video: `frames` (M, F, D) after the temporal encoder, `clip_frames` before it, `patches` (M, F, P', D).
-            scale: exp(logit_scale), scalar.
-
-        Returns:
-            `similarity` (N, M), the mean of the alignments divided by the scale where they have it, so that times the
-            scale it is the released logits; `parts`: the alignments' scores without the scale.
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TextFeatures, PreparedVideo]:
+        """Return unit texts, and what the alignments read of the videos.
 
         Raises:
             ValueError: other numbers of words, frames or patches than the head's matrices are for.
         """
-        with torch.autocast(text.sentence.device.type, enabled=False):
-            text, video = text.float(), video.float()
-            prepared = self._prepared(text, video)
-            texts = TextFeatures(unit(text.sentence), unit(text.words), text.word_mask)
-            cells = self.words * self.frames * self.patches if "word_patch" in self.scores else self.frames
-            budget = 2**20 * (64 if text.sentence.device.type == "cpu" else 1024)
-            return score_in_blocks(
-                lambda some, few: self._score_block(some, few, scale),
-                texts,
-                prepared,
-                8 * text.sentence.element_size() * cells,
-                budget,
-            )
-
-    def _prepared(self, text: TextFeatures, video: VideoFeatures) -> PreparedVideo:
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
             raise ValueError(
@@ -133,29 +130,40 @@ class UCoFiAHead(nn.Module):
                 f"{found[0]} words and {found[1]} frames: set model.init_args.words and frames, or those of the data"
             )
         patches = None
-        if "word_patch" in self.scores:
+        if "word_patch" in self.options.scores:
             if video.patches is None or video.patches.shape[2] != self.patches:
                 raise ValueError(
                     f"UCoFiA aligns words with {self.patches} patches per frame, which encode_video selects"
                 )
             patches = video.patches.flatten(1, 2)
-            patches = unit(patches) if self.normalize_patches else patches
         before = video.frames if video.clip_frames is None else video.clip_frames
-        return PreparedVideo(unit(masked_mean(unit(video.frames), video.frame_mask)), unit(before), patches)
+        pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
+        texts = TextFeatures(unit(text.sentence), unit(text.words), text.word_mask)
+        return texts, PreparedVideo(pooled, unit(before), patches)
 
-    def _score_block(self, text: TextFeatures, video: PreparedVideo, scale: Tensor) -> Scores:
-        parts = {}
-        if "video_sentence" in self.scores:
+    def score(self, text: TextFeatures, video: PreparedVideo, scale: Tensor) -> Scores:
+        """Score n texts against m videos.
+
+        Args:
+            text: n texts.
+            video: m videos.
+            scale: exp(logit_scale), scalar.
+
+        Returns:
+            `similarity` (n, m), the mean of the alignments divided by the scale where they have it, so that times the
+            scale it is the released logits, in which word_patch alone has none; `parts`: the alignments' scores
+            without the scale.
+        """
+        parts, scores = {}, self.options.scores
+        if "video_sentence" in scores:
             parts["video_sentence"] = text.sentence @ self.sentence_matrix @ (video.pooled @ self.video_matrix).T
-        if "sentence_frame" in self.scores:
+        if "sentence_frame" in scores:
             parts["sentence_frame"] = self.sentence_frame(torch.einsum("nd,mfd->fnm", text.sentence, video.frames))
-        if "word_patch" in self.scores and video.patches is not None:
+        if "word_patch" in scores and video.patches is not None:
             patches = video.patches if self.patch_matrix is None else video.patches @ self.patch_matrix
             similarity = torch.einsum("nwd,mpd->pwnm", text.words @ self.word_matrix, patches)
             parts["word_patch"] = self.word_patch(similarity)
-        scaled = [
-            part / scale if name == "word_patch" and not self.scale_word_patch else part for name, part in parts.items()
-        ]
+        scaled = [part / scale if name == "word_patch" else part for name, part in parts.items()]
         return Scores(torch.stack(scaled).mean(0), parts)
 
 
@@ -164,78 +172,19 @@ class UCoFiA(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
-        contrast: what else the contrastive loss does with logits.
-        temporal_layers: blocks of the temporal transformer behind the video (released: 4); 0 builds none.
-        scores: which of the three alignments are averaged.
-        patch_selection: patches of every frame.
-        similarity_aggregation: `isa` (two softmaxes with a matrix between them), plain `softmax`, or `mean`.
-        softmax_lambda: factor inside the softmaxes (released: 100).
-        patch_matrix: learn L1, which maps patches; the released evaluation codes lack it.
-        normalize_patches: bring patches to unit length; released: not, so that the softmaxes over them are hard.
-        scale_word_patch: multiply the word-patch score by exp(logit_scale) as the others are; released: not.
-
-    Raises:
-        ValueError: a value out of range, or options of which one makes another senseless.
+        ucofia: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        contrast: ContrastiveLearning | None = None,
-        temporal_layers: int = 4,
-        scores: tuple[UCoFiAScore, ...] = get_args(UCoFiAScore),
-        patch_selection: PatchSelectionConfig | None = None,
-        similarity_aggregation: SimilarityAggregation = "isa",
-        softmax_lambda: float = 100.0,
-        patch_matrix: bool = True,
-        normalize_patches: bool = False,
-        scale_word_patch: bool = False,
-    ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
-        scores = tuple(scores)
-        if not scores or len(set(scores)) < len(scores) or set(scores) - set(get_args(UCoFiAScore)):
-            raise ValueError(f"scores is {list(scores)}; name some of {', '.join(get_args(UCoFiAScore))}, each once")
-        if softmax_lambda <= 0:
-            raise ValueError(f"softmax_lambda is {softmax_lambda}; it must be above 0")
-        if temporal_layers < 0:
-            raise ValueError(f"temporal_layers is {temporal_layers}; it must be at least 0")
-        if temporal_layers and "video_sentence" not in scores:
-            raise ValueError("only video_sentence reads the temporal encoder: set temporal_layers to 0, or add it")
-        if "word_patch" not in scores and (
-            patch_selection or normalize_patches or scale_word_patch or not patch_matrix
-        ):
-            raise ValueError("options of patches need word_patch among scores: add it, or leave them at their defaults")
-        if scores == ("video_sentence",) and (similarity_aggregation != "isa" or softmax_lambda != 100.0):
-            raise ValueError("video_sentence alone aggregates nothing: leave similarity_aggregation and softmax_lambda")
-        if similarity_aggregation == "mean" and softmax_lambda != 100.0:
-            raise ValueError("similarity_aggregation: mean has no softmax; drop softmax_lambda")
-        self.needs_patches = "word_patch" in scores
-        self.reads_padding = ("words", "frames") if set(scores) - {"video_sentence"} else ()
-        self.temporal = temporal_transformer(encoder, temporal_layers, frames) if temporal_layers else None
-        selection = patch_selection or PatchSelectionConfig()
-        self.selector = PatchSelector(encoder.dimension, selection) if self.needs_patches else None
-        self.head = UCoFiAHead(
-            encoder.dimension,
-            words,
-            frames,
-            1 + selection.kept,
-            scores,
-            similarity_aggregation,
-            softmax_lambda,
-            patch_matrix,
-            normalize_patches,
-            scale_word_patch,
-        )
+    def __init__(self, encoder: Encoder, ucofia: UCoFiAOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
+        self.options = options = ucofia or UCoFiAOptions()
+        self.needs_patches = "word_patch" in options.scores
+        self.reads_padding = ("words", "frames") if set(options.scores) - {"video_sentence"} else ()
+        layers = options.temporal_layers
+        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
+        self.selector = PatchSelector(encoder.dimension, options.patch_selection) if self.needs_patches else None
+        self.head = UCoFiAHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Select patches (M, F, P', D) of every frame and relate the frames (M, F, D), keeping CLIP's own."""

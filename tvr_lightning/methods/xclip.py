@@ -25,9 +25,9 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import TemporalLSTM, temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.clip4clip import masked_mean
 from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.pairwise import score_in_blocks
 from tvr_lightning.training.distributed import Gather

@@ -2,18 +2,20 @@
 
 from tvr_lightning.pairwise.attention import TextConditionedAttention
 from tvr_lightning.pairwise.base import Pairwise
+from tvr_lightning.pairwise.blends import BlendedFrames, DenseFrames, PairFrames, PairGate, PlainFrames
 from tvr_lightning.pairwise.blocks import score_in_blocks
 from tvr_lightning.pairwise.dense import DensePairVectors
 from tvr_lightning.pairwise.factorised import PairVectors
-from tvr_lightning.pairwise.gated import GatedAttention
-from tvr_lightning.pairwise.increment import IncrementNetwork
 
 __all__ = [
+    "BlendedFrames",
+    "DenseFrames",
     "DensePairVectors",
-    "GatedAttention",
-    "IncrementNetwork",
+    "PairFrames",
+    "PairGate",
     "PairVectors",
     "Pairwise",
+    "PlainFrames",
     "TextConditionedAttention",
     "score_in_blocks",
 ]

@@ -7,11 +7,11 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tvr_lightning.pairwise.base import Pairwise
-from tvr_lightning.pairwise.dense import DensePairVectors
+from tvr_lightning.pairwise.blends import PairFrames, PlainFrames
 
+C = TypeVar("C", bound=PairFrames)
 P = TypeVar("P", bound=Pairwise)
 
 
@@ -37,6 +37,7 @@ class TextConditionedAttention(nn.Module):
 
     Example:
         >>> attention = TextConditionedAttention(64, heads=2)
+        >>> from tvr_lightning.pairwise import DensePairVectors
         >>> text, frames = torch.randn(3, 1, 64), torch.randn(5, 12, 64)
         >>> asked = DensePairVectors.from_texts(attention.queries(text), videos=5)
         >>> attention(asked, frames).materialize().shape  # (N, M, Q, D)
@@ -73,59 +74,24 @@ class TextConditionedAttention(nn.Module):
 
     def queries(self, text: Tensor) -> Tensor:
         """Return what the texts ask with, W_Q LN1(text), for text vectors (N, Q, D) of the same shape (Eqs. 2, 8)."""
-        return self._projected("q_proj", self._normed(text))
+        return self._projected("q_proj", PlainFrames(text).layer_norm(self.layer_norm1)).frames
 
-    def forward(self, queries: P, frames: Tensor, frame_mask: Tensor | None = None) -> P:
+    def forward(self, queries: Pairwise, frames: Tensor | PairFrames, frame_mask: Tensor | None = None) -> Pairwise:
         """Return z of every pair and query slot, in the form of `queries`.
 
         Args:
             queries: pair vectors to ask with, such as `from_texts(self.queries(text), videos=M)`.
-            frames: (M, F, D) frame vectors.
+            frames: (M, F, D) frame vectors, or frames of every pair.
             frame_mask: (M, F), True where there is a frame; padded frames are attended to where it is not given, as in
                 TC-MGC's released code. A video without frames spreads its attention evenly.
         """
-        values = self._per_head(self._projected("v_proj", self._normed(frames)))
-        return self.finish(type(queries).mix(self.frame_weights(queries, frames, frame_mask), values))
+        context = self._context(frames)
+        values = self._projected("v_proj", context).per_head(self.heads)
+        return self.finish(values.mix(self._weights(queries, context, frame_mask), type(queries)))
 
     def frame_weights(self, queries: Pairwise, frames: Tensor, frame_mask: Tensor | None = None) -> Tensor:
         """Return how much every pair attends to each frame, (M, heads F, N, Q); arguments as in `forward`."""
-        keys = self._per_head(self._projected("k_proj", self._normed(frames)))
-        return self.weights(queries.dot_frames(keys), frame_mask)
-
-    def each_pair(self, queries: Tensor, frames: Tensor, frame_mask: Tensor | None = None) -> DensePairVectors:
-        """Return z of pairs whose frames share nothing with those of other pairs.
-
-        Args:
-            queries: (N, D) of all videos alike, or (M, N, D).
-            frames: (M, N, F, D) frames of every pair.
-            frame_mask: (M, F), as in `forward`.
-        """
-        context = self._normed(frames)
-        keys = self._projected("k_proj", context).unflatten(-1, (self.heads, -1))
-        values = self._projected("v_proj", context).unflatten(-1, (self.heads, -1))
-        asked = queries.expand(*frames.shape[:2], -1).unflatten(-1, (self.heads, -1))
-        products = torch.einsum("mnhd,mnfhd->mhfn", asked, keys).flatten(1, 2).unsqueeze(-1)
-        weights = self.weights(products, frame_mask).squeeze(-1).unflatten(1, (self.heads, -1))
-        mixed = torch.einsum("mhfn,mnfhd->mnhd", weights, values).flatten(2)
-        return self.finish(DensePairVectors(mixed.unsqueeze(2)))
-
-    def weights(self, products: Tensor, frame_mask: Tensor | None = None) -> Tensor:
-        """Return the attention of every head over the frames.
-
-        Args:
-            products: (M, heads F, N, Q), the queries' inner products with the keys of each head.
-            frame_mask: as in `forward`.
-
-        Returns:
-            (M, heads F, N, Q); each head's add up to 1 over its F frames.
-        """
-        width = self.layer_norm1.normalized_shape[0]
-        logits = products * math.sqrt(self.heads / width)
-        logits = logits.unflatten(1, (self.heads, -1))  # (M, heads, F, N, Q)
-        if frame_mask is not None:
-            padded = ~frame_mask.bool()[:, None, :, None, None]
-            logits = logits.masked_fill(padded, torch.finfo(logits.dtype).min)
-        return logits.softmax(2).flatten(1, 2)
+        return self._weights(queries, self._context(frames), frame_mask)
 
     def finish(self, mixed: P) -> P:
         """Return z = LN3(h + dropout(FC(h))), h = LN2(W_O o), of the mixed values o."""
@@ -135,23 +101,21 @@ class TextConditionedAttention(nn.Module):
         branch = hidden.linear(self.linear_proj).dropout(self.dropout if self.training else 0.0)
         return (hidden + branch if self.residual else branch).layer_norm(self.layer_norm3)
 
-    def _normed(self, x: Tensor) -> Tensor:
-        norm = self.layer_norm1
-        return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
+    def _context(self, frames: Tensor | PairFrames) -> PairFrames:
+        return (PlainFrames(frames) if isinstance(frames, Tensor) else frames).layer_norm(self.layer_norm1)
 
-    def _projected(self, name: str, x: Tensor) -> Tensor:
-        if name not in self.cross_attn:
-            return x
-        layer = self._layer(name)
-        return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
+    def _weights(self, queries: Pairwise, context: PairFrames, frame_mask: Tensor | None) -> Tensor:
+        """Return the attention (M, heads F, N, Q) of every head over the frames; each head's adds up to 1."""
+        products = self._projected("k_proj", context).per_head(self.heads).dot(queries)
+        logits = products * math.sqrt(self.heads / self.layer_norm1.normalized_shape[0])
+        logits = logits.unflatten(1, (self.heads, -1))  # (M, heads, F, N, Q)
+        if frame_mask is not None:
+            padded = ~frame_mask.bool()[:, None, :, None, None]
+            logits = logits.masked_fill(padded, torch.finfo(logits.dtype).min)
+        return logits.softmax(2).flatten(1, 2)
 
-    def _per_head(self, x: Tensor) -> Tensor:
-        """Return (M, heads F, D): the vectors (M, F, D) once per head, with zeros outside the head's columns."""
-        if self.heads == 1:
-            return x
-        width = x.shape[-1] // self.heads
-        own = torch.eye(self.heads, dtype=x.dtype, device=x.device).repeat_interleave(width, dim=1)  # (heads, D)
-        return (x.unsqueeze(1) * own[None, :, None]).flatten(1, 2)
+    def _projected(self, name: str, frames: C) -> C:
+        return frames.linear(self._layer(name)) if name in self.cross_attn else frames
 
     def _layer(self, name: str) -> nn.Linear:
         layer = self.cross_attn[name]

@@ -186,15 +186,8 @@ class Pairwise(ABC):
         """
 
     @abstractmethod
-    def dot(self, vectors: Tensor, matrix: Tensor | None = None) -> Tensor:
-        """Return inner products with T vectors of the own text, or bilinear products v^T `matrix` x.
-
-        Args:
-            vectors: (N, T, D).
-            matrix: (D, D); the identity where it is not given.
-
-        Returns:
-            (M, N, T, Q).
+    def dot(self, vectors: Tensor) -> Tensor:
+        """Return inner products with T vectors of the own text: `vectors` (N, T, D) to (M, N, T, Q).
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -270,3 +263,15 @@ class Pairwise(ABC):
                     [0.0000, 1.0000]])
         """
         return self.scale(self.norm().reciprocal())
+
+    def cosine(self: P, other: P) -> Tensor:
+        """Return (M, N, Q) cosines with the vectors of the same pair in `other`.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_texts(torch.tensor([[[2.0, 0.0]]]), videos=2)  # M 2, N 1, Q 1, D 2
+            >>> y = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 1.0]]]), texts=1)
+            >>> x.cosine(y).flatten()
+            tensor([0.6000, 0.0000])
+        """
+        return self.inner(other) / (self.norm() * other.norm())

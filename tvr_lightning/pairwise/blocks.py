@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -15,13 +15,19 @@ V = TypeVar("V", bound=Record)
 
 
 def score_in_blocks(
-    score: Callable[[T, V], Scores], text: T, video: V, pair_bytes: int, budget: int = 64 * 2**20
+    score: Callable[[T, V], Scores],
+    text: T,
+    video: V,
+    pair_bytes: int,
+    budget: int = 64 * 2**20,
+    few: Literal["video", "text"] = "video",
 ) -> Scores:
     """Score N texts against M videos in blocks of few videos and, as far as they fit, all texts.
 
     Few videos at a time and all texts, because what belongs to a video (its mapped basis, its Gram matrix) is then
-    prepared once. With gradients on and more than one block, each block is computed anew in the backward pass, so that
-    only one block's intermediate tensors live at a time; random numbers are drawn alike both times.
+    prepared once; where it belongs to a text, few texts and all videos. With gradients on and more than one block, each
+    block is computed anew in the backward pass, so that only one block's intermediate tensors live at a time; random
+    numbers are drawn alike both times.
 
     Args:
         score: scores any n texts against any m videos; its results must not depend on the other items of a block.
@@ -29,6 +35,7 @@ def score_in_blocks(
         video: M videos, prepared as `score` takes them.
         pair_bytes: memory that one pair takes while it is scored, in bytes.
         budget: memory that one block may take, in bytes; a single pair is always scored.
+        few: the side of which a block has few items.
 
     Returns:
         Scores of shape (N, M), as `score` would give in one piece.
@@ -50,8 +57,10 @@ def score_in_blocks(
     if not len(text) or not len(video):
         raise ValueError(f"score_in_blocks: nothing to score with {len(text)} texts and {len(video)} videos")
     pairs = max(budget // pair_bytes, 1)
-    text_step = min(len(text), pairs)
-    video_step = max(min(len(video), pairs // text_step), 1)
+    counts = (len(text), len(video)) if few == "video" else (len(video), len(text))
+    many_step = min(counts[0], pairs)
+    few_step = max(min(counts[1], pairs // many_step), 1)
+    text_step, video_step = (many_step, few_step) if few == "video" else (few_step, many_step)
     whole = text_step == len(text) and video_step == len(video)
     texts = [text] if text_step == len(text) else [text[i : i + text_step] for i in range(0, len(text), text_step)]
     columns = []

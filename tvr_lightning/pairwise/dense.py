@@ -80,10 +80,9 @@ class DensePairVectors(Pairwise):
         """See `Pairwise.select`."""
         return DensePairVectors(self.vectors[:, :, start:stop])
 
-    def dot(self, vectors: Tensor, matrix: Tensor | None = None) -> Tensor:
-        """See `Pairwise.dot`; the matrix is applied to the texts' vectors, of which there are fewer."""
+    def dot(self, vectors: Tensor) -> Tensor:
+        """See `Pairwise.dot`."""
         vectors = vectors.to(self.vectors.dtype)
-        vectors = vectors if matrix is None else vectors @ matrix.to(vectors.dtype)
         # Video by video: one product over both would first copy the texts' vectors for every video.
         return torch.stack([vectors @ video.transpose(1, 2) for video in self.vectors])
 

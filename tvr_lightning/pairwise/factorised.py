@@ -101,11 +101,13 @@ class PairVectors(Pairwise):
 
     def linear(self, layer: nn.Linear) -> PairVectors:
         """See `Pairwise.linear`: maps the basis, and the offset together with the layer's bias."""
-        mapped = self._mapped(layer.weight)
-        if layer.bias is None:
-            return mapped
-        bias = layer.bias.to(self._dtype)
-        return PairVectors(self.shape, mapped.sides, bias if mapped.offset is None else mapped.offset + bias)
+        weight = layer.weight.to(self._dtype)
+        sides = self.sides.map(lambda side: Side(side.coefficients, F.linear(side.basis, weight)))
+        offset = None if self.offset is None else F.linear(self.offset, weight)
+        if layer.bias is not None:
+            bias = layer.bias.to(self._dtype)
+            offset = bias if offset is None else offset + bias
+        return PairVectors(self.shape, sides, offset)
 
     def layer_norm(self, layer: nn.LayerNorm) -> PairVectors:
         """See `Pairwise.layer_norm`: centres the basis and scales the coefficients of a pair by one number."""
@@ -167,10 +169,8 @@ class PairVectors(Pairwise):
         slots = len(range(*slice(start, stop).indices(self.slots)))
         return PairVectors((self.videos, self.texts, slots), self.sides.map(chosen), self.offset)
 
-    def dot(self, vectors: Tensor, matrix: Tensor | None = None) -> Tensor:
-        """See `Pairwise.dot`; the matrix is applied to the basis."""
-        if matrix is not None:
-            return self._mapped(matrix).dot(vectors)
+    def dot(self, vectors: Tensor) -> Tensor:
+        """See `Pairwise.dot`."""
         vectors = vectors.to(self._dtype)
         result: Tensor | None = None
         if self.sides.text is not None:
@@ -270,12 +270,6 @@ class PairVectors(Pairwise):
     @property
     def _dtype(self) -> torch.dtype:
         return self._like.dtype
-
-    def _mapped(self, matrix: Tensor) -> PairVectors:
-        """Return `matrix` (E, D) times every vector."""
-        matrix = matrix.to(self._dtype)
-        sides = self.sides.map(lambda side: Side(side.coefficients, F.linear(side.basis, matrix)))
-        return PairVectors(self.shape, sides, None if self.offset is None else F.linear(self.offset, matrix))
 
     def _ones(self) -> Tensor:
         return self._like.new_ones(1, 1, 1, 1).expand(self.videos, 1, self.texts, self.slots)

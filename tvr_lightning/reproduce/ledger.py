@@ -21,6 +21,7 @@ from typing import Any
 import tvr_lightning
 from tvr_lightning.errors import UserError
 
+PACKAGE = Path(tvr_lightning.__file__).parent
 PARTS = ("paper", "released", "here")
 CLASSES = {
     "gare": "GARE",
@@ -111,12 +112,17 @@ def _item(file: str, item: str) -> Deviation:
     return Deviation(topic, found["paper"], found["released"], found["here"].rstrip("."))
 
 
+def source(file: str) -> str:
+    """Return the file that holds a method's docstring, below the folder of the package."""
+    within = PACKAGE / "methods" / file / "method.py"
+    return str((within if within.exists() else PACKAGE / "methods" / f"{file}.py").relative_to(PACKAGE.parent))
+
+
 def entries() -> list[Entry]:
     """Return what the docstrings of all methods' files record."""
-    folder = Path(tvr_lightning.__file__).parent / "methods"
     found = []
     for file in CLASSES:
-        tree = ast.parse((folder / f"{file}.py").read_text(encoding="utf-8"))
+        tree = ast.parse((PACKAGE.parent / source(file)).read_text(encoding="utf-8"))
         found.append(read_deviations(file, ast.get_docstring(tree) or ""))
     return found
 
@@ -194,7 +200,7 @@ def ledger(recipes: Path, effects: Path) -> str:
     measured = measured_effects(effects)
     parts = [_HEAD]
     for entry in entries():
-        parts.append(f"## {entry.title}\n\n`tvr_lightning/methods/{entry.file}.py`")
+        parts.append(f"## {entry.title}\n\n`{source(entry.file)}`")
         if not entry.code:
             parts.append("There is no public code.")
         parts.append(_table(entry, measured))

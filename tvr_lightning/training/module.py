@@ -50,6 +50,8 @@ class RecipeModule(LightningModule):
         options = plain_options(dict(self.hparams))
         self.hparams.clear()
         self.hparams.update(options)
+        # So that load_from_checkpoint makes classes of what the lines above wrote down, as it does of a recipe's.
+        self.hparams.setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
         self.optimizer_config = optimizer or OptimizerConfig()
 
     @property

@@ -9,8 +9,8 @@ from parity.case import ParityCase
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, rename
-from tvr_lightning.layers.clustering import dpc_knn
-from tvr_lightning.layers.patch_merging import PatchMergingConfig, PatchMergingStage
+from tvr_lightning.methods.dpdv.clustering import dpc_knn
+from tvr_lightning.methods.dpdv.patch_merging import PatchMergingConfig, PatchMergingStage
 
 NAMES = NameMap(
     (

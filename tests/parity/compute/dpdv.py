@@ -13,13 +13,13 @@ from torch import Tensor
 from tvr_lightning.authors.checkpoint import NameMap, rename
 from tvr_lightning.authors.clip import count_blocks
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.layers.clustering import DensityRule, dpc_knn, merge_tokens
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingConfig
-from tvr_lightning.layers.weighted_max import Tokens
-from tvr_lightning.methods.dpdv import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
-from tvr_lightning.methods.dpdv_captions import Captions
-from tvr_lightning.methods.dpdv_options import DivergenceConfig, DPDVConfig
+from tvr_lightning.methods.dpdv.captions import Captions
+from tvr_lightning.methods.dpdv.clustering import DensityRule, dpc_knn, merge_tokens
+from tvr_lightning.methods.dpdv.method import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
+from tvr_lightning.methods.dpdv.options import DivergenceConfig, DPDVConfig
+from tvr_lightning.methods.dpdv.patch_merging import PatchMerging, PatchMergingConfig
+from tvr_lightning.methods.dpdv.weighted_max import Tokens
 from tvr_lightning.training.losses import info_nce
 
 HEAD_NAMES = NameMap(

@@ -12,7 +12,7 @@ from tvr_lightning.authors.checkpoint import NameMap, load
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.methods.xpool import CrossAttentionConfig
+from tvr_lightning.methods.xpool import XPoolOptions
 
 Head = TypeVar("Head", bound=nn.Module)
 
@@ -48,9 +48,9 @@ def first_pairs(text: TextFeatures, video: VideoFeatures) -> PairedFeatures:
     return PairedFeatures(text[:count], video[:count], index, index)
 
 
-def case_attention(case: ParityCase) -> CrossAttentionConfig:
+def case_attention(case: ParityCase) -> XPoolOptions:
     """Return the attention that a case's metadata describe, without dropout as in evaluation."""
-    return CrossAttentionConfig(heads=int(case.config.get("num_mha_heads", 1)), dropout=0.0)
+    return XPoolOptions(heads=int(case.config.get("num_mha_heads", 1)), dropout=0.0)
 
 
 def embedded(case: ParityCase) -> tuple[TextFeatures, VideoFeatures]:

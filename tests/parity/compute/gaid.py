@@ -8,9 +8,10 @@ from parity.compute.tmass import WEIGHTED
 from torch import Tensor
 from torch.nn import functional as F
 
-from tvr_lightning.authors.gaid import NAMES
+from tvr_lightning.authors.gaid import NAMES, released_options
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gaid import GAIDConfig, GAIDHead
+from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
+from tvr_lightning.methods.released import score_gaid
 
 
 def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
@@ -24,8 +25,7 @@ def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
     if "linear.weight" in case.checkpoint:
         audio = F.linear(audio, case.checkpoint.pop("linear.weight"), case.checkpoint.pop("linear.bias"))
     video.audio = F.adaptive_avg_pool1d(audio.mT, frames).mT
-    config = GAIDConfig(attention=case_attention(case), gate_text="paired", loss_weighting="released")
-    head = GAIDHead(dimension, frames, config)
+    head = GAIDHead(dimension, frames, released_options(case_attention(case)))
     load_head(head, case, NAMES)
     assert head.gate is not None
     by_video, by_text = head.gate.of_video(video), head.gate.of_text(text.sentence)
@@ -33,7 +33,7 @@ def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
     found = {
         "gate_paired": (by_video[:count] + by_text[:count].unsqueeze(1)).sigmoid().squeeze(-1),
         "gate_pairwise": (by_video.squeeze(-1) + by_text.unsqueeze(1)).sigmoid(),
-        "similarity_as_released": head(text, video, own_text=text[: len(video)]).similarity,
+        "similarity_as_released": score_gaid(head, text, video, text[: len(video)], None).similarity,
         "similarity_query_conditioned": head(text, video).similarity,
     }
     return found | (_training(case, head, text[:count], video[:count]) if "sigma" in case.inputs else {})
@@ -42,7 +42,7 @@ def compute_gaid(case: ParityCase) -> dict[str, Tensor]:
 def _training(case: ParityCase, head: GAIDHead, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
     scale = case_scale(case)
     cosines = head.train_cosines(text, video, case.input("sigma")[: len(text)])
-    perturbation, support = head.branch_losses(cosines, scale)
+    perturbation, support = branch_losses(cosines, scale, "released")
     totals = {name: perturbation + support * float(name[len(WEIGHTED) :]) for name in case.expected if WEIGHTED in name}
     return {
         "train.similarity": cosines[0],

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tvr_lightning.authors.gare import import_gare
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GARE, directional_diversity, norm_variance, relaxed_bottleneck
-from tvr_lightning.methods.gare_options import BottleneckConfig, DirectionConfig, NormVarianceConfig, PoolingConfig
+from tvr_lightning.methods.gare import GARE, Bottleneck, GAREOptions, LogMeanExp, TextPooling, Variance
+from tvr_lightning.methods.gare.model import directional_diversity, norm_variance, relaxed_bottleneck
 
 
 def _module(case: ParityCase) -> GARE:
@@ -23,10 +23,12 @@ def _module(case: ParityCase) -> GARE:
         str(case.path),
         words=case.input("input_ids").shape[1],
         frames=case.input("video").shape[1],
-        pooling=PoolingConfig(temperature=number("pooling_temperature", 3.0)),
-        bottleneck=BottleneckConfig(weight=number("kl_weight", 1e-4)),
-        norm_variance=NormVarianceConfig(weight=number("norm_weight", 0.01), floor=number("norm_floor", 0.5)),
-        direction=DirectionConfig(weight=number("direction_weight", 0.01), alpha=number("direction_alpha", 2.0)),
+        gare=GAREOptions(
+            pooling=TextPooling(number("pooling_temperature", 3.0)),
+            bottleneck=Bottleneck(number("kl_weight", 1e-4)),
+            norm_variance=Variance(number("norm_weight", 0.01), number("norm_floor", 0.5)),
+            direction=LogMeanExp(number("direction_weight", 0.01), number("direction_alpha", 2.0)),
+        ),
     )
 
 
@@ -35,12 +37,12 @@ def compute_gare(case: ParityCase) -> dict[str, Tensor]:
     module = _module(case)
     text, video = encode_case(case, module.encoder)
     related = module.encode_video(video)
-    scores = module.head(text, related, increments=True)
+    scores = module.head(text, related, True)
     pairs = first_pairs(text, related)
     terms = module.losses(pairs)
-    increment = module.head(pairs.text, pairs.video, increments=True).parts["increment"]
-    config = module.head.config
-    unbounded = NormVarianceConfig(floor=float("inf"))
+    increment = module.head(pairs.text, pairs.video, True).parts["increment"]
+    options = module.options
+    unbounded = Variance(floor=float("inf"))
     return {
         "feature.sentence": text.sentence,
         "feature.words": text.words,
@@ -51,8 +53,8 @@ def compute_gare(case: ParityCase) -> dict[str, Tensor]:
         "delta": scores.parts["increment"],
         "pooled_video": _pooled(module, text, related),
         "loss.info_nce": terms["info_nce"],
-        "loss.kl": relaxed_bottleneck(increment, config.bottleneck),
-        "loss.direction": directional_diversity(increment, config.direction),
+        "loss.kl": relaxed_bottleneck(increment, options.bottleneck),
+        "loss.direction": directional_diversity(increment, options.direction),
         "loss.norm_variance_unclamped": norm_variance(increment, unbounded),
         "loss.total": sum(terms.values(), increment.new_zeros(())),
     }
@@ -61,6 +63,5 @@ def compute_gare(case: ParityCase) -> dict[str, Tensor]:
 def _pooled(module: GARE, text: TextFeatures, video: VideoFeatures) -> Tensor:
     """Text-conditioned video vectors (N, M, D), the pooling of every pair."""
     head = module.head
-    texts = head.form.from_texts(text.sentence.unsqueeze(1), videos=len(video))
-    means = head.form.from_videos(head.mean_frames(video).unsqueeze(1), texts=len(text))
+    texts, means = head.of_texts(text.sentence, len(video)), head.of_videos(head.mean_frames(video), len(text))
     return head.pooled(texts, means, video).materialize().squeeze(2)

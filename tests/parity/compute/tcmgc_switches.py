@@ -11,22 +11,17 @@ from parity.case import CaseError, ParityCase
 from torch import Tensor, nn
 
 from tvr_lightning.features import Scores
-from tvr_lightning.layers.aggregation import (
-    BidirectionalAggregation,
-    InteractiveSimilarityAggregation,
-    MeanSimilarityAggregation,
-    SoftmaxSimilarityAggregation,
-)
-from tvr_lightning.layers.reorganization import Reorganization, reorganize
-from tvr_lightning.methods.tcmgc import (
+from tvr_lightning.layers.aggregation import ISA, BidirectionalAggregation, MeanAggregation, SoftmaxAggregation
+from tvr_lightning.methods.tcmgc.model import TCMGCHead
+from tvr_lightning.methods.tcmgc.options import (
     Contrast,
-    DecorrelationConfig,
-    ReorganizationConfig,
+    Decorrelation,
     ScoreAggregation,
     ScoreScale,
-    TCMGCConfig,
-    TCMGCHead,
+    SlotReorganization,
+    TCMGCOptions,
 )
+from tvr_lightning.methods.tcmgc.reorganization import Reorganization, reorganize
 from tvr_lightning.training.losses import info_nce
 
 MODES: tuple[Reorganization, ...] = get_args(Reorganization)
@@ -63,31 +58,35 @@ def _isa(case: ParityCase, name: str, slots: int) -> nn.Module:
     matrix = case.checkpoint.get(f"isa.{name}.{slots}")
     if matrix is None:
         raise CaseError(f"{case.path}: no tensor checkpoint.isa.{name}.{slots}, which the config's k needs")
-    module = InteractiveSimilarityAggregation(slots, float(case.config["softmax_lambda"])).double()
+    module = ISA(float(case.config["softmax_lambda"])).module(slots).double()
     module.load_state_dict({"weight": matrix.double()})
     return module
 
 
 def _vector(case: ParityCase, contrast: str, similarities: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Video-word and sentence-frame: similarities (cases, slots) to slots and to scores (cases,)."""
+    softmax = SoftmaxAggregation(float(case.config["softmax_lambda"]))
     for mode in MODES:
         slots = reorganize(similarities, int(case.config["k"]), mode, dim=1)
         yield f"{contrast}.{mode}.reorganised", slots.T
         yield f"{contrast}.{mode}.isa", _isa(case, contrast, len(slots))(slots)
-        yield f"{contrast}.{mode}.softmax", SoftmaxSimilarityAggregation(float(case.config["softmax_lambda"]))(slots)
-        yield f"{contrast}.{mode}.mean", MeanSimilarityAggregation()(slots)
+        yield (
+            f"{contrast}.{mode}.softmax",
+            softmax.module(len(slots))(slots),
+        )
+        yield f"{contrast}.{mode}.mean", MeanAggregation().module(len(slots))(slots)
 
 
 def _matrix(case: ParityCase, similarities: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Frame-word: similarities (cases, words, frame slots) to matrices and to scores (cases,)."""
-    kept, temperature = int(case.config["k"]), float(case.config["softmax_lambda"])
+    kept, isa = int(case.config["k"]), ISA(float(case.config["softmax_lambda"]))
     for word_mode, frame_mode in product(MODES, MODES):
         name = f"frame_word.words_{word_mode}.frames_{frame_mode}"
         matrix = reorganize(similarities, kept, word_mode, dim=1)  # (words, cases, frame slots)
         matrix = reorganize(matrix, kept, frame_mode, dim=2)  # (frame slots, words, cases)
         frames, words = matrix.shape[:2]
         yield f"{name}.reorganised", matrix.permute(2, 1, 0)
-        module = BidirectionalAggregation("isa", frames, words, temperature)
+        module = BidirectionalAggregation(isa, frames, words)
         module.words = _isa(case, "frame_word.word", words)
         module.frames_after_words = _isa(case, "frame_word.frame2", frames)
         module.frames = _isa(case, "frame_word.frame", frames)
@@ -96,27 +95,27 @@ def _matrix(case: ParityCase, similarities: Tensor) -> Iterator[tuple[str, Tenso
         yield f"{name}.word_then_frame", word_then_frame
         yield f"{name}.frame_then_word", frame_then_word
         yield f"{name}.isa", module(matrix)
-        yield f"{name}.mean", BidirectionalAggregation("mean", frames, words, temperature)(matrix)
+        yield f"{name}.mean", BidirectionalAggregation(MeanAggregation(), frames, words)(matrix)
 
 
 def _head(
     contrasts: tuple[Contrast, ...] = CONTRASTS,
     aggregation: ScoreAggregation = "lsa",
     scores: ScoreScale = "logits",
-    decorrelation: DecorrelationConfig | None = None,
-    reorganization: ReorganizationConfig | None = None,
+    decorrelation: Decorrelation | None = None,
+    reorganization: SlotReorganization | None = None,
     keep_rate: float = 0.1,
 ) -> TCMGCHead:
     """A head with the paper's 32 words whose similarities come from the case, so that its vectors are never made."""
-    config = TCMGCConfig(
+    options = TCMGCOptions(
         contrasts=contrasts,
         aggregation=aggregation,
         aggregation_on=scores,
         keep_rate=keep_rate,
-        reorganization=reorganization or ReorganizationConfig(),
-        decorrelation=decorrelation or DecorrelationConfig(weight=0.0),
+        reorganization=reorganization or SlotReorganization(),
+        decorrelation=decorrelation or Decorrelation(weight=0.0),
     )
-    return TCMGCHead(1, words=PAPER_WORDS, frames=1, config=config).double()
+    return TCMGCHead(1, words=PAPER_WORDS, frames=1, options=options).double()
 
 
 def _aggregates(case: ParityCase, scores: Tensor, scale: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -142,7 +141,7 @@ def _losses(scores: Tensor, scale: Tensor, logits: Tensor) -> Iterator[tuple[str
     parts = Scores(logits, dict(zip(CONTRASTS, scores, strict=True)))
     pairs: tuple[Literal["positives", "negatives", "all"], ...] = ("positives", "negatives", "all")
     for which, scores_on, unbiased in product(pairs, SCALES, (True, False)):
-        term = _head(decorrelation=DecorrelationConfig(0.5, which, scores_on, unbiased)).decorrelation(parts, scale)
+        term = _head(decorrelation=Decorrelation(0.5, which, scores_on, unbiased)).decorrelation(parts, scale)
         yield f"loss.sdr.{which}.{scores_on}.{'unbiased' if unbiased else 'biased'}", term
         if (which, scores_on, unbiased) == ("positives", "logits", True):
             name = "loss.total(released: mean InfoNCE + 0.5 * positives, logits, unbiased)"
@@ -152,16 +151,16 @@ def _losses(scores: Tensor, scale: Tensor, logits: Tensor) -> Iterator[tuple[str
 def _parameter_counts() -> Iterator[tuple[str, Tensor]]:
     """Parameters of ISA with 32 words at keep rates 0.1 to 0.9: the Params columns of Tables 5-8."""
 
-    def counts(contrasts: tuple[Contrast, ...], reorganization: ReorganizationConfig) -> Tensor:
+    def counts(contrasts: tuple[Contrast, ...], reorganization: SlotReorganization) -> Tensor:
         heads = [_head(contrasts, "mean", reorganization=reorganization, keep_rate=rate) for rate in PAPER_KEEP_RATES]
         isa = [[p for name, p in head.named_parameters() if "_aggregation." in name] for head in heads]
         return torch.tensor([sum(p.numel() for p in parameters) for parameters in isa])
 
-    yield "parameter_count.default(removal, fusion, removal+removal)", counts(CONTRASTS, ReorganizationConfig())
+    yield "parameter_count.default(removal, fusion, removal+removal)", counts(CONTRASTS, SlotReorganization())
     for mode in MODES:
-        yield f"parameter_count.vector.{mode}", counts(("video_word",), ReorganizationConfig(video_word=mode))
+        yield f"parameter_count.vector.{mode}", counts(("video_word",), SlotReorganization(video_word=mode))
     for words, frames in product(MODES, MODES):
-        chosen = ReorganizationConfig(words=words, frames=frames)
+        chosen = SlotReorganization(words=words, frames=frames)
         yield f"parameter_count.frame_word.words_{words}.frames_{frames}", counts(("frame_word",), chosen)
     kept = [int(PAPER_WORDS * rate) for rate in PAPER_KEEP_RATES]
     yield "parameter_count.k(W=32,keep_rate=.1...9)", torch.tensor(kept)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from tvr_lightning.authors.tmass import NAMES
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.layers.stochastic import trial_cosines
-from tvr_lightning.methods.tmass import TMASSHead
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.methods.released import score_tmass
+from tvr_lightning.methods.tmass import TMASSHead, TMASSOptions
 from tvr_lightning.training.losses import info_nce
 
 SIGMA = "eval_sigma(video,trial,caption)"
@@ -21,20 +22,21 @@ WEIGHTED = "loss.total_support_weight_"
 def compute_tmass(case: ParityCase) -> dict[str, Tensor]:
     """Compute both protocols' scores (N, M), and the training step where the case has one, of a T-MASS case."""
     text, video = embedded(case)
-    head = TMASSHead(text.sentence.shape[1], video.frames.shape[1], case_attention(case))
+    head = TMASSHead(text.sentence.shape[1], video.frames.shape[1], TMASSOptions(case_attention(case)))
     load_head(head, case, NAMES)
     draws = case.input(SIGMA)
     log_radius = head.log_radius(text.sentence, video)
-    pooled = head.pooling.pool(head.pooling.prepared(text), video.frames, video.frame_mask)
+    query, _ = head.prepare(text, video)
+    pooled = head.pooled(query, video)
+    plain = pooled.unit().dot(unit(text.sentence).unsqueeze(1))[:, :, 0, 0].T
     vectors = pooled.materialize()[:, :, 0].transpose(0, 1)
-    trials = trial_cosines(text.sentence, log_radius.exp(), vectors, draws)
     found = {
         "log_variance(caption,video)": log_radius.transpose(0, 1),
         "pooled_video(video,caption)": vectors,
-        TRIALS: trials.permute(1, 2, 0),
-        "similarity_query_conditioned": head(text, video, draws).similarity,
+        TRIALS: head.trials(query, video, draws)[0].permute(1, 2, 0),
+        "similarity_query_conditioned": head.score(query, video, draws).similarity,
         "similarity_as_released": _as_released(case, head, text, video, draws),
-        "similarity_mean_text_query_conditioned": head.pooling(text, video).similarity,
+        "similarity_mean_text_query_conditioned": plain,
     }
     return found | (_training(case, head, text, video) if "train_sigma" in case.inputs else {})
 
@@ -52,14 +54,13 @@ def _as_released(case: ParityCase, head: TMASSHead, text: TextFeatures, video: V
                 f"{case.path}: video {int((own < 0).nonzero()[0])} has no caption {int(number)}; the released protocol "
                 "needs equally many captions of every video"
             )
-        scores[rows] = head(text[rows], video, draws[:, :, rows], text[own]).similarity
+        scores[rows] = score_tmass(head, text[rows], video, text[own], draws[:, :, rows]).similarity
     return scores
 
 
 def _training(case: ParityCase, head: TMASSHead, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
     scale, rows = case_scale(case), case.input("train_caption")
-    query = head.pooling.prepared(text[rows])
-    pooled = head.pooling.pool(query, video.frames, video.frame_mask).materialize()[:, :, 0].transpose(0, 1)
+    pooled = head.pooled(*head.prepare(text[rows], video)).materialize()[:, :, 0].transpose(0, 1)
     scores = head.train_scores(text[rows], video, case.input("train_sigma"))
     stochastic = info_nce(scale * scores.similarity)
     support = info_nce(scale * scores.support_similarity)

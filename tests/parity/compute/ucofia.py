@@ -12,9 +12,10 @@ from tvr_lightning.authors.checkpoint import NameMap, load
 from tvr_lightning.authors.clip import OTHER_NAMES
 from tvr_lightning.authors.ucofia import NAMES, matrix_sizes, predictor
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig, PatchSelector, indicators
+from tvr_lightning.layers.aggregation import ISA
+from tvr_lightning.layers.patch_selector import PatchSelection, PatchSelector, indicators
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases
-from tvr_lightning.methods.ucofia import UCoFiAHead
+from tvr_lightning.methods.ucofia import UCoFiAHead, UCoFiAOptions
 from tvr_lightning.training.losses import info_nce
 
 ALIGNMENTS = ("video_sentence", "sentence_frame", "word_patch")
@@ -23,14 +24,15 @@ ALIGNMENTS = ("video_sentence", "sentence_frame", "word_patch")
 class _Parts(nn.Module):
     """Head and selector without encoder: what a case from embeddings holds."""
 
-    def __init__(self, case: ParityCase, selection: PatchSelectionConfig):
+    def __init__(self, case: ParityCase, selection: PatchSelection):
         super().__init__()
         checkpoint, source = case.checkpoint, str(case.path)
-        words, frames, patches = matrix_sizes(checkpoint, source)
+        words, frames, _ = matrix_sizes(checkpoint, source)
         dimension = len(checkpoint["global_mat_weight"])
         trains = case.config.get("variant", "train") == "train"
-        softmax_lambda = 1 / float(case.config.get("softmax_temperature", 0.01))
-        self.head = UCoFiAHead(dimension, words, frames, patches, softmax_lambda=softmax_lambda, patch_matrix=trains)
+        isa = ISA(1 / float(case.config.get("softmax_temperature", 0.01)))
+        options = UCoFiAOptions(patch_selection=selection, similarity_aggregation=isa, patch_matrix=trains)
+        self.head = UCoFiAHead(dimension, words, frames, options)
         self.selector = PatchSelector(dimension, selection)
         # What the temporal encoder gives is an input; the evaluation codes do not read L1.
         unused = ("clip.", "transformerClip.", *OTHER_NAMES.unused, *(() if trains else ("local_mat_weight1",)))
@@ -43,7 +45,7 @@ def compute_ucofia(case: ParityCase) -> dict[str, Tensor]:
     Scores are (N, M), the selected patches of all frames in a row (M, F P', D).
     """
     given, checkpoint = case.config, case.checkpoint
-    selection = PatchSelectionConfig(
+    selection = PatchSelection(
         kept=int(given.get("topk", 3)),
         samples=int(given.get("selector_samples", 500)),
         sigma=float(given.get("selector_sigma", 0.05)),

@@ -18,7 +18,8 @@ from tvr_lightning.reproduce.report.figures.drawing import NotDrawnError
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
 from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
 from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
-from tvr_lightning.reproduce.report.figures.similarity import measure_sheet, measure_similarity
+from tvr_lightning.reproduce.report.figures.sheet import measure_sheet
+from tvr_lightning.reproduce.report.figures.similarity import measure_similarity
 from tvr_lightning.reproduce.report.page import RunSection, page
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.synthetic import synthesize
@@ -169,7 +170,7 @@ def test_geometry_is_that_of_the_increments(splits, measured):
     encoded = splits["gare"]
     text, video = encoded.paired()
     with torch.no_grad():
-        increment = encoded.module.head(text, video, increments=True).parts["increment"].diagonal().T
+        increment = encoded.module.head(text, video, True).parts["increment"].diagonal().T
     gap = video.frames.mean(1) - text.sentence
     angle = F.cosine_similarity(increment, gap).acos().mean()
     assert float(measured["gare"]["geometry.angle_to_gap.positive_mean"]) == pytest.approx(float(angle), abs=1e-4)
@@ -216,7 +217,7 @@ def test_contrasts_and_their_weights(splits, measured):
         np.testing.assert_allclose(found[f"contrasts.{name}"].sum(0), 1, rtol=1e-5)
     # A fresh LSA is the identity, that is, the softmax.
     np.testing.assert_allclose(found["contrasts.lsa"], found["contrasts.softmax"], rtol=1e-4)
-    assert float(found["contrasts.regularization"]) == encoded.module.head.config.decorrelation.weight
+    assert float(found["contrasts.regularization"]) == encoded.module.options.decorrelation.weight
 
 
 def run_card(key, name="tc-mgc-7b/one", decorrelation=0.0, seed=None, **options):

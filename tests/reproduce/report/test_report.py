@@ -368,7 +368,7 @@ def drawn(name):
     axis.plot([0, 1], [1, 2], label="line")
     axis.legend()
     axis.twinx().set_ylabel("other")
-    return to_chart(figures, name, "A line", 'From "one" to two')
+    return to_chart(figures, name, 'From "one" to two')
 
 
 def test_two_drawings_share_a_page_without_sharing_ids():

@@ -11,7 +11,7 @@ from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.kinds import figures_of
-from tvr_lightning.reproduce.report.figures.similarity import measure_sheet
+from tvr_lightning.reproduce.report.figures.sheet import measure_sheet
 from tvr_lightning.reproduce.report.folder import read_folder
 from tvr_lightning.reproduce.report.page import page
 from tvr_lightning.reproduce.report.report_verb import run_report, section_of

@@ -27,6 +27,16 @@ AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000
 
 Precision = Callable[[], AbstractContextManager[Any]]
 
+STAGES = {
+    "encode_video": "encoder, videos",
+    "encode_text": "encoder, texts",
+    "video_layers": "method's layers, per video",
+    "text_layers": "method's layers, per text",
+    "score": "scoring, all pairs",
+    "training_step": "training step, forward and backward",
+}
+"""What operations are counted in, and how a reader is told."""
+
 DEPTH = 3
 """Names of a module's place in the method whose FLOPs are listed: `encoder.visual.transformer` has three."""
 

@@ -17,16 +17,7 @@ from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import RecipeCLI, RecipeError, plain, read_recipe
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
-from tvr_lightning.reproduce.profile.costs import Precision, Workload, measure_costs
-
-STAGES = {
-    "encode_video": "encoder, videos",
-    "encode_text": "encoder, texts",
-    "video_layers": "method's layers, per video",
-    "text_layers": "method's layers, per text",
-    "score": "scoring, all pairs",
-    "training_step": "training step, forward and backward",
-}
+from tvr_lightning.reproduce.profile.costs import STAGES, Precision, Workload, measure_costs
 
 
 class _WithoutData(RecipeCLI):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvr_lightning.reproduce.profile.card import ProfileCard
+from tvr_lightning.reproduce.profile.costs import STAGES
 from tvr_lightning.reproduce.published import PublishedRow, published_rows
 from tvr_lightning.reproduce.runs.card import Card
 
@@ -23,8 +24,6 @@ CLASSES = {
 
 COMPARED = ("parameters, M", "FLOPs of one pair's inference, G", "ms per video", "MiB, training")
 """Columns of a profile that stand beside the print."""
-
-STAGES = ("encode_video", "encode_text", "video_layers", "text_layers", "score", "training_step")
 
 
 @dataclass
@@ -109,8 +108,8 @@ def costs_of(profile: ProfileCard) -> dict[str, Cost]:
         "parameters, M": Cost("parameters", costs.parameters / 1e6, "M"),
         "FLOPs of one pair's inference, G": Cost("flops_by_stage", inference / 1e9, "inference per pair, G"),
         **{
-            f"{stage.replace('_', ' ')}, GFLOPs": Cost(f"flops_by_stage.{stage}", flops[stage] / 1e9, "G")
-            for stage in STAGES
+            f"GFLOPs, {words}": Cost(f"flops_by_stage.{stage}", flops[stage] / 1e9, "G")
+            for stage, words in STAGES.items()
         },
         "step, ms": Cost("training_step_ms", costs.training_step_ms),
         "ms per video": Cost("ms_per_video", costs.ms_per_video),

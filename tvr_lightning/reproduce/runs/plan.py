@@ -207,9 +207,8 @@ def _planned(
     extracts: bool = False,
 ) -> PlannedRun:
     """Plan a run, or find the one of the plan that does the same."""
-    setting = plan.setting
-    contents = [*(read_recipe(path) for path in files), nested(settings)]
-    dataset = _dataset(name, files, settings)
+    setting, dataset = plan.setting, _dataset(name, files, settings)
+    contents = _contents(files, settings)
     fingerprints = {
         "config": config_fingerprint(files, nested(settings)),
         "code": code_fingerprint(),
@@ -222,6 +221,7 @@ def _planned(
         overrides.append(f"--seed_everything={seed}")
     # A seed that is asked for and is the recipe's own makes the same run.
     decided = _last(contents, "seed_everything") if seed is None else seed
+    overlay = setting.overlay
     keys = [run.key if run else None for run in (trained_by, encoder, store)]
     verb: Literal["fit", "test", "extract"] = "extract" if extracts else "test" if trained_by else "fit"
     planned = PlannedRun(
@@ -240,23 +240,17 @@ def _planned(
         trained_by=keys[0],
         encoder_from=keys[1],
         store=keys[2],
-        overlay=_overlay(setting),
+        overlay={"path": str(overlay.absolute()), "digest": config_fingerprint([overlay], {})} if overlay else None,
     )
     return plan.runs.setdefault(planned.key, planned)
 
 
 def _dataset(name: str, files: Sequence[Path], settings: Mapping[str, Any]) -> str:
     """The layout that recipes name."""
-    contents = [*(read_recipe(path) for path in files), nested(settings)]
-    kind = str(_last(contents, "data.class_path")).rpartition(".")[2]
+    kind = str(_last(_contents(files, settings), "data.class_path")).rpartition(".")[2]
     if kind not in tvr_lightning.data.__all__:
         raise TableError(f"{name}: the recipes name no dataset (data.class_path is {kind})")
     return str(getattr(tvr_lightning.data, kind).directory)
-
-
-def _overlay(setting: Setting) -> dict[str, str] | None:
-    path = setting.overlay
-    return None if path is None else {"path": str(path.absolute()), "digest": config_fingerprint([path], {})}
 
 
 def _shared_encoder(plan: Plan) -> PlannedRun:
@@ -296,6 +290,10 @@ def _weights(setting: Setting, contents: Sequence[dict[str, Any]]) -> str:
     architecture = _last(contents, "model.init_args.encoder.init_args.architecture")
     weights = _last(contents, "model.init_args.encoder.init_args.weights")
     return f"{architecture}: {weights_fingerprint(weights)}"
+
+
+def _contents(files: Sequence[Path], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [*(read_recipe(path) for path in files), nested(settings)]
 
 
 def _last(contents: Sequence[dict[str, Any]], option: str) -> Any:

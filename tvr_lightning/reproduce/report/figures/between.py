@@ -124,9 +124,9 @@ def _overlaid(pair: Pair, arrays: dict[str, Arrays]) -> Chart:
     return to_chart(
         figures,
         f"between-{pair.baseline.key}-{pair.method.key}",
-        f"Scores: {_words(pair.method)} against {_words(pair.baseline)}",
         "Histograms of the scores of matching and of other pairs, of two runs over one axis.",
         note=f"{_OVERLAID[pair.paper]} Dashed is the baseline.",
+        title=f"Scores: {_words(pair.method)} against {_words(pair.baseline)}",
     )
 
 
@@ -152,10 +152,10 @@ def _errors(table: str, pairs: Sequence[Pair], arrays: dict[str, Arrays]) -> Cha
     return to_chart(
         figures,
         f"between-{table}-errors",
-        f"Normalisation error with and without NCL: {table}",
         "Bars of the normalisation error of the baseline and of NCL, one pair per data set, for both directions.",
         note="NCL, Fig. 2 and Eq. 5, of the scores as evaluated where a run normalises them by its queues; the numbers "
         "are with the runs.",
+        title=f"Normalisation error with and without NCL: {table}",
     )
 
 
@@ -183,10 +183,10 @@ def _balance(without: tuple[Card, Arrays], regularized: tuple[Card, Arrays]) -> 
     return to_chart(
         figures,
         f"between-sdr-{without[0].key}-{regularized[0].key}",
-        f"{SDR}: {_words(without[0])} and {_words(regularized[0])}",
         "Box plots over matching pairs of similarities normalised over the contrasts, one panel per run.",
         note="TC-MGC, Fig. 12, over all matching pairs; normalised by a softmax over the contrasts, for the paper does "
         "not say how.",
+        title=f"{SDR}: {_words(without[0])} and {_words(regularized[0])}",
     )
 
 

@@ -125,9 +125,9 @@ def draw_curves(arrays: Arrays, key: str, kept: bool) -> list[Chart]:
         to_chart(
             figures,
             f"{key}-curves",
-            TITLE,
             f"Line charts over optimiser steps of {', '.join(title for title, _ in panels)}.",
             scalars if kept and "curves.loss_first" in arrays else [],
             f"Not logged: {', '.join(unlogged)}." if unlogged else "",
+            TITLE,
         )
     ]

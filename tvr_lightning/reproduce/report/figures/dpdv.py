@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tvr_lightning.layers.clustering import dpc_knn
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingStage
 from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.dpdv.clustering import dpc_knn
+from tvr_lightning.methods.dpdv.patch_merging import PatchMerging, PatchMergingStage
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     Arrays,
@@ -25,6 +25,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     to_chart,
 )
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.kind import FigureKind
 from tvr_lightning.reproduce.report.render import render
 
 SHOWN_VIDEOS = 2
@@ -108,7 +109,6 @@ def draw_merging(arrays: Arrays, key: str) -> Iterator[Chart]:
         ]
         videos.append({"name": name, "frames": picture_of(strip, f"Frames of {name}"), "stages": merged})
     yield Chart(
-        "Stages of patch merging",
         "Frames of videos, and the same frames with merged patches in one colour each, stage by stage.",
         html=render("merging.html", key=key, videos=videos),
         note="DPDV, Fig. S2; a merged patch has the mean colour of the picture below it.",
@@ -181,10 +181,15 @@ def draw_unmatched(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-unmatched",
-        "Frames that match no word",
         "A histogram over frames of how much better they match their own caption's words than others'.",
         [Scalar("frames that match no word of their caption better than words of others", "unmatched.share", " %")],
         "In the spirit of DPDV, Fig. 1, by a criterion of its own: a frame's match is its largest cosine with a "
         "word. The share that the paper prints is counted by sentence with CLIP4Clip on MSR-VTT-9k, and not "
         "comparable.",
     )
+
+
+FIGURES = (
+    FigureKind("merging", "Stages of patch merging", measure_merging, draw_merging, merging_of),
+    FigureKind("unmatched", "Frames that match no word", measure_unmatched, draw_unmatched),
+)

@@ -85,16 +85,16 @@ class Chart:
     """One picture of the page.
 
     Attributes:
-        title: heading.
         alt: what a reader who cannot see it is told.
+        title: heading; that of its kind where it is empty.
         svg: the drawing's panels; empty where `html` is given, or where nothing is drawn and `note` says why.
         html: pictures and their captions, in place of a drawing; like the panels, markup that is not escaped again.
         scalars: numbers to print below it.
         note: sentence below it: what it corresponds to, how it was computed.
     """
 
-    title: str
     alt: str
+    title: str = ""
     svg: str = ""
     html: str = ""
     scalars: list[Scalar] = field(default_factory=list)
@@ -124,7 +124,7 @@ def not_drawn(title: str, reason: str) -> Chart:
         title: of the chart.
         reason: why there is none.
     """
-    return Chart(title, "", note=f"Not drawn: {reason}")
+    return Chart("", title, note=f"Not drawn: {reason}")
 
 
 def shortened(error: BaseException) -> str:
@@ -168,24 +168,24 @@ def new_figure(panels: int, height: float = 2.4, width: float = PANEL) -> tuple[
 
 
 def to_chart(
-    figures: Sequence[Figure], name: str, title: str, alt: str, scalars: Sequence[Scalar] = (), note: str = ""
+    figures: Sequence[Figure], name: str, alt: str, scalars: Sequence[Scalar] = (), note: str = "", title: str = ""
 ) -> Chart:
     """Finish panels as inline SVG.
 
     Args:
         figures: made by `new_figure`.
         name: unique on the page; ids within the drawing begin with it.
-        title: heading of the chart.
-        alt: its alternative text.
+        alt: alternative text of the chart.
         scalars: numbers below it.
         note: sentence below it.
+        title: its heading, where it has one of its own.
     """
     drawn = []
     for place, figure in enumerate(figures):
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         drawn.append(_inline(file.getvalue(), f"{name}-{place}"))
-    return Chart(title, alt, svg=Markup("").join(drawn), scalars=list(scalars), note=note)
+    return Chart(alt, title, svg=Markup("").join(drawn), scalars=list(scalars), note=note)
 
 
 def _inline(text: str, name: str) -> Markup:

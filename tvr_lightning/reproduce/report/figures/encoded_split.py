@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +93,10 @@ def encode_run(card: Card, cards: Path) -> EncodedSplit:
     results = card.results or {}
     if card.checkpoint is None or not Path(card.checkpoint).is_file():
         raise MissingAssetError(f"the weights of run {card.name}, {card.checkpoint}, are gone")
-    module, data = _rebuilt({name: results["config"][name] for name in ("seed_everything", "model", "data")})
+    config = {name: results["config"][name] for name in ("seed_everything", "model", "data")}
+    module, data = from_recipe([], [f"--config={yaml.safe_dump(config)}"])
+    if not isinstance(module, RetrievalModule):
+        raise RecipeError(f"{type(module).__name__} ranks no videos, so there is nothing to draw of it")
     saved = torch.load(card.checkpoint, map_location="cpu", weights_only=True)
     module.on_load_checkpoint(saved)
     module.load_state_dict(saved["state_dict"])
@@ -105,16 +107,6 @@ def encode_run(card: Card, cards: Path) -> EncodedSplit:
     if torch.equal(ranks.index, encoded.text_index):  # else the run left texts out, and its ranks are of others
         encoded.ranks = ranks.expected().double()
     return encoded
-
-
-def _rebuilt(config: dict[str, object]) -> tuple[RetrievalModule, TextVideoDataModule]:
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = Path(folder) / "run.yaml"
-        recipe.write_text(yaml.safe_dump(config), encoding="utf-8")
-        module, data = from_recipe(recipe)
-    if not isinstance(module, RetrievalModule):
-        raise RecipeError(f"{type(module).__name__} ranks no videos, so there is nothing to draw of it")
-    return module, data
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     to_chart,
 )
 from tvr_lightning.reproduce.report.figures.encoded_split import STRIP_SIZE, EncodedSplit
+from tvr_lightning.reproduce.report.figures.kind import FigureKind
 from tvr_lightning.reproduce.report.render import render
 
 COLUMNS = 240
@@ -105,7 +106,7 @@ def draw_gate(arrays: Arrays, key: str) -> Iterator[Chart]:
     scalars = [Scalar("mean weight of sound", "gate.mean")]
     if not np.isnan(arrays["silent_mean"]):
         scalars.append(Scalar("mean weight where there is none", "gate.silent_mean"))
-    yield to_chart(figures, f"{key}-gate", "How much frames listen", alt, scalars, "Matching pairs of the test split.")
+    yield to_chart(figures, f"{key}-gate", alt, scalars, "Matching pairs of the test split.")
     for place, caption in enumerate(arrays.get("captions", [])):
         figures, (wave,) = new_figure(1)
         seconds = np.linspace(0, float(arrays["durations"][place]), arrays["low"].shape[1])
@@ -120,8 +121,11 @@ def draw_gate(arrays: Arrays, key: str) -> Iterator[Chart]:
         gate.set_ylim(0, 1)
         gate.set_ylabel("weight of the sound")
         alt = "A waveform over time with the gate's weight of each frame as a line above it."
-        drawn = to_chart(figures, f"{key}-gate{place}", "", alt)
+        drawn = to_chart(figures, f"{key}-gate{place}", alt)
         frames = picture_of(arrays["strips"][place], "The frames of its video")
         html = render("captioned.html", caption=caption, frames=frames, chart=drawn)
         title = "The video that listens most" if place == 0 else "The video that listens least"
-        yield Chart(title, alt, html=html, note="GAID, Fig. 5; the gate as the matching caption opens it.")
+        yield Chart(alt, title, html=html, note="GAID, Fig. 5; the gate as the matching caption opens it.")
+
+
+FIGURES = (FigureKind("gate", "How much frames listen", measure_gate, draw_gate, gated),)

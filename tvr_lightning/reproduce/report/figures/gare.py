@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare import trust_region_step
+from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
@@ -27,6 +27,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     to_chart,
 )
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.kind import FigureKind
 
 BINS = 40
 MOST_GRADIENTS = 64
@@ -43,7 +44,7 @@ _GEOMETRY = (
 
 def gare_of(module: RetrievalModule) -> GARE | None:
     """Return the GARE with increments of texts that a method is; None where it is none."""
-    if isinstance(module, GARE) and module.head.psi is not None and module.head.config.increment.corrected == "text":
+    if isinstance(module, GARE) and module.head.psi is not None and module.options.increment.corrected == "text":
         return module
     return None
 
@@ -95,7 +96,6 @@ def draw_geometry(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-geometry",
-        "Geometry of the increments",
         "Histograms over matching and other pairs of the increments' angles and lengths, and of the distances of "
         "texts and videos before and after the correction.",
         scalars,
@@ -122,13 +122,9 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
     head = method.head
     sentence = text.sentence.detach().clone().requires_grad_(True)
     text.sentence = sentence
-    texts, means = (
-        DensePairVectors.from_texts(sentence.unsqueeze(1), videos=len(video)),
-        DensePairVectors.from_videos(head.mean_frames(video).unsqueeze(1), texts=len(text)),
-    )
-    increment = head.increments(texts, means, text, video)
-    pooled = head.pooled(texts, means, video).materialize().squeeze(2).detach()  # (N, M, D)
-    delta = increment.materialize().squeeze(2)
+    texts, means = _pairs(method, text, video)
+    delta = head.increments(texts, means, text, video).materialize().squeeze(2)  # (N, M, D)
+    pooled = head.pooled(texts, means, video).materialize().squeeze(2).detach()
     arrays: Arrays = {}
     for start, change in (("", delta), ("plain_", torch.zeros_like(delta))):
         corrected = (sentence.unsqueeze(1) + change).detach().requires_grad_(True)
@@ -148,6 +144,13 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
 def _batch(encoded: EncodedSplit) -> tuple[TextFeatures, VideoFeatures]:
     text, video = encoded.paired()
     return text[:MOST_GRADIENTS], video[:MOST_GRADIENTS]
+
+
+def _pairs(method: GARE, text: TextFeatures, video: VideoFeatures) -> tuple[DensePairVectors, DensePairVectors]:
+    """Sentences and mean frames of all N x M pairs."""
+    sentences = DensePairVectors.from_texts(text.sentence.unsqueeze(1), videos=len(video))
+    means = method.head.mean_frames(video).unsqueeze(1)
+    return sentences, DensePairVectors.from_videos(means, texts=len(text))
 
 
 def _loss(corrected: Tensor, pooled: Tensor, scale: Tensor) -> Tensor:
@@ -193,7 +196,6 @@ def draw_gradients(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-gradients",
-        "Gradients by dimension",
         "Four panels of mean and deviation over texts of the gradient in every dimension: without increments and "
         "with, from matching and from other pairs.",
         scalars,
@@ -245,14 +247,13 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
 
 @torch.no_grad()
 def _increments(method: GARE, pairs: PairedFeatures) -> Tensor:
-    return method.head(pairs.text, pairs.video, increments=True).parts["increment"]
+    return method.head(pairs.text, pairs.video, True).parts["increment"]
 
 
 def _increment_gradient(method: GARE, pairs: PairedFeatures, increment: Tensor) -> Tensor:
     head, text, video = method.head, pairs.text, pairs.video
     with torch.no_grad():
-        texts = DensePairVectors.from_texts(text.sentence.unsqueeze(1), videos=len(video))
-        means = DensePairVectors.from_videos(head.mean_frames(video).unsqueeze(1), texts=len(text))
+        texts, means = _pairs(method, text, video)
         pooled = head.pooled(texts, means, video).materialize().squeeze(2)
     leaf = increment.clone().requires_grad_(True)
     loss = _loss(text.sentence.unsqueeze(1) + leaf, pooled, method.temperature().detach())
@@ -272,9 +273,15 @@ def draw_steps(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-steps",
-        "Step error of the increments",
         "Two line charts of the mean error of AdamW's step against the analytic step, of matching and other pairs.",
         note="GARE, Fig. 9 and Eqs. 41 to 43, for further steps that train a copy of the trained weights on one "
         "fixed batch of matching test pairs, by AdamW with its defaults at the recipe's rate; the radius, which "
         "the paper leaves implicit, is the text's longest increment. The paper shows training itself.",
     )
+
+
+FIGURES = (
+    FigureKind("geometry", "Geometry of the increments", measure_geometry, draw_geometry, gare_of),
+    FigureKind("gradients", "Gradients by dimension", measure_gradients, draw_gradients, gare_of),
+    FigureKind("steps", "Step error of the increments", measure_steps, draw_steps, gare_of),
+)

@@ -1,4 +1,4 @@
-"""Every figure of the report: for whom it is drawn, how it is measured, how it is drawn; measured once and kept.
+"""Every figure of the report, measured once and kept.
 
 A run's figures are drawn from `figures/<key>.npz` beside the cards: arrays named `<figure>.<array>`, and
 `<figure>.missing`, why a figure could not be measured. The file is made from the run's checkpoint and test split by one
@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import write_whole
-from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.reproduce.report.figures import dpdv, gaid, gare, ncl, sheet, similarity, tcmgc
 from tvr_lightning.reproduce.report.figures.curves import measure_curves
-from tvr_lightning.reproduce.report.figures.dpdv import (
-    draw_merging,
-    draw_unmatched,
-    measure_merging,
-    measure_unmatched,
-    merging_of,
-)
 from tvr_lightning.reproduce.report.figures.drawing import (
     FAILURES,
     Arrays,
@@ -36,36 +29,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     styled,
 )
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, encode_run
-from tvr_lightning.reproduce.report.figures.gaid import draw_gate, gated, measure_gate
-from tvr_lightning.reproduce.report.figures.gare import (
-    draw_geometry,
-    draw_gradients,
-    draw_steps,
-    gare_of,
-    measure_geometry,
-    measure_gradients,
-    measure_steps,
-)
-from tvr_lightning.reproduce.report.figures.ncl import (
-    draw_balance,
-    draw_modalities,
-    measure_balance,
-    measure_modalities,
-)
-from tvr_lightning.reproduce.report.figures.similarity import (
-    draw_sheet,
-    draw_similarity,
-    measure_sheet,
-    measure_similarity,
-)
-from tvr_lightning.reproduce.report.figures.tcmgc import (
-    attending,
-    draw_attention,
-    draw_contrasts,
-    measure_attention,
-    measure_contrasts,
-    tcmgc_of,
-)
+from tvr_lightning.reproduce.report.figures.kind import FigureKind
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.reproduce.runs.fingerprint import digest
 
@@ -77,40 +41,14 @@ class FiguresError(UserError, ValueError):
     """A file of figures cannot be read; the message names it."""
 
 
-@dataclass(frozen=True)
-class FigureKind:
-    """One kind of figure.
-
-    Attributes:
-        name: of its arrays.
-        title: of its chart where it is not drawn.
-        measure: from a run's encoded test split to arrays.
-        draw: from those arrays and the card's key, which makes names within a drawing unique, to charts.
-        applies: to a method; None where it has no such figure.
-    """
-
-    name: str
-    title: str
-    measure: Callable[[EncodedSplit], Arrays]
-    draw: Callable[[Arrays, str], Iterator[Chart]]
-    applies: Callable[[RetrievalModule], object | None] = lambda module: module
-
-
 KINDS: tuple[FigureKind, ...] = (
-    FigureKind("similarity", "Scores of matching and of other pairs", measure_similarity, draw_similarity),
-    FigureKind("balance", "Retrieval mass and errors", measure_balance, draw_balance),
-    FigureKind("modalities", "The two modalities", measure_modalities, draw_modalities),
-    FigureKind("geometry", "Geometry of the increments", measure_geometry, draw_geometry, gare_of),
-    FigureKind("gradients", "Gradients by dimension", measure_gradients, draw_gradients, gare_of),
-    FigureKind("steps", "Step error of the increments", measure_steps, draw_steps, gare_of),
-    FigureKind("contrasts", "Balance of the contrasts", measure_contrasts, draw_contrasts, tcmgc_of),
-    FigureKind(
-        "attention", "Attention of sentence and words over frames", measure_attention, draw_attention, attending
-    ),
-    FigureKind("gate", "How much frames listen", measure_gate, draw_gate, gated),
-    FigureKind("merging", "Stages of patch merging", measure_merging, draw_merging, merging_of),
-    FigureKind("unmatched", "Frames that match no word", measure_unmatched, draw_unmatched),
-    FigureKind("sheet", "Retrieval sheet", measure_sheet, draw_sheet),
+    *similarity.FIGURES,
+    *ncl.FIGURES,
+    *gare.FIGURES,
+    *tcmgc.FIGURES,
+    *gaid.FIGURES,
+    *dpdv.FIGURES,
+    *sheet.FIGURES,
 )
 
 
@@ -187,9 +125,10 @@ def draw(arrays: Arrays, key: str, kinds: Sequence[FigureKind] = KINDS) -> list[
         if not own:
             continue
         try:
-            charts += [not_drawn(kind.title, str(own["missing"]))] if "missing" in own else list(kind.draw(own, key))
+            drawn = [not_drawn("", str(own["missing"]))] if "missing" in own else list(kind.draw(own, key))
         except FAILURES as error:
-            charts.append(not_drawn(kind.title, shortened(error)))
+            drawn = [not_drawn("", shortened(error))]
+        charts += [replace(chart, title=chart.title or kind.title) for chart in drawn]
     return charts
 
 

@@ -14,7 +14,7 @@ from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Direction
 from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.methods.clip4clip import masked_mean
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
@@ -27,6 +27,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     to_chart,
 )
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.kind import FigureKind
 
 LEAST_POINTS = 4
 MOST_MASS = 5
@@ -126,7 +127,6 @@ def draw_balance(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-balance",
-        "Retrieval mass and errors",
         "For both directions a histogram of the items' retrieval mass relative to their share, and lines of the "
         "false negative and false positive rates by that mass.",
         scalars,
@@ -205,7 +205,6 @@ def draw_modalities(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-modalities",
-        "The two modalities",
         "Bars of the mean cosines within and between texts and videos, and a map of texts and videos in the plane.",
         [
             Scalar("distance of the modal means", "modalities.mean_distance"),
@@ -215,3 +214,9 @@ def draw_modalities(arrays: Arrays, key: str) -> Iterator[Chart]:
         "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on "
         "each other." + ("" if "map" in arrays else f" Map not drawn: it needs {LEAST_POINTS} matching pairs."),
     )
+
+
+FIGURES = (
+    FigureKind("balance", "Retrieval mass and errors", measure_balance, draw_balance),
+    FigureKind("modalities", "The two modalities", measure_modalities, draw_modalities),
+)

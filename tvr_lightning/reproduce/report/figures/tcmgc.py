@@ -14,9 +14,9 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.figures.drawing import COLOURS, Arrays, Chart, Scalar, new_figure, to_chart
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+from tvr_lightning.reproduce.report.figures.kind import FigureKind
 from tvr_lightning.reproduce.report.render import render
 
-ATTENTION = "Attention of sentence and words over frames"
 _MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
 ATTENDED = 2
 """Pairs whose attention is shown."""
@@ -48,13 +48,13 @@ def measure_contrasts(encoded: EncodedSplit) -> Arrays:
     found = method.score(text, video)
     own = torch.arange(len(text), device=found.similarity.device)
     scores = torch.stack([part[own, own] for part in found.parts.values()])
-    scale = method.temperature() if method.head.config.aggregation_on == "logits" else 1.0
+    scale = method.temperature() if method.options.aggregation_on == "logits" else 1.0
     arrays: Arrays = {
         "names": np.array(list(found.parts)),
         "scores": scores.double().cpu().numpy(),
         "softmax": (scores * scale).softmax(0).double().cpu().numpy(),
         "spread": np.array(float(scores.std(0, correction=0).mean())),
-        "regularization": np.array(float(method.head.config.decorrelation.weight)),
+        "regularization": np.array(float(method.options.decorrelation.weight)),
     }
     if method.head.lsa is not None:
         arrays["lsa"] = method.head.lsa((scores * scale).unsqueeze(-1))[..., 0].double().cpu().numpy()
@@ -78,7 +78,6 @@ def draw_contrasts(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-contrasts",
-        "Balance of the contrasts",
         f"Box plots over matching pairs of the scores of {', '.join(names).replace('_', '-')}, and of their weights.",
         [
             Scalar("mean deviation of a pair's scores over the contrasts", "contrasts.spread"),
@@ -117,7 +116,7 @@ def measure_attention(encoded: EncodedSplit) -> Arrays:
         text = encoded.texts[[text_row]]
         video = encoded.videos[[video_row]]
         asked = attention.queries(torch.cat([text.sentence.unsqueeze(1), text.words], dim=1))
-        mask = video.frame_mask if method.head.config.mask_frames else None
+        mask = video.frame_mask if method.options.mask_frames else None
         found = attention.frame_weights(DensePairVectors.from_texts(asked, videos=1), video.frames, mask)
         found = found[0, :, 0].unflatten(0, (attention.heads, -1)).mean(0).T  # (1 + W, F)
         pieces = _pieces(encoded, text_row, text.words.shape[1])
@@ -166,11 +165,18 @@ def draw_attention(arrays: Arrays, key: str) -> Iterator[Chart]:
         scale = figures[0].colorbar(shown, ax=[strip, axis], fraction=0.06, pad=0.03)
         scale.ax.set_title("weight", loc="left")
         alt = "A row of frames, and below it a heat map of the sentence and the words, one row each, over them."
-        drawn = to_chart(figures, f"{key}-attention{place}", "", alt)
+        drawn = to_chart(figures, f"{key}-attention{place}", alt)
         html = render("captioned.html", caption=caption, frames=None, chart=drawn)
         yield Chart(
-            ATTENTION,
             alt,
             html=html,
             note="TC-MGC, Fig. 11, which joins words and frames by lines; weights are means over heads.",
         )
+
+
+FIGURES = (
+    FigureKind("contrasts", "Balance of the contrasts", measure_contrasts, draw_contrasts, tcmgc_of),
+    FigureKind(
+        "attention", "Attention of sentence and words over frames", measure_attention, draw_attention, attending
+    ),
+)

@@ -36,17 +36,15 @@ from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.clustering import first_largest
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.interactions import Interaction, MeanPooling, SimilarityAggregation, WeightedMax
-from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingConfig
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig, PatchSelector
+from tvr_lightning.layers.patch_selector import PatchSelection as PatchSelectionConfig
+from tvr_lightning.layers.patch_selector import PatchSelector, first_largest
 from tvr_lightning.layers.temporal import temporal_transformer
-from tvr_lightning.layers.weighted_max import Tokens, by_length
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.contrast import ContrastiveLearning
-from tvr_lightning.methods.dpdv_captions import CaptionError, Captions, encode_captions, padded_captions
-from tvr_lightning.methods.dpdv_options import (
+from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, encode_captions, padded_captions
+from tvr_lightning.methods.dpdv.interactions import Interaction, MeanPooling, SimilarityAggregation, WeightedMax
+from tvr_lightning.methods.dpdv.options import (
     DivergenceConfig,
     DPDVConfig,
     InteractionKind,
@@ -56,6 +54,8 @@ from tvr_lightning.methods.dpdv_options import (
     SpotPartition,
     View,
 )
+from tvr_lightning.methods.dpdv.patch_merging import PatchMerging, PatchMergingConfig
+from tvr_lightning.methods.dpdv.weighted_max import Tokens, by_length
 from tvr_lightning.pairwise import score_in_blocks
 from tvr_lightning.training.distributed import Gather
 from tvr_lightning.training.losses import info_nce

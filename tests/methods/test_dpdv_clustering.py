@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvr_lightning.layers.clustering import dpc_knn, first_largest, merge_tokens
+from tvr_lightning.layers.patch_selector import first_largest
+from tvr_lightning.methods.dpdv.clustering import dpc_knn, merge_tokens
 
 RULES = ["paper", "neighbours", "hbi"]
 

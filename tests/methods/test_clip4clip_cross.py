@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tvr_lightning.encoders.tiny import TinyClipEncoder
-from tvr_lightning.layers.cross import CrossEncoder, cross_encoder
+from tvr_lightning.methods.clip4clip import CrossEncoder, cross_encoder
 
 
 @pytest.fixture

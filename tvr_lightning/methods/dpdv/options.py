@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tvr_lightning.layers.patch_merging import PatchMergingConfig
-from tvr_lightning.layers.patch_selector import PatchSelectionConfig
+from tvr_lightning.layers.patch_selector import PatchSelection as PatchSelectionConfig
+from tvr_lightning.methods.dpdv.patch_merging import PatchMergingConfig
 
 View = Literal["macro", "micro"]
 Pathway = Literal["spot", "recover"]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.interactions import MeanPooling, SimilarityAggregation, WeightedMax
-from tvr_lightning.layers.weighted_max import Tokens, by_length, compacted, masked_softmax
+from tvr_lightning.methods.dpdv.interactions import MeanPooling, SimilarityAggregation, WeightedMax
+from tvr_lightning.methods.dpdv.weighted_max import Tokens, by_length, compacted, masked_softmax
 
 N, M, W, T, D = 5, 4, 6, 7, 16
 

@@ -6,13 +6,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tvr_lightning.layers.aggregation import (
+    ISA,
     BidirectionalAggregation,
     InteractiveSimilarityAggregation,
-    LinearSoftmaxAggregation,
+    MeanAggregation,
     MeanSimilarityAggregation,
+    SoftmaxAggregation,
     SoftmaxSimilarityAggregation,
+    weighted_sum,
 )
-from tvr_lightning.layers.reorganization import kept_slots, largest, reorganize, weighted_sum
+from tvr_lightning.methods.tcmgc.model import LinearSoftmaxAggregation
+from tvr_lightning.methods.tcmgc.reorganization import kept_slots, largest, reorganize
 
 SWITCHES = ["tcmgc_switches", "tcmgc_switches_lambda_10"]
 MODES = ["off", "removal", "fusion"]
@@ -62,7 +66,7 @@ def test_matrices_match_the_equations(switches, words, frames):
     matrix = reorganize(matrix, kept, words, dim=1)  # (words, case, frame slots)
     matrix = reorganize(matrix, kept, frames, dim=2)  # (frames, words, case)
     torch.testing.assert_close(matrix.permute(2, 1, 0), case[f"{expected}.reorganised"], **CLOSE)
-    module = BidirectionalAggregation("isa", matrix.shape[0], matrix.shape[1], temperature)
+    module = BidirectionalAggregation(ISA(temperature), matrix.shape[0], matrix.shape[1])
     module.words = aggregator(case, "frame_word.word", matrix.shape[1], temperature)
     module.frames_after_words = aggregator(case, "frame_word.frame2", matrix.shape[0], temperature)
     module.frames = aggregator(case, "frame_word.frame", matrix.shape[0], temperature)
@@ -71,7 +75,7 @@ def test_matrices_match_the_equations(switches, words, frames):
     torch.testing.assert_close(word_then_frame, case[f"{expected}.word_then_frame"], **CLOSE)
     torch.testing.assert_close(frame_then_word, case[f"{expected}.frame_then_word"], **CLOSE)
     torch.testing.assert_close(module(matrix), case[f"{expected}.isa"], **CLOSE)
-    mean = BidirectionalAggregation("mean", matrix.shape[0], matrix.shape[1], temperature)
+    mean = BidirectionalAggregation(MeanAggregation(), matrix.shape[0], matrix.shape[1])
     torch.testing.assert_close(mean(matrix), case[f"{expected}.mean"], **CLOSE)
 
 
@@ -79,14 +83,14 @@ def test_bidirectional_softmax_is_softmax_twice():
     torch.manual_seed(0)
     matrix = torch.rand(4, 3, 5)
     softmax = SoftmaxSimilarityAggregation(7.0)
-    module = BidirectionalAggregation("softmax", 4, 3, 7.0)
+    module = BidirectionalAggregation(SoftmaxAggregation(7.0), 4, 3)
     expected = (softmax(softmax(matrix)) + softmax(softmax(matrix.transpose(0, 1)))) / 2
     torch.testing.assert_close(module(matrix), expected)
     assert not list(module.parameters())
 
 
 def test_identity_matrices_at_the_start():
-    module = BidirectionalAggregation("isa", frames=4, words=3, temperature=100.0)
+    module = BidirectionalAggregation(ISA(), frames=4, words=3)
     assert [tuple(p.shape) for p in module.parameters()] == [(3, 3), (4, 4), (4, 4), (3, 3)]
     assert all(torch.equal(p, torch.eye(len(p))) for p in module.parameters())
     scores = torch.randn(4, 5, 6)

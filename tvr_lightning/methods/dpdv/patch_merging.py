@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from tvr_lightning.layers.clustering import DensityRule, dpc_knn, merge_tokens
+from tvr_lightning.methods.dpdv.clustering import DensityRule, dpc_knn, merge_tokens
 
 MergeWeights = Literal["mean", "scored"]
 AttentionKeys = Literal["previous", "merged"]

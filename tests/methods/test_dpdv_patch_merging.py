@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tvr_lightning.layers.clustering import dpc_knn, merge_tokens
-from tvr_lightning.layers.patch_merging import PatchMerging, PatchMergingConfig
+from tvr_lightning.methods.dpdv.clustering import dpc_knn, merge_tokens
+from tvr_lightning.methods.dpdv.patch_merging import PatchMerging, PatchMergingConfig
 
 
 def merging(dimension=16, **options):

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.layers.aggregation import BidirectionalAggregation, InteractiveSimilarityAggregation
+from tvr_lightning.layers.aggregation import ISA, BidirectionalAggregation
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
-from tvr_lightning.layers.weighted_max import (
+from tvr_lightning.methods.dpdv.weighted_max import (
     Tokens,
     TokenWeights,
     compacted,
@@ -84,9 +84,9 @@ class SimilarityAggregation(Interaction):
         self.slots = (text_slots, video_slots)
         self.aggregation: nn.Module
         if text_slots == 1:
-            self.aggregation = InteractiveSimilarityAggregation(video_slots, temperature)
+            self.aggregation = ISA(temperature).module(video_slots)
         else:
-            self.aggregation = BidirectionalAggregation("isa", video_slots, text_slots, temperature)
+            self.aggregation = BidirectionalAggregation(ISA(temperature), video_slots, text_slots)
 
     def pair_bytes(self, text_tokens: int, video_tokens: int, element: int) -> int:
         """Both directions hold a softmax of their own."""

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.layers.aggregation import weighted_sum
+
 Reorganization = Literal["off", "removal", "fusion"]
 
 INSERTION_LIMIT = 8
@@ -79,21 +81,3 @@ def largest(slots: Tensor, kept: int) -> Tensor:
         for rank in range(kept):
             top[rank], plane = torch.maximum(top[rank], plane), torch.minimum(top[rank], plane)
     return torch.stack(top)
-
-
-def weighted_sum(similarities: Tensor, logits: Tensor) -> Tensor:
-    """Sum the slots with the weights softmax(logits); slots of minus infinity get no weight.
-
-    Args:
-        similarities: (S, ...).
-        logits: (S, ...).
-
-    Returns:
-        (...): minus infinity where no slot is there at all.
-    """
-    absent = similarities == -torch.inf
-    if not bool(absent.any()):
-        return (logits.softmax(0) * similarities).sum(0)
-    weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(0)
-    total = (weights * similarities.masked_fill(absent, 0.0)).sum(0)
-    return total.masked_fill(absent.all(0), -torch.inf)

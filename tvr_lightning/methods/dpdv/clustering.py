@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.layers.patch_selector import first_largest
+
 DensityRule = Literal["paper", "neighbours", "hbi"]
 
 
@@ -80,11 +82,6 @@ def pairwise_distance(tokens: Tensor) -> Tensor:
     The usual shortcut over inner products would leave about 1e-3 between equal tokens, and ties would fall at random.
     """
     return torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def first_largest(values: Tensor, count: int) -> Tensor:
-    """Return positions (..., count) of the largest of (..., T), in falling order; the first of several equals first."""
-    return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def _log_density(distance: Tensor, neighbours: int, rule: DensityRule) -> Tensor:

@@ -1,0 +1,87 @@
+"""Blends of frames that the pair decides: every verb against the frames of one pair at a time."""
+
+import pytest
+import torch
+from torch import nn
+
+from tvr_lightning.pairwise import (
+    DensePairVectors,
+    PairGate,
+    PairVectors,
+    PlainFrames,
+    TextConditionedAttention,
+)
+
+N, M, F, D = 4, 3, 5, 12
+FORMS = (DensePairVectors, PairVectors)
+
+
+@pytest.fixture
+def parts():
+    torch.manual_seed(0)
+    block = TextConditionedAttention(D, heads=2).double().eval()
+    for parameter in block.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+
+    def normal(*shape):
+        return torch.randn(*shape, dtype=torch.double)
+
+    mask = torch.arange(F) < torch.tensor([5, 3, 1])[:, None]
+    return block, normal(N, 1, D), normal(M, F, D), normal(M, F, D), PairGate(normal(M, F, N).sigmoid()), mask
+
+
+def of_text(frames, difference, gate, i):
+    """The fused frames (M, F, D) of text i."""
+    return frames + gate.values[:, :, i : i + 1] * difference
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_blended_frames_are_attended_to_as_if_they_were_built(parts, form, masked, dense):
+    block, text, frames, difference, gate, mask = parts
+    mask = mask if masked else None
+    queries = block.queries(text)
+    fused = frames + (gate.dense() if dense else gate) * difference
+    made = block(form.from_texts(queries, videos=M), fused, mask).materialize()
+    for i in range(N):
+        asked = DensePairVectors.from_texts(queries[i : i + 1], videos=M)
+        alone = block(asked, of_text(frames, difference, gate, i), mask).materialize()
+        torch.testing.assert_close(made[i : i + 1], alone)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_cosines_are_those_of_the_built_frames(parts, dense):
+    _, text, frames, difference, gate, _ = parts
+    fused = frames + (gate.dense() if dense else gate) * difference
+    cosines = fused.cosine(text[:, 0])
+    for i in range(N):
+        own = of_text(frames, difference, gate, i)
+        torch.testing.assert_close(cosines[:, i], torch.cosine_similarity(own, text[i], dim=-1))
+        torch.testing.assert_close(PlainFrames(own).cosine(text[i])[:, 0], cosines[:, i])
+
+
+def test_every_verb_is_that_of_the_built_frames(parts):
+    _, text, frames, difference, gate, _ = parts
+    norm, layer = nn.LayerNorm(D).double(), nn.Linear(D, D).double()
+    for parameter in norm.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    queries, weights = PairVectors.from_texts(text, videos=M), torch.randn(M, 2 * F, N, 1, dtype=torch.double)
+    found = []
+    for one in (gate, gate.dense()):
+        fused = (frames + one * difference).layer_norm(norm).linear(layer).per_head(2)
+        found.append((fused.dot(queries), fused.mix(weights, PairVectors).materialize()))
+    for blended, built in zip(*found, strict=True):
+        torch.testing.assert_close(blended, built)
+
+
+def test_gradients_agree_between_the_forms(parts):
+    block, text, frames, difference, gate, mask = parts
+    leaves = [x.clone().requires_grad_() for x in (text, frames, difference, gate.values)]
+    found = []
+    for form in FORMS:
+        queries = form.from_texts(block.queries(leaves[0]), videos=M)
+        z = block(queries, leaves[1] + PairGate(leaves[3]) * leaves[2], mask).unit()
+        found.append(torch.autograd.grad(z.dot(leaves[0]).tanh().sum(), [*leaves, *block.parameters()]))
+    for fast, dense in zip(*found, strict=True):
+        torch.testing.assert_close(fast, dense, rtol=1e-8, atol=1e-10)

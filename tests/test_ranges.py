@@ -1,0 +1,73 @@
+"""Options check themselves where they are made."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from tvr_lightning.ranges import Count, Dropout, Kind, NotNegative, Options, Positive, kind
+
+
+class Shape(Kind):
+    """Of something."""
+
+
+class Square(Shape):
+    """With a side."""
+
+    def __init__(self, side: Positive = 1.0) -> None:
+        self.side = side
+
+
+class Point(Shape):
+    """Without one."""
+
+
+@dataclass
+class Drawing(Options):
+    """An example."""
+
+    shape: Shape = kind(Square)
+    count: Count = 1
+    dropout: Dropout = 0.0
+    weight: NotNegative | None = None
+    colour: Literal["red", "green"] = "red"
+    trials: Count | Literal["mean"] = "mean"
+    sides: tuple[Literal["left", "right"], ...] = ("left",)
+
+
+def test_a_kind_that_is_not_given_is_the_default_one_anew():
+    assert Drawing().shape == Square(1.0)
+    assert Drawing().shape is not Drawing().shape
+    assert Drawing(shape=Point()).shape == Point()
+    assert Square(2.0) != Square(1.0) != Point()
+    assert repr(Square(2.0)) == "Square(side=2.0)"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shape": Square(-1.0)}, r"Square\.side is -1\.0; it must be above 0"),
+        ({"shape": "square"}, r"Drawing\.shape is square; it must be a Shape"),
+        ({"count": 0}, r"Drawing\.count is 0; it must be at least 1"),
+        ({"count": 1.5}, r"Drawing\.count is 1\.5; it must be a number"),
+        ({"dropout": 1.0}, r"Drawing\.dropout is 1\.0; it must be at least 0 and below 1"),
+        ({"dropout": float("nan")}, r"Drawing\.dropout is nan; it must be"),
+        ({"weight": -0.5}, r"Drawing\.weight is -0\.5; it must be at least 0 or null"),
+        ({"colour": "blue"}, r"Drawing\.colour is blue; it must be one of red, green"),
+        ({"trials": 0}, r"Drawing\.trials is 0; it must be at least 1 or one of mean"),
+        ({"trials": "most"}, r"Drawing\.trials is most; it must be a number or one of mean"),
+        ({"sides": ("left", "top")}, r"it must be one of left, right"),
+    ],
+)
+def test_what_an_option_does_not_take_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        Drawing(**options)
+
+
+def test_what_options_take_is_kept():
+    drawing = Drawing(Point(), 3, 0.5, 0.0, "green", 20, ("right", "left"))
+    assert vars(drawing) == {
+        "shape": Point(), "count": 3, "dropout": 0.5, "weight": 0.0, "colour": "green", "trials": 20,
+        "sides": ("right", "left"),
+    }  # fmt: skip

@@ -1,0 +1,161 @@
+"""GAID: Frame-Level Gated Audio-Visual Integration with Directional Perturbation (Yang, Cao, He, Su).
+
+The equations are in `model.py`, to be read beside the paper's method section. Defaults are those of the released code
+(YangBowenn/GAID, model/clip_stochastic.py, modules/stochastic_module.py, modules/loss.py) but for its evaluation, which
+leaks.
+
+Deviations:
+- protocol: paper conditions on the query; released fuses AND pools each test video under its OWN caption, so that
+  ground truth leaks twice; here both follow the query. `protocol: as-released` is theirs, and its results say "leaks
+  ground truth".
+- gate: paper conditions on the query; released trains it on the own caption (`fusion.text: paired`); here the query's
+  gate is trained as it is tested.
+- sigma: paper N(0, 1); released U[0, 1); here as released (`prior`).
+- text: paper normalised; released not; here as released (`normalize_text`).
+- loss: paper plain InfoNCE; released weighted by each pair's own similarity, where a negative one rewards a bad match;
+  here as released, but a pair of negative similarity has weight 0 (`loss_weighting`).
+- support text: paper "along the variance direction"; released towards the mean of the pooled videos, each dimension as
+  far as its radius; here as released.
+- temperature: released detaches it, so that it stays CLIP's 100; here as released.
+- silence: released feeds zeros, and wav2vec2's projection then adds its bias; here a frame without sound is zero
+  behind the projection too.
+- audio of other lengths than 30 s: released pads and cuts to 30 s; here `data.init_args.audio_align` decides.
+- several captions per video, as released: released fuses under the first caption and pools under that of the query's
+  number; here both take the one of the query's number.
+- fusion of samples and tokens: paper Table 5; released not; here after the paper's description.
+- optimiser: paper Adam (Table 8); released AdamW; here as released (`optimizer`).
+- gather: released none; here over all devices (`gather`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from tvr_lightning.data.batch import VideoBatch
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
+from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.stochastic import trial_draws
+from tvr_lightning.methods import released
+from tvr_lightning.methods.base import Protocol, RetrievalModule
+from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
+from tvr_lightning.methods.gaid.options import STP, GAIDOptions, NoFusion, NoPerturbation
+
+
+class GAID(RetrievalModule):
+    """GAID: frames that listen as the query asks, and a text that is moved along its cross-modal deviation.
+
+    Args:
+        encoder: media to features.
+        gaid: the options of the paper.
+        audio_encoder: sound to features, frozen; `data.init_args.audio` must name its kind. By default what goes with
+            the encoder: a TinyWhisperEncoder with a TinyClipEncoder, else Whisper base with OpenAI's weights.
+        protocol: `query` fuses and pools every video for the query; `as-released` for its own caption, which leaks
+            ground truth.
+        shared: the arguments of `RetrievalModule`.
+
+    Raises:
+        ValueError: an encoder of sound that nothing would hear.
+        MissingWeightsError: Whisper's weights are not where it looks for them.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        gaid: GAIDOptions | None = None,
+        audio_encoder: AudioEncoder | None = None,
+        protocol: Protocol = "query",
+        **shared: Any,
+    ) -> None:
+        super().__init__(encoder, **shared)
+        self.options = options = gaid or GAIDOptions()
+        deaf = isinstance(options.fusion, NoFusion)
+        if deaf and audio_encoder is not None:
+            raise ValueError("audio_encoder conflicts with gaid.fusion: NoFusion, which hears nothing; drop one")
+        self.protocol = protocol
+        self.head = GAIDHead(encoder.dimension, self.frames, options, self.evaluation_config.memory_gib)
+        self.audio_encoder = None if deaf else audio_encoder or audio_companion(encoder)
+        self.audio_projection: nn.Linear | None = None
+        if self.audio_encoder is not None and self.audio_encoder.dimension != encoder.dimension:
+            self.audio_projection = nn.Linear(self.audio_encoder.dimension, encoder.dimension)
+        # The released loss detaches it, and distributed training refuses parameters that wait for a gradient.
+        self.temperature.requires_grad_(False)
+
+    @classmethod
+    def required_files(cls, *, encoder: Any, audio_encoder: Any = None, gaid: Any = None, **options: Any) -> list[Path]:
+        """Return the files of the audio encoder that goes with an encoder where a recipe names none."""
+        fusion = None if gaid is None else gaid.get("fusion")
+        deaf = fusion is not None and str(fusion.class_path).endswith(NoFusion.__name__)
+        if deaf or audio_encoder is not None or encoder.class_path.endswith(TinyClipEncoder.__name__):
+            return []
+        return WhisperEncoder.required_files(size="base", weights="openai")
+
+    def video_features(self, batch: VideoBatch) -> VideoFeatures:
+        """Encode picture and sound of M videos; without sound, the error names the option that reads it."""
+        video = self.encoder.encode_video(batch.video)
+        if self.audio_encoder is not None:
+            audio, audio_mask = self.audio_encoder.encode_audio(batch.video)
+            video = dataclasses.replace(video, audio=audio, audio_mask=audio_mask)
+        return self.encode_video(video)
+
+    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
+        """Bring audio (M, F, D_a) to (M, F, D), zero where there is no sound.
+
+        Raises:
+            ValueError: fusion, but no audio.
+        """
+        if self.audio_encoder is None:
+            return dataclasses.replace(video, audio=None, audio_mask=None)
+        if video.audio is None or video.audio_mask is None:
+            raise ValueError(
+                "gaid.fusion: GatedFusion needs sound, but these videos have none: set data.init_args.audio to whisper "
+                "or wav2vec2 (as the audio encoder), or model.init_args.gaid.fusion to NoFusion"
+            )
+        audio = video.audio if self.audio_projection is None else self.audio_projection(video.audio)
+        return dataclasses.replace(video, audio=audio * video.audio_mask.unsqueeze(-1))
+
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        """Score any N texts against any M videos.
+
+        Returns:
+            `similarity` (N, M), cosines of perturbed texts and the videos fused and pooled for the texts.
+        """
+        return self.head(text, video, self._draws())
+
+    def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
+        """Score N texts against M videos that are fused and pooled for their own captions: ground truth leaks."""
+        return released.score_gaid(self.head, text, video, own_text, self._draws())
+
+    def _draws(self) -> Tensor | None:
+        options = self.options.perturbation
+        if not isinstance(options, STP):
+            return None
+        return trial_draws(options.prior, options.trials, self.encoder.dimension, self.evaluation_config.seed)
+
+    def compact_text(self, text: TextFeatures) -> TextFeatures:
+        """Drop the words of N texts: the sentence alone is read."""
+        return text.without_words()
+
+    def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
+        """Return scalars: the weighted terms of perturbed and support texts for B matching pairs (Eqs. 8-10)."""
+        options = self.options.perturbation
+        moved = not isinstance(options, NoPerturbation)
+        sigma = options.prior.draw(tuple(pairs.text.sentence.shape)) if moved else None
+        cosines = self.head.train_cosines(pairs.text, pairs.video, sigma)
+        weighting = self.options.loss_weighting
+        perturbation, *support = branch_losses(cosines, self.temperature(), weighting, self.contrastive_logits)
+        terms = {"perturbation": perturbation}
+        if options.support_weight:
+            terms["support"] = options.support_weight * support[0]
+        return terms
+
+
+def audio_companion(encoder: Encoder) -> AudioEncoder:
+    """Return the audio encoder that goes with an encoder where a recipe names none."""
+    return TinyWhisperEncoder(seed=0) if isinstance(encoder, TinyClipEncoder) else WhisperEncoder("base", "openai")

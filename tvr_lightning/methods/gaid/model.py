@@ -1,0 +1,200 @@
+"""The equations of GAID, in the paper's order (Yang, Cao, He, Su).
+
+t_i (N, D) are texts, v_j and a_j (M, F, D) the frames of a video and their sound. What every pair has of its own, its
+fused frames and its pooled video, is written as in the paper; `tvr_lightning.pairwise` keeps it without building it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.layers.stochastic import Radius, support_text, trial_cosines
+from tvr_lightning.methods.gaid.options import DASP, GAIDOptions, GatedFusion, LossWeighting, NoPerturbation
+from tvr_lightning.methods.xpool import PoolingHead, Query
+from tvr_lightning.pairwise import PairFrames, PairGate, PlainFrames
+from tvr_lightning.training.losses import LogitMap, info_nce, positive_weights
+
+
+class GAIDHead(PoolingHead):
+    """Cosines (N, M) of perturbed texts and the videos that are fused and pooled for the texts.
+
+    Args:
+        dimension: D.
+        frames: F, which the radius is tied to.
+        options: of the paper.
+        memory_gib: as of `PairHead`.
+    """
+
+    def __init__(
+        self, dimension: int, frames: int, options: GAIDOptions | None = None, memory_gib: float = 2.0
+    ) -> None:
+        options = options or GAIDOptions()
+        fusion, moved = options.fusion, not isinstance(options.perturbation, NoPerturbation)
+        gated = isinstance(fusion, GatedFusion)
+        extra = 4 * dimension if moved else 0  # the deviation
+        super().__init__(
+            dimension, frames, options.attention, basis=2 if gated else 1, extra=extra, memory_gib=memory_gib
+        )
+        self.options = options
+        self.gate = Gate(dimension, fusion) if isinstance(fusion, GatedFusion) else None
+        self.radius = Radius(frames, dimension) if moved else None
+        self.alpha = nn.Parameter(torch.tensor([0.5])) if isinstance(options.perturbation, DASP) else None
+        if self.gate is not None and self.gate.of_pairs:  # every pair then has frames of its own
+            self.basis, self.extra = dimension, extra + 6 * dimension * frames
+
+    def score(self, query: Query, video: VideoFeatures, draws: Tensor | None = None) -> Scores:
+        """Return cos(t_pert, z) of n texts and m videos.
+
+        Args:
+            query: n texts.
+            video: m videos with audio (m, F, D) where there is fusion.
+            draws: (K, D), sigma of the trials of `STP`, of which the best counts.
+        """
+        fused = self.fused(query.sentence, video)  # Eqs. 1-2
+        pooled = self.pooled(query, video, fused)  # z: cross-attention of the text and the fused frames
+        text = self.normalized(query.sentence)
+        if self.radius is None:
+            return Scores(pooled.unit().dot(unit(text).unsqueeze(1))[:, :, 0, 0].T)
+        std = self.std(query.sentence, video, fused)
+        if draws is not None:  # Eq. 3, once per trial
+            vectors = pooled.materialize()[:, :, 0].transpose(0, 1)
+            return Scores(trial_cosines(text, std, vectors, draws.to(text)).amax(1).T)
+        perturbed = self.perturbed(text, std)  # Eq. 5
+        return Scores(pooled.unit().dot_pairs(unit(perturbed))[..., 0].T)
+
+    def fused(self, text: Tensor, video: VideoFeatures, paired: bool = False) -> PairFrames:
+        """Return the fused frames of every pair, or for the paired text (M, D) of every video (Eqs. 1-2)."""
+        if self.gate is None or video.audio is None:
+            return PlainFrames(video.frames)
+        gate = self.gate(video, text, paired)  # Eq. 1
+        fused = video.frames + gate * (video.audio - video.frames)  # Eq. 2: g a + (1 - g) v
+        return PlainFrames(fused) if isinstance(fused, Tensor) else fused
+
+    def normalized(self, text: Tensor) -> Tensor:
+        """Return texts (N, D) as they are perturbed: as they are (released), or at unit length (paper)."""
+        return unit(text) if self.options.normalize_text else text
+
+    def std(self, text: Tensor, video: VideoFeatures, fused: PairFrames) -> Tensor:
+        """Return the cross-modal deviation of every pair (M, N, D), from the cosines of text and fused frames."""
+        assert self.radius is not None  # callers ask for it only where texts are moved
+        return self.radius(fused.cosine(text), video.frame_mask.unsqueeze(1)).exp()
+
+    def perturbed(self, text: Tensor, std: Tensor, sigma: Tensor | None = None) -> Tensor:
+        """Return t_pert, of the shape of `std`: of training with draws sigma, of inference without."""
+        if self.alpha is None:
+            assert sigma is not None  # STP draws always
+            return text + sigma * std  # Eq. 3
+        if sigma is None:
+            return text + self.alpha * std  # Eq. 5
+        return text + (self.alpha * sigma + 1 - self.alpha) * std  # Eq. 4
+
+    def train_cosines(self, text: TextFeatures, video: VideoFeatures, sigma: Tensor | None = None) -> Tensor:
+        """Return cosines of B matching pairs, (2, B texts, B videos): of perturbed texts (Eq. 4), of support texts.
+
+        Args:
+            text: B texts.
+            video: their B videos.
+            sigma: (B, D) draws; None without perturbation, whose cosines are (1, B, B).
+        """
+        query, _ = self.prepare(text, video)
+        fusion = self.options.fusion
+        paired = isinstance(fusion, GatedFusion) and fusion.text == "paired"
+        fused = self.fused(text.sentence, video, paired)
+        pooled, sentence = self.pooled(query, video, fused), self.normalized(text.sentence)
+        texts = [sentence]
+        if self.radius is not None:
+            own = fused.cosine(text.sentence).diagonal(dim1=0, dim2=1).T  # (B, F): every text with its own video
+            log_std = self.radius(own, video.frame_mask)
+            mean = pooled.materialize().mean(0)[:, 0]  # of each video over the texts
+            assert sigma is not None
+            perturbed = self.perturbed(sentence, log_std.exp(), sigma.to(sentence))
+            texts = [perturbed, support_text(sentence, mean, log_std)]
+        return pooled.unit().dot(unit(torch.stack(texts, dim=1)))[..., 0].permute(2, 1, 0)
+
+
+class Gate(nn.Module):
+    """How much a frame takes of its sound: g = sigmoid(W_g [v; a; t] + b_g) (Eq. 1).
+
+    Args:
+        dimension: D.
+        options: a number per frame, per sample (from the means over the frames), or per dimension; and which text has a
+            say.
+    """
+
+    def __init__(self, dimension: int, options: GatedFusion) -> None:
+        super().__init__()
+        self.dimension, self.level, self.text = dimension, options.level, options.text != "none"
+        self.of_pairs = self.text and self.level == "token"
+        self.linear = nn.Linear((3 if self.text else 2) * dimension, dimension if self.level == "token" else 1)
+
+    def forward(self, video: VideoFeatures, text: Tensor, paired: bool = False) -> Tensor | PairGate:
+        """Return g of every pair; where every video has a text of its own, or texts no say, (M, F or 1, E).
+
+        Args:
+            video: M videos with audio.
+            text: (N, D), or with `paired` (M, D), one text per video.
+            paired: whether each video has a text of its own.
+        """
+        logits = self.of_video(video)  # (M, F or 1, E)
+        if not self.text:
+            return logits.sigmoid()
+        by_text = self.of_text(text)
+        if paired:
+            return (logits + by_text.unsqueeze(1)).sigmoid()
+        if self.of_pairs:
+            return PairGate((logits.unsqueeze(1) + by_text.unsqueeze(1)).sigmoid())  # (M, N, F, D)
+        return PairGate((logits + by_text.T).sigmoid().expand(-1, video.frames.shape[1], -1))  # (M, F, N)
+
+    def of_video(self, video: VideoFeatures) -> Tensor:
+        """Return what M videos add to the logits: (M, F, E), or (M, 1, E) for samples; E is 1, or D for tokens."""
+        assert video.audio is not None  # the method asks for it
+        both = torch.cat([video.frames, video.audio], dim=-1)
+        if self.level == "sample":
+            both = masked_mean(both, video.frame_mask).unsqueeze(1)
+        return F.linear(both, self.linear.weight[:, : 2 * self.dimension], self.linear.bias)
+
+    def of_text(self, text: Tensor) -> Tensor:
+        """Return what N texts (N, D) add to the logits: (N, E)."""
+        return F.linear(text, self.linear.weight[:, 2 * self.dimension :])
+
+
+def branch_losses(
+    cosines: Tensor, scale: Tensor, weighting: LossWeighting, contrast: LogitMap | None = None
+) -> list[Tensor]:
+    """Return L_pert and, with support texts, L_sup, unweighted by lambda (Eqs. 8-9).
+
+    Args:
+        cosines: (1 or 2, B, B) of `train_cosines`; the perturbed texts' weigh the pairs of both branches.
+        scale: exp(logit_scale), scalar.
+        weighting: of the pairs.
+        contrast: maps logits (B, B) to those that InfoNCE sees; as they are where it is not given.
+    """
+    weight = pair_weights(cosines[0], weighting)
+    logits = [scale * matrix for matrix in cosines]
+    return [info_nce(contrast(matrix) if contrast else matrix, weight=weight) for matrix in logits]
+
+
+def pair_weights(similarity: Tensor, weighting: LossWeighting) -> Tensor | None:
+    """Return the weight of each matching pair in the loss, without gradient.
+
+    Args:
+        similarity: (B, B) cosines of B matching pairs.
+        weighting: `released` divides each pair's own similarity by their sum (trainer/trainer_stochastic.py);
+            `positive` counts negative ones as 0, and weighs all alike where none is positive; `uniform` weighs all
+            alike.
+
+    Returns:
+        (B,) weights that add up to 1, or None for equal weights.
+    """
+    if weighting == "uniform":
+        return None
+    if weighting == "released":
+        return positive_weights(similarity)
+    own = similarity.detach().diagonal().clamp(min=0)
+    total = own.sum()
+    return torch.where(total > 0, own / total.clamp(min=torch.finfo(own.dtype).tiny), 1 / len(own))

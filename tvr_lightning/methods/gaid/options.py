@@ -1,0 +1,100 @@
+"""The options of GAID: what the paper varies, and where its wording and its released code differ.
+
+Sources are equations and tables of the paper (Yang, Cao, He, Su) and the files of YangBowenn/GAID.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tvr_lightning.layers.stochastic import Prior, Trials, Uniform
+from tvr_lightning.methods.xpool import XPoolOptions
+from tvr_lightning.ranges import Kind, NotNegative, Options, kind
+
+LossWeighting = Literal["positive", "released", "uniform"]
+
+
+class Fusion(Kind):
+    """How frames and sound become one."""
+
+
+class NoFusion(Fusion):
+    """The frames alone: no sound is heard (Table 5)."""
+
+
+class GatedFusion(Fusion):
+    """A gate says how much of the sound every frame takes (Eqs. 1-2).
+
+    Args:
+        level: one gate per `frame`, per `sample`, or per `token` (dimension) (Table 5).
+        text: which text opens the gate in training: the `query` of every pair (Eq. 1), the `paired` caption alone
+            (model/clip_stochastic.py), or `none`. Evaluation takes the query, or no text after training with none.
+    """
+
+    def __init__(
+        self,
+        level: Literal["sample", "frame", "token"] = "frame",
+        text: Literal["query", "paired", "none"] = "query",
+    ) -> None:
+        self.level = level
+        self.text = text
+
+
+class Perturbation(Kind):
+    """How texts are moved."""
+
+    prior: Prior
+    support_weight: float = 0.0
+
+
+class NoPerturbation(Perturbation):
+    """They stay where they are (Table 6)."""
+
+
+class DASP(Perturbation):
+    """Directional adaptive semantic perturbation (Eqs. 4-5).
+
+    Args:
+        prior: of sigma in training; `Uniform` by default.
+        support_weight: lambda of Eq. 10 (Table 8; 0 leaves the support texts out).
+    """
+
+    def __init__(self, prior: Prior | None = None, support_weight: NotNegative = 0.8) -> None:
+        self.prior = prior or Uniform()
+        self.support_weight = support_weight
+
+
+class STP(Perturbation):
+    """Stochastic text perturbation, the best of several trials, as in T-MASS (Eq. 3).
+
+    Args:
+        prior: of sigma; `Uniform` by default.
+        trials: draws at evaluation, or `mean`.
+        support_weight: lambda of Eq. 10.
+    """
+
+    def __init__(self, prior: Prior | None = None, trials: Trials = 20, support_weight: NotNegative = 0.8) -> None:
+        self.prior = prior or Uniform()
+        self.trials = trials
+        self.support_weight = support_weight
+
+
+@dataclass
+class GAIDOptions(Options):
+    """The options of GAID.
+
+    Attributes:
+        fusion: how frames and sound become one; `GatedFusion` by default.
+        perturbation: how texts are moved; `DASP` by default.
+        loss_weighting: `positive` weighs pairs by their own similarity; `released` lets negative ones weigh negatively,
+            which diverges from random weights (trainer/trainer_stochastic.py); `uniform` weighs all alike (Eqs. 8-9).
+        normalize_text: perturb the text at unit length (the paper, above Eq. 3).
+        attention: cross-attention of texts and frames (modules/transformer.py).
+    """
+
+    fusion: Fusion = kind(GatedFusion)
+    perturbation: Perturbation = kind(DASP)
+    loss_weighting: LossWeighting = "positive"
+    normalize_text: bool = False
+    attention: XPoolOptions = field(default_factory=XPoolOptions)

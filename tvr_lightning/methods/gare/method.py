@@ -1,0 +1,101 @@
+"""GARE: Rebalancing Contrastive Alignment with Bottlenecked Semantic Increments in Text-Video Retrieval (Xiao, 2025).
+
+The equations are in `model.py`, to be read beside section 2 of the paper. Defaults are those of the released code
+(musicman217/GARE-text-video-retrieval, tvr/models/modeling.py and psi_module.py).
+
+Deviations:
+- pooling: paper the video side of the cosine is the mean of the frames; released their mean by softmax(t . V / 3);
+  here as released (`pooling`).
+- mean of the frames in the gap: released counts padded frames; here as released (`mask_frames`).
+- information bottleneck: paper 0.07 times the mean over D; released 1e-4 times the sum; here as released
+  (`bottleneck`).
+- norm variance below its floor: paper -lambda; released 0; here 0 (the gradient is zero either way).
+- temperature: paper 0.01; released learns CLIP's, at most 100; here as released (`fixed_temperature`).
+- optimiser: paper AdamW (appendix H.5); released BertAdam; here as released (`optimizer`).
+- augmentation: paper mentions none; released RandAugment; here as released (`data.init_args.augmentation`).
+- corrected videos, words as context, the query without gap: paper has them in Tables 4, 5 and 7; released not; here
+  options, and what the paper leaves open in them.
+- ties: released counts a tied query several times; here they are ranked by their expectation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from typing import Any
+
+from torch import Tensor
+
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.temporal import temporal_transformer
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.gare.model import GAREHead, directional_diversity, norm_variance, relaxed_bottleneck
+from tvr_lightning.methods.gare.options import GAREOptions, NoIncrement
+from tvr_lightning.training.losses import info_nce
+
+
+class GARE(RetrievalModule):
+    """GARE: psi's increment for every pair, text-conditioned pooling, and what shapes the increments.
+
+    Args:
+        encoder: media to features.
+        gare: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
+    """
+
+    def __init__(self, encoder: Encoder, gare: GAREOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
+        self.options = options = gare or GAREOptions()
+        self.reads_padding = () if options.mask_frames else ("frames",)
+        if options.fixed_temperature is not None:
+            self.temperature.logit_scale.data.fill_(-math.log(options.fixed_temperature))
+            self.temperature.requires_grad_(False)
+        layers = options.temporal_layers
+        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
+        self.head = GAREHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
+
+    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
+        """Relate the frames (M, F, D) over time, unless there are no temporal layers."""
+        if self.temporal is None:
+            return video
+        return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
+
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        """Score any N texts against any M videos.
+
+        Returns:
+            `similarity` (N, M): cosines of corrected texts and pooled videos, or of texts and corrected videos.
+        """
+        return self.head(text, video)
+
+    def compact_text(self, text: TextFeatures) -> TextFeatures:
+        """Drop the words of N texts unless psi attends to them."""
+        return text if self.options.increment.words else text.without_words()
+
+    def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
+        """Return scalars: InfoNCE (Eq. 9) and the weighted regularization of B matching pairs' increments (Eq. 28).
+
+        A single pair has no variances: the terms that need them are left out, with a warning.
+        """
+        options = self.options
+        bottleneck, lengths, direction = options.bottleneck, options.norm_variance, options.direction
+        shaped = not isinstance(options.increment, NoIncrement) and any(
+            term.weight for term in (bottleneck, lengths, direction)
+        )
+        if shaped and len(pairs.text) < 2:
+            warnings.warn("GARE: a batch of one pair has no variances; only InfoNCE is trained on it", stacklevel=2)
+            shaped = False
+        scores = self.head(pairs.text, pairs.video, shaped)
+        terms = {"info_nce": info_nce(self.contrastive_logits(self.temperature() * scores.similarity))}
+        if not shaped:
+            return terms
+        increment = scores.parts["increment"]
+        if bottleneck.weight:
+            terms["bottleneck"] = bottleneck.weight * relaxed_bottleneck(increment, bottleneck)
+        if lengths.weight:
+            terms["norm_variance"] = lengths.weight * norm_variance(increment, lengths)
+        if direction.weight:
+            terms["direction"] = direction.weight * directional_diversity(increment, direction)
+        return terms

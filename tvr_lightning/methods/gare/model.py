@@ -1,0 +1,313 @@
+"""The equations of GARE, in the paper's order (Xiao, 2025).
+
+t_i (N, D) are sentences, T_i (N, W, D) words, V_j (M, F, D) frames and v_j (M, D) their mean. Vectors of all pairs are
+`Pairwise`: `+`, `-`, `layer_norm`, `linear` and `mix` say what every pair's vector is, without building it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.methods.gare.options import (
+    Bottleneck,
+    DirectionRegularization,
+    GapIncrement,
+    GAREOptions,
+    LogMeanExp,
+    NoIncrement,
+    NormRegularization,
+    Side,
+    TextIncrement,
+    TextPooling,
+    Variance,
+)
+from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.pairwise import Pairwise
+
+P = TypeVar("P", bound=Pairwise)
+
+
+class GAREHead(PairHead):
+    """Cosines (N, M) of corrected texts and pooled videos (Eq. 4).
+
+    Args:
+        dimension: D.
+        words: W, which psi may attend to.
+        frames: F.
+        options: of the paper.
+        memory_gib: as of `PairHead`.
+    """
+
+    def __init__(
+        self, dimension: int, words: int, frames: int, options: GAREOptions | None = None, memory_gib: float = 2.0
+    ) -> None:
+        options = options or GAREOptions()
+        increment = options.increment
+        super().__init__(
+            dimension,
+            basis=frames + words * increment.words,
+            dropout=increment.dropout,
+            side="text" if increment.words else "video",
+            memory_gib=memory_gib,
+        )
+        self.options, self.frames = options, frames
+        no_gap = isinstance(increment, TextIncrement)
+        self.psi = None if isinstance(increment, NoIncrement) else IncrementNetwork(dimension, increment.dropout)
+        self.magnitude = nn.Linear(frames, 1) if no_gap else None
+
+    def score(self, text: TextFeatures, video: VideoFeatures, increments: bool = False) -> Scores:
+        """Return s_ij = cos(t_i + Delta_ij, v_j), or cos(t_i, v_j + Delta_ij) (Eq. 4).
+
+        Args:
+            text: n texts.
+            video: m videos.
+            increments: whether the increments (n, m, D) are wanted as the part `increment`.
+
+        Raises:
+            ValueError: increments are wanted but there are none.
+        """
+        texts, means = self.of_texts(text.sentence, len(video)), self.of_videos(self.mean_frames(video), len(text))
+        videos = self.pooled(texts, means, video)
+        if self.psi is None:
+            if increments:
+                raise ValueError("increment is NoIncrement: there are no increments to return")
+            return Scores(texts.cosine(videos)[..., 0].T)
+        increment = self.increments(texts, means, text, video)
+        if self.options.increment.corrected == "text":
+            texts = texts + increment
+        else:
+            videos = videos + increment
+        parts = {"increment": increment.materialize().squeeze(2)} if increments else {}
+        return Scores(texts.cosine(videos)[..., 0].T, parts)
+
+    def mean_frames(self, video: VideoFeatures) -> Tensor:
+        """Return v_j (M, D), the mean of the frames."""
+        return masked_mean(video.frames, self.counted(video))
+
+    def pooled(self, texts: P, means: P, video: VideoFeatures) -> P:
+        """Return what a text is compared with: v_j (section 2.1), or the frames by softmax_f(t_i . V_jf / temperature).
+
+        As released, padded frames lose their weight after the softmax, and the rest is not scaled up (modeling.py).
+        """
+        pooling = self.options.pooling
+        if not isinstance(pooling, TextPooling):
+            return means
+        logits = texts.dot_frames(video.frames) / pooling.temperature  # (M, F, N, 1)
+        logits = logits.masked_fill(~self.counted(video)[..., None, None], torch.finfo(logits.dtype).min)
+        return type(texts).mix(logits.softmax(1) * video.frame_mask[..., None, None], video.frames)
+
+    def counted(self, video: VideoFeatures) -> Tensor:
+        """Return which frames (M, F) the mean and the softmax count: all, as released, or the real ones."""
+        mask = video.frame_mask.bool()
+        return mask if self.options.mask_frames else torch.ones_like(mask)
+
+    def increments(self, texts: P, means: P, text: TextFeatures, video: VideoFeatures) -> P:
+        """Return Delta_ij = psi(eta (v_j - t_i), C) (Eq. 7), or without gap R unit(v_j - psi(t_i, V_j)) (Table 5)."""
+        options = self.options.increment
+        assert self.psi is not None  # callers ask for increments only where there are some
+        if isinstance(options, GapIncrement):
+            gap = means - texts if options.sign == 1 else texts - means
+            if options.words:
+                mask = None if options.mask_context is False else text.word_mask
+                return self.psi(gap, text.words, mask, "text")
+            return self.psi(gap, video.frames, video.frame_mask if options.mask_context else None)
+        assert isinstance(options, TextIncrement)
+        direction = means - self.psi(texts, video.frames, video.frame_mask if options.mask_context else None)
+        return direction.unit().scale(self.magnitudes(text, video))
+
+    def magnitudes(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
+        """Return R (M, N, 1) = exp(linear(cosines of the text with the frames)) (Table 5)."""
+        assert self.magnitude is not None
+        if video.frames.shape[1] != self.frames:
+            raise ValueError(
+                f"GARE without gap was built for {self.frames} frames, got {video.frames.shape[1]}: set "
+                "model.init_args.frames, or those of the data"
+            )
+        cosines = torch.einsum("nd,mfd->mnf", unit(text.sentence), unit(video.frames)) * video.frame_mask[:, None]
+        weight, bias = self.magnitude.weight.to(cosines.dtype), self.magnitude.bias.to(cosines.dtype)
+        return F.linear(cosines, weight, bias).exp()
+
+    def geometry(self, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
+        """Return what Figures 3 and 8 show of every pair, by name, (N, M) each, for corrected texts.
+
+        `angle_to_gap` and `angle_to_text` of the increment in radians, `increment_norm`, `text_norm`, `corrected_norm`,
+        and the Euclidean distances `text_to_video` and `corrected_to_video`.
+
+        Raises:
+            ValueError: there are no increments, or videos are corrected.
+        """
+        if self.psi is None or self.options.increment.corrected == "video":
+            raise ValueError("the geometry of corrected texts needs an increment with corrected: text")
+        text, video = text.float(), video.float()
+        texts, means = self.of_texts(text.sentence, len(video)), self.of_videos(self.mean_frames(video), len(text))
+        increment, gap = self.increments(texts, means, text, video), means - texts
+        corrected = texts + increment
+        found = {
+            "angle_to_gap": increment.cosine(gap).clamp(-1, 1).acos(),
+            "angle_to_text": increment.cosine(texts).clamp(-1, 1).acos(),
+            "increment_norm": increment.norm(),
+            "text_norm": texts.norm(),
+            "corrected_norm": corrected.norm(),
+            "text_to_video": gap.norm(),
+            "corrected_to_video": (corrected - means).norm(),
+        }
+        return {name: value.squeeze(-1).T for name, value in found.items()}
+
+
+class IncrementNetwork(nn.Module):
+    """psi(query, C), one layer of cross-attention over the frames or the words of a pair (Eq. 7; psi_module.py).
+
+    With q = LN1(query) and C' = LN1(C), the same LN1: o = W_O sum_k softmax_k(W_Q q . W_K C'_k / sqrt(D)) W_V C'_k,
+    h = LN2(o), psi = W_M LN3(h + dropout(W_1 h)). One head, as released. The released module also holds `log_std_proj`,
+    whose output is thrown away, and `linear2` and `mlp`, which nothing calls; they are not built.
+
+    Args:
+        dimension: D.
+        dropout: probability on the elements of W_1 h in training.
+    """
+
+    def __init__(self, dimension: int, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.layer_norm1 = nn.LayerNorm(dimension)
+        self.layer_norm2 = nn.LayerNorm(dimension)
+        self.layer_norm3 = nn.LayerNorm(dimension)
+        self.q_proj = nn.Linear(dimension, dimension)
+        self.k_proj = nn.Linear(dimension, dimension)
+        self.v_proj = nn.Linear(dimension, dimension)
+        self.out_proj = nn.Linear(dimension, dimension)
+        self.linear1 = nn.Linear(dimension, dimension)
+        self.mean_proj = nn.Linear(dimension, dimension)
+        # The identity that psi_module.py starts from is overwritten by the released model's `init_weights`.
+        for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj, self.linear1, self.mean_proj):
+            nn.init.normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, query: P, context: Tensor, mask: Tensor | None = None, side: Side = "video") -> P:
+        """Return the increment of every pair, in the form of `query` and with one slot.
+
+        Args:
+            query: pair vectors with one slot, such as the gap.
+            context: (M, F, D) frames of each video, or (N, W, D) words of each text.
+            mask: (M, F) or (N, W), True where there is a frame or word; all are attended to where it is not given. An
+                item without any spreads its attention evenly.
+            side: whose vectors `context` holds.
+        """
+        norm, dtype = self.layer_norm1, context.dtype
+        context = F.layer_norm(context, norm.normalized_shape, norm.weight.to(dtype), norm.bias.to(dtype), norm.eps)
+        keys = _linear(self.k_proj, context)
+        # W_O goes to the values, and W_Q to the keys, because they are fewer than the pairs: attention adds up to one,
+        # so that the bias of W_O may stand inside it.
+        values = _linear(self.out_proj, _linear(self.v_proj, context))
+        asked, bias = keys @ self.q_proj.weight.to(dtype), keys @ self.q_proj.bias.to(dtype)
+        normed = query.layer_norm(norm)
+        if side == "video":
+            logits = normed.dot_frames(asked) + bias[:, :, None, None]  # (M, F, N, 1)
+        else:
+            logits = (normed.dot(asked) + bias[None, :, :, None]).transpose(1, 2)  # (M, W, N, 1)
+        if mask is not None:
+            real = mask.bool()[:, :, None, None] if side == "video" else mask.bool().T[None, :, :, None]
+            logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
+        weights = (logits / math.sqrt(context.shape[-1])).softmax(1)
+        hidden = type(query).mix(weights, values, side).layer_norm(self.layer_norm2)
+        branch = hidden.linear(self.linear1).dropout(self.dropout if self.training else 0.0)
+        return (hidden + branch).layer_norm(self.layer_norm3).linear(self.mean_proj)
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
+
+
+def norm_variance(increment: Tensor, options: NormRegularization) -> Tensor:
+    """Return -E_i Var_j |Delta_ij| (Eq. 10), or its smooth form (appendix C.3); its weight is not applied.
+
+    Args:
+        increment: (N, M, D), M at least 2.
+        options: kind and floor.
+
+    Returns:
+        Scalar; of `Variance`, 0 without gradient where it would be below minus the floor (modeling.py).
+    """
+    length = increment.norm(dim=-1)
+    if isinstance(options, Variance):
+        value = -length.var(1).mean()
+        return torch.where(value >= -options.floor, value, 0.0)
+    spread = (length - length.mean(1, keepdim=True)).square()
+    return (1 + (-spread).exp().mean(1)).log().mean()
+
+
+def directional_diversity(increment: Tensor, options: DirectionRegularization) -> Tensor:
+    """Return E_i log E_jk exp(-alpha (1 - z_ij . z_ik)) (Eq. 11), or E_i E_jk (z_ij . z_ik)^2 (appendix C.2).
+
+    Args:
+        increment: (N, M, D).
+        options: kind and alpha; its weight is not applied.
+
+    Returns:
+        Scalar. A direction is compared with itself too in `LogMeanExp` (as released), and not in `Orthogonal`.
+    """
+    direction = unit(increment)
+    cosine = direction @ direction.transpose(1, 2)  # (N, M, M)
+    if isinstance(options, LogMeanExp):
+        agreement = (-options.alpha * (1 - cosine)).exp().mean((1, 2))
+        return (agreement + 1e-8).log().mean()
+    others = ~torch.eye(cosine.shape[1], dtype=torch.bool, device=cosine.device)
+    return (cosine.square() * others).mean((1, 2)).mean()
+
+
+def relaxed_bottleneck(increment: Tensor, options: Bottleneck) -> Tensor:
+    """Return E_j KL(N(mu_j, sigma_j^2) || N(0, prior^2)) (Eq. 15; modeling.py).
+
+    Args:
+        increment: (N, M, D); at least two on the side that is no anchor.
+        options: anchor, prior and reduction over D; its weight is not applied.
+
+    Returns:
+        Scalar. Variances are unbiased, and 1e-6 is added to the deviations, as released.
+    """
+    increment = unit(increment) if options.normalize else increment
+    over = 0 if options.anchor == "video" else 1
+    # An anchor's increments may be as good as equal. Their deviation, and its gradient most of all, would then be the
+    # rounding of their mean; differences from one of them are exact in float32, and have the same deviation.
+    differences = increment - increment.narrow(over, 0, 1).detach()
+    mean, deviation = increment.mean(over), differences.std(over) + 1e-6
+    ratio = deviation / options.prior
+    divergence = 0.5 * (ratio.square() + (mean / options.prior).square() - 1) - ratio.log()
+    return (divergence.sum(-1) if options.reduction == "sum" else divergence.mean(-1)).mean()
+
+
+def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Return the longest step of steepest descent that stays within the trust region (Eqs. 37 to 40).
+
+    What psi learns to predict, in closed form: alpha = d . g + sqrt((d . g)^2 - |d|^2 + radius^2) with the direction g
+    of the gradient. Training does not use it; appendix H.5 compares with it.
+
+    Args:
+        increment: (..., D) increments d, none longer than `radius`.
+        gradient: (..., D) gradients of the loss with respect to them, none zero.
+        radius: of the trust region.
+
+    Returns:
+        The increments (..., D) after the step, of length `radius`, and the lengths alpha (...) of the steps.
+
+    Raises:
+        ValueError: an increment is outside the trust region, or a gradient is zero.
+    """
+    direction = gradient / gradient.norm(dim=-1, keepdim=True)
+    if not bool(direction.isfinite().all()):
+        raise ValueError("trust_region_step: a gradient of zero or one that is not finite has no direction")
+    squared = increment.square().sum(-1)
+    if bool((squared > radius**2 * (1 + 1e-5)).any()):
+        longest = float(squared.max().sqrt())
+        raise ValueError(f"trust_region_step: an increment of length {longest:g} is outside the radius {radius:g}")
+    along = (increment * direction).sum(-1)
+    alpha = along + (along.square() - squared + radius**2).clamp(min=0).sqrt()
+    return increment - alpha.unsqueeze(-1) * direction, alpha

@@ -1,0 +1,205 @@
+"""The options of GARE: what the paper varies, and where its wording and its released code differ.
+
+Sources are equations and tables of the paper (Xiao, 2025) and the files of musicman217/GARE-text-video-retrieval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from tvr_lightning.ranges import Dropout, Kind, Layers, NotNegative, Options, Positive, Range, kind
+
+Side = Literal["text", "video"]
+
+
+class Pooling(Kind):
+    """How the frames of a video become the vector that a text is compared with."""
+
+
+class TextPooling(Pooling):
+    """The frames weighed by their inner products with the text (modeling.py).
+
+    Args:
+        temperature: what the inner products are divided by (released script: --temp 3).
+    """
+
+    def __init__(self, temperature: Positive = 3.0) -> None:
+        self.temperature = temperature
+
+
+class MeanPooling(Pooling):
+    """The mean of the frames (section 2.1)."""
+
+
+class Increment(Kind):
+    """What is added to the text or the video of every pair."""
+
+    corrected: Side = "text"
+    dropout: float = 0.0
+    words: bool = False
+
+
+class NoIncrement(Increment):
+    """Nothing: the baseline of Table 3."""
+
+
+class GapIncrement(Increment):
+    """psi asks with the gap of video and text (Eq. 7).
+
+    Args:
+        corrected: the side that the increment is added to (Table 7).
+        context: what psi attends to, `frames` (V_frame) or `words` (T_word) (Table 4).
+        sign: eta; 1 asks with the gap v - t, -1 with t - v (Table 7).
+        dropout: on the elements inside psi in training, which then builds every increment, block by block
+            (psi_module.py).
+        mask_context: leave padding out of what psi attends to; by default padded words only, as padded frames are
+            attended to (psi_module.py).
+    """
+
+    def __init__(
+        self,
+        corrected: Side = "text",
+        context: Literal["frames", "words"] = "frames",
+        sign: Literal[1, -1] = 1,
+        dropout: Dropout = 0.3,
+        mask_context: bool | None = None,
+    ) -> None:
+        self.corrected = corrected
+        self.context = context
+        self.sign = sign
+        self.dropout = dropout
+        self.mask_context = mask_context
+
+    @property
+    def words(self) -> bool:  # type: ignore[override]
+        """Whether psi attends to words."""
+        return self.context == "words"
+
+
+class TextIncrement(Increment):
+    """psi asks with the text alone, and the increment of the text points along v - psi(t, V) (Table 5, "no gap").
+
+    Its length is exp(linear(cosines of the text with the frames)).
+
+    Args:
+        dropout: as of `GapIncrement`.
+        mask_context: leave padded frames out of what psi attends to.
+    """
+
+    def __init__(self, dropout: Dropout = 0.3, mask_context: bool = False) -> None:
+        self.dropout = dropout
+        self.mask_context = mask_context
+
+
+@dataclass
+class Bottleneck(Options):
+    """Relaxed information bottleneck (Eq. 15).
+
+    Attributes:
+        weight: beta; 0 leaves the term out (released: 1e-4; section 3.1: 0.07, for the mean).
+        anchor: each `video` has a Gaussian over the batch's texts, or each `text` one over its videos (Table 9).
+        prior: standard deviation of the prior (Table 6).
+        normalize: whether increments are brought to unit length before (Table 6).
+        reduction: `sum` over D (modeling.py), or the `mean` (the paper).
+    """
+
+    weight: NotNegative = 1e-4
+    anchor: Side = "video"
+    prior: Positive = 1.0
+    normalize: bool = False
+    reduction: Literal["sum", "mean"] = "sum"
+
+
+class NormRegularization(Kind):
+    """How the lengths of the increments, the trust-region radii, are spread.
+
+    Args:
+        weight: lambda_eps; 0 leaves the term out (appendix F; modeling.py).
+    """
+
+    def __init__(self, weight: NotNegative = 0.01) -> None:
+        self.weight = weight
+
+
+class Variance(NormRegularization):
+    """Minus the variance (Eq. 10).
+
+    Args:
+        weight: lambda_eps; 0 leaves the term out.
+        floor: lambda, above which variance is not rewarded (Fig. 5; modeling.py).
+    """
+
+    def __init__(self, weight: NotNegative = 0.01, floor: Positive = 0.5) -> None:
+        super().__init__(weight)
+        self.floor = floor
+
+
+class LogSumExp(NormRegularization):
+    """The smooth form of the variance (appendix C.3)."""
+
+
+class DirectionRegularization(Kind):
+    """How the directions of a text's increments differ.
+
+    Args:
+        weight: lambda_dir; 0 leaves the term out (appendix F; modeling.py).
+    """
+
+    def __init__(self, weight: NotNegative = 0.01) -> None:
+        self.weight = weight
+
+
+class LogMeanExp(DirectionRegularization):
+    """The logarithm of the mean agreement (Eq. 11).
+
+    Args:
+        weight: lambda_dir; 0 leaves the term out.
+        alpha: scale of the agreement (Table 8; section 3.1).
+    """
+
+    def __init__(self, weight: NotNegative = 0.01, alpha: Positive = 2.0) -> None:
+        super().__init__(weight)
+        self.alpha = alpha
+
+
+class Orthogonal(DirectionRegularization):
+    """The mean square of the cosines (appendix C.2)."""
+
+
+@dataclass
+class GAREOptions(Options):
+    """The options of GARE.
+
+    Attributes:
+        temporal_layers: blocks of the temporal transformer (section 3.1; main_retrieval.py: 4, on MSVD 0).
+        pooling: how frames become the vector that a text is compared with; `TextPooling` by default.
+        increment: what is added to the text or the video of a pair; `GapIncrement` by default.
+        bottleneck: relaxed information bottleneck (Eq. 15).
+        norm_variance: regularization of the increments' lengths (Eq. 10); `Variance` by default.
+        direction: regularization of the increments' directions (Eq. 11); `LogMeanExp` by default.
+        mask_frames: leave padded frames out of the pooling's softmax and of the mean of the frames. The released code
+            takes their weights away after the softmax, and counts them in the mean (modeling.py).
+        fixed_temperature: tau that is not learnt (section 3.1: 0.01); None learns CLIP's (modeling.py).
+
+    Raises:
+        ValueError: a value out of its range, or regularization of increments that there are none of.
+    """
+
+    temporal_layers: Layers = 4
+    pooling: Pooling = kind(TextPooling)
+    increment: Increment = kind(GapIncrement)
+    bottleneck: Bottleneck = field(default_factory=Bottleneck)
+    norm_variance: NormRegularization = kind(Variance)
+    direction: DirectionRegularization = kind(LogMeanExp)
+    mask_frames: bool = False
+    fixed_temperature: Annotated[float, Range(at_least=0.01)] | None = None  # 1 / temperature is kept at or below 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shaping = (self.bottleneck, self.norm_variance, self.direction)
+        if isinstance(self.increment, NoIncrement) and shaping != (Bottleneck(), Variance(), LogMeanExp()):
+            raise ValueError(
+                "increment is NoIncrement, so there is nothing to shape: leave bottleneck, norm_variance and direction "
+                "at their defaults"
+            )

@@ -1,0 +1,123 @@
+"""What heads over all pairs of texts and videos share: the form of their pair vectors, their memory, their blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, Pairwise, score_in_blocks
+
+GIB = 2**30
+CACHES = 32 * 2**20
+"""What a block may take on a CPU without gradients: larger ones leave its caches."""
+
+
+class PairHead(nn.Module, ABC):
+    """Scores N texts against M videos, block by block.
+
+    A head says in `prepare` what belongs to a text or to a video alone, which is computed once, and in `score` how any
+    texts meet any videos. The vectors that it gives every pair are of the cheaper `form` that training allows.
+
+    Args:
+        dimension: D.
+        basis: K, vectors of one side that the vectors of a pair are sums of; 0 for a head without such vectors.
+        slots: Q, vectors per pair.
+        dropout: probability on the elements of pair vectors in training, which needs the vectors themselves.
+        extra: numbers that a pair takes while it is scored besides its vectors.
+        side: whose vectors the basis holds: few of its items are scored at a time, against all of the other side.
+        memory_gib: budget in GiB for what scoring pairs holds at a time.
+
+    Attributes:
+        required_form: form to use in place of the cheaper one, to compare both.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        *,
+        basis: int = 0,
+        slots: int = 1,
+        dropout: float = 0.0,
+        extra: int = 0,
+        side: Literal["video", "text"] = "video",
+        memory_gib: float = 2.0,
+    ) -> None:
+        super().__init__()
+        self.dimension, self.basis, self.slots, self.pair_dropout, self.extra = dimension, basis, slots, dropout, extra
+        self.side: Literal["video", "text"] = side
+        self.memory_gib = memory_gib
+        self.required_form: type[Pairwise] | None = None
+
+    @property
+    def form(self) -> type[Pairwise]:
+        """The form of pair vectors: factorised, but dense where dropout needs the elements or D is no more than K."""
+        if self.required_form is not None:
+            return self.required_form
+        dropout = self.training and self.pair_dropout > 0
+        return DensePairVectors if dropout or self.basis >= self.dimension else PairVectors
+
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Any, Any]:
+        """Return what `score` takes of N texts and of M videos, records both; the features themselves by default."""
+        return text, video
+
+    @abstractmethod
+    def score(self, text: Any, video: Any, *given: Any) -> Scores:
+        """Score any n prepared texts against any m prepared videos: `similarity` (n, m), and parts (n, m, ...)."""
+
+    def pair_numbers(self, text: Record, video: Record) -> int:
+        """Return how many numbers a pair takes while it is scored: its vectors, eight times over, and what is extra.
+
+        Args:
+            text: prepared texts.
+            video: prepared videos.
+        """
+        vectors = 0 if not self.basis else self.dimension if self.form is DensePairVectors else self.basis + 4
+        return 8 * self.slots * vectors + self.extra
+
+    def forward(self, text: TextFeatures, video: VideoFeatures, *given: Any) -> Scores:
+        """Score N texts against M videos in float32 at least, whatever autocast says.
+
+        Args:
+            text: of N texts.
+            video: of M videos.
+            given: what `score` takes besides.
+
+        Returns:
+            `similarity` (N, M) and the head's parts (N, M, ...).
+        """
+        text, video = text.float(), video.float()
+        with torch.autocast(text.sentence.device.type, enabled=False):
+            return self.in_blocks(lambda some, few: self.score(some, few, *given), *self.prepare(text, video))
+
+    def in_blocks(self, score: Callable[[Any, Any], Scores], text: Record, video: Record) -> Scores:
+        """Score N prepared texts against M prepared videos with `score`, block by block."""
+        tensor = next(tensor for tensor in text.tensors() if tensor.is_floating_point())
+        return score_in_blocks(
+            score,
+            text,
+            video,
+            pair_bytes=tensor.element_size() * self.pair_numbers(text, video),
+            budget=self.block_bytes(tensor.device),
+            few=self.side,
+        )
+
+    def block_bytes(self, device: torch.device) -> int:
+        """Return the memory of one block: half of the budget, the other half is the evaluator's.
+
+        Blocks of training are computed twice where there are several, so that these are as large as the budget allows.
+        """
+        half = max(int(self.memory_gib * GIB / 2), 1)
+        return half if device.type != "cpu" or torch.is_grad_enabled() else min(half, CACHES)
+
+    def of_texts(self, vectors: Tensor, videos: int) -> Pairwise:
+        """Return vectors (N, D) or (N, Q, D) of texts, for each of `videos` videos."""
+        return self.form.from_texts(vectors if vectors.ndim == 3 else vectors.unsqueeze(1), videos)
+
+    def of_videos(self, vectors: Tensor, texts: int) -> Pairwise:
+        """Return vectors (M, D) or (M, Q, D) of videos, for each of `texts` texts."""
+        return self.form.from_videos(vectors if vectors.ndim == 3 else vectors.unsqueeze(1), texts)

@@ -1,0 +1,80 @@
+"""TC-MGC: Text-Conditioned Multi-Grained Contrastive Learning for Text-Video Retrieval (Jing, Yang, Chu, 2025).
+
+The equations are in `model.py`, to be read beside section 3 of the paper. Defaults are those of the released code
+(JingXiaolun/TC-MGC, modeling_tcmgc.py, module_xpool.py).
+
+Deviations:
+- interaction matrices: paper none (Eqs. 12, 15); released learns G and L; here as released (`interaction_matrices`).
+- projections: paper W_Q, W_K, W_V and W_O (Eqs. 2-6); released none; here as released (`attention.projections`).
+- temporal encoder: paper 3 layers; released 4; here as released (`temporal_layers`).
+- factor in the softmaxes over slots: paper none in Eqs. 18-29, 100 in Table 13; released 100; here 100
+  (`softmax_lambda`).
+- scale of LSA: paper weights from cosines (Eq. 31); released from logits; here as released (`aggregation_on`).
+- scale of SDR: paper variance of cosines (Eq. 36); released of logits; here as released (`decorrelation.scores`).
+- InfoNCE: paper sum of both directions (Eq. 35); released their mean; here as released (`loss_reduction`).
+- LSA matrix: paper G x G (Eq. 32); released undefined (`logit_weight`); here the paper's, starting as the identity.
+- padding: released keeps padded words and frames; here as released (`mask_words`, `mask_frames`).
+- repeated work: released computes all text-conditioned vectors twice; here once.
+- ties: released counts a tied query several times; here they are ranked by their expectation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor
+
+from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.temporal import temporal_transformer
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.tcmgc.model import TCMGCHead
+from tvr_lightning.methods.tcmgc.options import TCMGCOptions
+from tvr_lightning.training.losses import info_nce
+
+
+class TCMGC(RetrievalModule):
+    """TC-MGC: language-video attention, four contrasts, similarity reorganization, ISA, LSA and SDR.
+
+    Args:
+        encoder: media to features.
+        tcmgc: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
+
+    Raises:
+        ValueError: options, sizes and keep rate do not fit each other.
+    """
+
+    def __init__(self, encoder: Encoder, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
+        self.options = options = tcmgc or TCMGCOptions()
+        masked = {"words": options.mask_words, "frames": options.mask_frames}
+        self.reads_padding = tuple(part for part, mask in masked.items() if not mask)
+        layers = options.temporal_layers
+        self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
+        self.head = TCMGCHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
+
+    def encode_video(self, video: VideoFeatures) -> VideoFeatures:
+        """Relate the frames (M, F, D) over time (Eq. 1), keeping CLIP's own where they are contrasted."""
+        clip_frames = video.frames if self.options.attention is None else None
+        frames = video.frames if self.temporal is None else self.temporal(video.frames, video.frame_mask)
+        return dataclasses.replace(video, frames=frames, clip_frames=clip_frames)
+
+    def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
+        """Score any N texts against any M videos.
+
+        Returns:
+            `similarity` (N, M): aggregated scores on the scale of a cosine; `parts`: the contrasts' cosines.
+        """
+        return self.head(text, video, self.temperature())
+
+    def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
+        """Return scalars: InfoNCE and the weighted similarity decorrelation of B matching pairs (Eqs. 33-37)."""
+        scores, scale = self.score(pairs.text, pairs.video), self.temperature()
+        logits = self.contrastive_logits(scale * scores.similarity)
+        terms = {"info_nce": info_nce(logits, reduction=self.options.loss_reduction)}
+        weight = self.options.decorrelation.weight
+        if weight:
+            terms["decorrelation"] = weight * self.head.decorrelation(scores, scale)
+        return terms

@@ -1,0 +1,238 @@
+"""The equations of TC-MGC, in the paper's order (Jing, Yang, Chu, 2025).
+
+s_i (N, D) are sentences, w_i (N, W, D) words, v_j (M, F, D) frames behind the temporal encoder (Eq. 1). Vectors of all
+pairs are `Pairwise`, with a slot for the sentence and one for every word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.aggregation import BidirectionalAggregation
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.methods.tcmgc.options import LanguageVideoAttention, TCMGCOptions
+from tvr_lightning.methods.tcmgc.reorganization import Reorganization, kept_slots, reorganize
+from tvr_lightning.pairwise import Pairwise, TextConditionedAttention
+
+
+@dataclass
+class PreparedText(Record):
+    """What the head needs of N texts.
+
+    Attributes:
+        queries: (N, 1 + W, D) vectors to attend with, the sentence first.
+        sentence: (N, 1, D) at unit length; `interacting_sentence` is it times G where there is that matrix.
+        words: (N, W, D) at unit length; `interacting_words` are they times L where there is that matrix.
+        word_mask: (N, W), True where there is a token.
+    """
+
+    queries: Tensor
+    sentence: Tensor
+    interacting_sentence: Tensor
+    words: Tensor
+    interacting_words: Tensor
+    word_mask: Tensor
+
+
+class TCMGCHead(PairHead):
+    """Features of texts and videos to four scores per pair and their aggregate (sections 3.2 to 3.6).
+
+    Args:
+        dimension: D.
+        words: W, the word slots.
+        frames: F.
+        options: of the paper.
+        memory_gib: as of `PairHead`.
+
+    Raises:
+        ValueError: options, sizes and keep rate do not fit each other.
+    """
+
+    def __init__(
+        self, dimension: int, words: int, frames: int, options: TCMGCOptions | None = None, memory_gib: float = 2.0
+    ) -> None:
+        options = options or TCMGCOptions()
+        attention = options.attention or LanguageVideoAttention(dropout=0.0)
+        # A word asks for a frame of its own, so conditioned frames are as many as words (Eq. 11).
+        frame_slots = frames if options.attention is None else words
+        super().__init__(
+            dimension,
+            basis=attention.heads * frames,
+            slots=1 + words,
+            dropout=attention.dropout,
+            extra=2 * words * frame_slots,
+            memory_gib=memory_gib,
+        )
+        self.options, self.words, self.frames, self.frame_slots = options, words, frames, frame_slots
+        self.attention: TextConditionedAttention | None = None
+        if options.attention is not None:
+            self.attention = TextConditionedAttention(
+                dimension,
+                attention.heads,
+                attention.dropout,
+                attention.projections,
+                attention.residual,
+                initialization="normal",
+            )
+        self._build_contrasts()
+        self.lsa = LinearSoftmaxAggregation(len(options.contrasts)) if options.aggregation == "lsa" else None
+
+    def _build_contrasts(self) -> None:
+        """Build the matrices of the contrasts that are made; others would wait for a gradient in vain."""
+        options, modes, aggregation = self.options, self.options.reorganization, self.options.similarity_aggregation
+        self._kept: dict[str, int] = {}
+
+        def slots(count: int, mode: Reorganization, name: str) -> int:
+            self._kept[name] = kept_slots(count, options.keep_rate, mode, name)
+            return self._kept[name] + (mode == "fusion")
+
+        square = torch.eye(self.dimension) if options.interaction_matrices else None
+        self.global_matrix = self.local_matrix = None
+        if "video_sentence" in options.contrasts and square is not None:
+            self.global_matrix = nn.Parameter(square.clone())
+        if "video_word" in options.contrasts:
+            self.video_word_aggregation = aggregation.module(slots(self.words, modes.video_word, "video_word"))
+        if "sentence_frame" in options.contrasts:
+            count = slots(self.frame_slots, modes.sentence_frame, "sentence_frame")
+            self.sentence_frame_aggregation = aggregation.module(count)
+        if "frame_word" in options.contrasts:
+            self.local_matrix = None if square is None else nn.Parameter(square.clone())
+            words = slots(self.words, modes.words, "words")
+            frames = slots(self.frame_slots, modes.frames, "frames")
+            self.frame_word_aggregation = BidirectionalAggregation(aggregation, frames, words)
+
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, VideoFeatures]:
+        """Return what the texts ask and contrast with, and the videos.
+
+        Raises:
+            ValueError: another number of words or frames than the head was built for, or no `clip_frames` where CLIP's
+                own frames are contrasted.
+        """
+        found = (text.words.shape[1], video.frames.shape[1])
+        if found != (self.words, self.frames):
+            raise ValueError(
+                f"TC-MGC was built for {self.words} words and {self.frames} frames, its matrices fit no others; got "
+                f"{found[0]} words and {found[1]} frames: set model.init_args.words and frames, or those of the data"
+            )
+        if self.attention is None and video.clip_frames is None:
+            raise ValueError("without attention TC-MGC contrasts CLIP's own frames: clip_frames is missing")
+        sentence, words = unit(text.sentence.unsqueeze(1)), unit(text.words)
+        queries = torch.cat([text.sentence.unsqueeze(1), text.words], dim=1)
+        queries = queries if self.attention is None else self.attention.queries(queries)  # Eqs. 2, 8
+        by_global = sentence if self.global_matrix is None else sentence @ self.global_matrix
+        by_local = words if self.local_matrix is None else words @ self.local_matrix
+        return PreparedText(queries, sentence, by_global, words, by_local, text.word_mask), video
+
+    def score(self, text: PreparedText, video: VideoFeatures, scale: Tensor) -> Scores:
+        """Return the aggregated cosines (n, m) (Eq. 32) of n texts and m videos, and the contrasts' as `parts`.
+
+        Args:
+            text: n texts.
+            video: m videos.
+            scale: exp(logit_scale), scalar.
+        """
+        coarse, fine = self.visual_vectors(text, video)
+        contrasts, parts = self.options.contrasts, {}
+        if "video_sentence" in contrasts:  # Eq. 12; the matrix G is the released code's
+            parts["video_sentence"] = coarse.dot(text.interacting_sentence)[:, :, 0, 0].T
+        if "video_word" in contrasts:  # Eqs. 13, 18-19
+            similarity = self._without_padding(coarse.dot(text.words), text, video, words=True, frames=False)
+            similarity = self._reorganized(similarity, "video_word", dim=2)  # (k, M, N, 1)
+            parts["video_word"] = self.video_word_aggregation(similarity)[:, :, 0].T
+        if "sentence_frame" in contrasts:  # Eqs. 14, 20-21
+            similarity = self._without_padding(fine.dot(text.sentence), text, video, words=False, frames=True)
+            similarity = self._reorganized(similarity, "sentence_frame", dim=3)  # (k + 1, M, N, 1)
+            parts["sentence_frame"] = self.sentence_frame_aggregation(similarity)[:, :, 0].T
+        if "frame_word" in contrasts:  # Eqs. 15-17, 22-30; the matrix L is the released code's
+            similarity = fine.dot(text.interacting_words)
+            similarity = self._without_padding(similarity, text, video, words=True, frames=True)
+            similarity = self._reorganized(similarity, "words", dim=2)  # (k, M, N, frame slots)
+            similarity = self._reorganized(similarity, "frames", dim=3)  # (k, k, M, N)
+            parts["frame_word"] = self.frame_word_aggregation(similarity).T
+        return Scores(self.aggregate(torch.stack(list(parts.values())), scale), parts)
+
+    def visual_vectors(self, text: PreparedText, video: VideoFeatures) -> tuple[Pairwise, Pairwise]:
+        """Return unit video vectors z^c (one slot) and frame vectors z^f (a slot per word) of all pairs (Eqs. 2-11)."""
+        if self.attention is None:
+            assert video.clip_frames is not None  # checked in `prepare`
+            pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
+            return self.of_videos(pooled, len(text)), self.of_videos(unit(video.clip_frames), len(text))
+        frame_mask = video.frame_mask if self.options.mask_frames else None
+        conditioned = self.attention(self.of_texts(text.queries, len(video)), video.frames, frame_mask).unit()
+        return conditioned.select(0, 1), conditioned.select(1, conditioned.slots)
+
+    def _reorganized(self, similarity: Tensor, name: str, dim: int) -> Tensor:
+        """Keep the largest similarities of a contrast, fuse or remove the others (section 3.4)."""
+        mode: Reorganization = getattr(self.options.reorganization, name)
+        return reorganize(similarity, self._kept[name], mode, dim)
+
+    def _without_padding(
+        self, similarity: Tensor, text: PreparedText, video: VideoFeatures, words: bool, frames: bool
+    ) -> Tensor:
+        """Return similarities (M, N, words, frame slots) with minus infinity where a slot is padding."""
+        options, conditioned = self.options, self.attention is not None
+        if words and options.mask_words:
+            similarity = similarity.masked_fill(~text.word_mask.bool()[None, :, :, None], -torch.inf)
+        if frames and conditioned and options.mask_words:  # a conditioned frame belongs to a word
+            similarity = similarity.masked_fill(~text.word_mask.bool()[None, :, None, :], -torch.inf)
+        if frames and not conditioned and options.mask_frames:
+            similarity = similarity.masked_fill(~video.frame_mask.bool()[:, None, None, :], -torch.inf)
+        return similarity
+
+    def aggregate(self, scores: Tensor, scale: Tensor) -> Tensor:
+        """Return the weighted sum (N, M) of the contrasts' cosines (G, N, M) (Eqs. 31-32, Figs. 7-8)."""
+        if self.options.aggregation == "mean":
+            return scores.mean(0)
+        weighed = scores * scale if self.options.aggregation_on == "logits" else scores
+        weights = weighed.softmax(0) if self.lsa is None else self.lsa(weighed)
+        return (weights * scores).sum(0)
+
+    def decorrelation(self, scores: Scores, scale: Tensor) -> Tensor:
+        """Return the unweighted regularization (Eq. 36) of B texts and their B videos, scalar."""
+        options = self.options.decorrelation
+        stacked = torch.stack(list(scores.parts.values()))
+        stacked = stacked * scale if options.scores == "logits" else stacked
+        return similarity_decorrelation(stacked, options.pairs, options.unbiased)
+
+
+class LinearSoftmaxAggregation(nn.Module):
+    """LSA: weights of scores of several granularities from a softmax over a linear map of them (Eqs. 31-32).
+
+    Args:
+        scores: G, rows and columns of the matrix (G, G), which starts as the identity.
+    """
+
+    def __init__(self, scores: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(scores))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Return (G, N, M) weights that add up to 1 over the G scores (G, N, M) of every pair."""
+        return torch.einsum("gnm,gh->hnm", scores, self.weight.to(scores.dtype)).softmax(0)
+
+
+def similarity_decorrelation(
+    scores: Tensor, pairs: Literal["positives", "negatives", "all"] = "positives", unbiased: bool = True
+) -> Tensor:
+    """Variance of the scores of a pair over the granularities, averaged over pairs (Eq. 36, Table A.1).
+
+    Args:
+        scores: (G, B, B) scores of B texts and B videos at G granularities; row i matches column i.
+        pairs: which pairs count.
+        unbiased: whether the variance divides by G - 1.
+
+    Returns:
+        Scalar; 0 when all granularities agree.
+    """
+    variance = scores.var(0, correction=int(unbiased))
+    if pairs == "all":
+        return variance.mean()
+    matching = torch.eye(len(variance), dtype=torch.bool, device=variance.device)
+    return variance[matching if pairs == "positives" else ~matching].mean()

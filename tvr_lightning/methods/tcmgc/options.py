@@ -1,0 +1,129 @@
+"""The options of TC-MGC: what the paper varies, and where its wording and its released code differ.
+
+Sources are equations and tables of the paper (Jing, Yang, Chu, 2025) and the files of JingXiaolun/TC-MGC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, get_args
+
+from tvr_lightning.layers.aggregation import ISA, Aggregation
+from tvr_lightning.methods.tcmgc.reorganization import Reorganization
+from tvr_lightning.ranges import Count, Dropout, Layers, NotNegative, Options, Range, kind
+from tvr_lightning.training.losses import Reduction
+
+Contrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
+ScoreAggregation = Literal["mean", "softmax", "lsa"]
+ScoreScale = Literal["cosines", "logits"]
+
+
+@dataclass
+class LanguageVideoAttention(Options):
+    """Language-video attention (section 3.2).
+
+    Attributes:
+        heads: attention heads (Table 12).
+        dropout: on FC in training, which then builds every vector of every pair, block by block (module_xpool.py).
+        projections: W_Q, W_K, W_V and W_O of Eqs. 2-6, which the released code leaves out.
+        residual: around FC (Table 11).
+    """
+
+    heads: Count = 1
+    dropout: Dropout = 0.3
+    projections: bool = False
+    residual: bool = True
+
+
+@dataclass
+class SlotReorganization(Options):
+    """What becomes of the similarities that are not kept (section 3.4, Tables 5-8); `off` keeps all.
+
+    Attributes:
+        video_word: words of the video-word vector.
+        sentence_frame: frame slots of the sentence-frame vector.
+        words: words of every frame slot of the frame-word matrix; reorganized first.
+        frames: frame slots of every remaining word of the frame-word matrix.
+    """
+
+    video_word: Reorganization = "removal"
+    sentence_frame: Reorganization = "fusion"
+    words: Reorganization = "removal"
+    frames: Reorganization = "removal"
+
+
+@dataclass
+class Decorrelation(Options):
+    """Similarity decorrelation regularization (Eqs. 36-37, appendix A).
+
+    Attributes:
+        weight: alpha; 0 leaves the term out.
+        pairs: whose variance is lowered: matching pairs, all others, or both (Table A.1).
+        scores: variance of the `cosines` (Eq. 36), or of the `logits` as released, exp(2 logit_scale) times as large.
+        unbiased: whether the variance of G scores divides by G - 1 (released) or by G.
+    """
+
+    weight: NotNegative = 0.5
+    pairs: Literal["positives", "negatives", "all"] = "positives"
+    scores: ScoreScale = "logits"
+    unbiased: bool = True
+
+
+@dataclass
+class TCMGCOptions(Options):
+    """The options of TC-MGC.
+
+    Attributes:
+        temporal_layers: blocks of the temporal transformer (released: 4, the paper writes 3); 0 builds none (Table 10).
+        contrasts: which of the four contrasts are made (Table 9), always taken in the paper's order.
+        attention: language-video attention; None conditions nothing on the text: the video is then the mean of its unit
+            frames and the frames are CLIP's own, as in X-CLIP (Table 4).
+        keep_rate: r, share of the slots that reorganization keeps, k = int(slots r) (Fig. B.1).
+        reorganization: what becomes of the slots that are not kept.
+        similarity_aggregation: over the slots: `ISA` by default (section 3.5), `SoftmaxAggregation` (Table 4), or
+            `MeanAggregation`. Its softmax_lambda is Table 13's; 1 is the wording of Eqs. 18-29.
+        aggregation: `lsa` (Eqs. 31-32), plain `softmax`, or `mean`, over the contrasts (Figs. 7-8).
+        aggregation_on: whether the weights of the contrasts come from `logits` (released) or `cosines` (Eq. 31).
+        decorrelation: regularization of the scores (Eqs. 36-37).
+        loss_reduction: `mean` (released) or `sum` (Eq. 35) of both directions of InfoNCE.
+        interaction_matrices: the released code's D x D matrices G and L between text and video in the video-sentence
+            and frame-word contrasts, which Eqs. 12 and 15 do not have.
+        mask_frames: leave padded frames out of attention and contrasts; the released code keeps them.
+        mask_words: leave padded words out of the contrasts; the released code keeps them.
+
+    Raises:
+        ValueError: a value out of its range, the variance of a single contrast, or a temporal encoder that nothing
+            would read.
+    """
+
+    temporal_layers: Layers = 4
+    contrasts: tuple[Contrast, ...] = get_args(Contrast)
+    attention: LanguageVideoAttention | None = field(default_factory=LanguageVideoAttention)
+    keep_rate: Annotated[float, Range(above=0, at_most=1)] = 0.1
+    reorganization: SlotReorganization = field(default_factory=SlotReorganization)
+    similarity_aggregation: Aggregation = kind(ISA)
+    aggregation: ScoreAggregation = "lsa"
+    aggregation_on: ScoreScale = "logits"
+    decorrelation: Decorrelation = field(default_factory=Decorrelation)
+    loss_reduction: Reduction = "mean"
+    interaction_matrices: bool = True
+    mask_frames: bool = False
+    mask_words: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = get_args(Contrast)
+        if not self.contrasts or len(set(self.contrasts)) < len(self.contrasts):
+            raise ValueError(f"contrasts is {list(self.contrasts)}; name some of {', '.join(known)}, each once")
+        self.contrasts = tuple(name for name in known if name in self.contrasts)
+        if self.decorrelation.weight and len(self.contrasts) == 1:
+            raise ValueError(
+                f"decorrelation needs two contrasts, the variance of {self.contrasts[0]} alone is undefined: "
+                "set decorrelation.weight to 0 or name more contrasts"
+            )
+        coarse = {"video_sentence", "video_word"} & set(self.contrasts)
+        if self.temporal_layers and self.attention is None and not coarse:
+            raise ValueError(
+                "without attention, the frame contrasts take CLIP's own frames and nothing would use the temporal "
+                "encoder: set temporal_layers to 0"
+            )

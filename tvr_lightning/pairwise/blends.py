@@ -1,0 +1,263 @@
+"""Frames that attention reads: those of a video, or blends that the pair decides, such as GAID's fused frames.
+
+A blend x[j, i, f] = v[j, f] + g[j, f, i] d[j, f] of every pair costs two vectors per frame of a video and one number
+per pair and frame: a linear layer maps v and d, and a LayerNorm centres them and leaves one more number per pair and
+frame, because a variance is a quadratic form in g. So no frame is ever made per pair, unless a gate has a number for
+every dimension.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tvr_lightning.layers.cosine import COSINE_EPS, unit
+from tvr_lightning.pairwise.base import Pairwise
+from tvr_lightning.pairwise.dense import DensePairVectors
+
+Self = TypeVar("Self", bound="PairFrames")
+
+
+class PairFrames(ABC):
+    """F frames of every pair of a video j and a text i, x[j, i, f]."""
+
+    @abstractmethod
+    def layer_norm(self: Self, layer: nn.LayerNorm) -> Self:
+        """Return `layer` applied to every frame, with the layer's own eps."""
+
+    @abstractmethod
+    def linear(self: Self, layer: nn.Linear) -> Self:
+        """Return `layer` applied to every frame."""
+
+    @abstractmethod
+    def per_head(self: Self, heads: int) -> Self:
+        """Return every frame once per head, head after head, with zeros outside the head's columns."""
+
+    @abstractmethod
+    def dot(self, queries: Pairwise) -> Tensor:
+        """Return (M, F, N, Q) inner products with the queries of the own pair."""
+
+    @abstractmethod
+    def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
+        """Return sum_f weights[j, f, i, q] x[j, i, f] for `weights` (M, F, N, Q), in the given form if it can be."""
+
+    @abstractmethod
+    def cosine(self, texts: Tensor) -> Tensor:
+        """Return (M, N, F) cosines with the text of the own pair, for `texts` (N, D)."""
+
+
+class PlainFrames(PairFrames):
+    """Frames (M, F, D) of each video, the same for every text; or any vectors of a shape (..., F, D) to be mapped.
+
+    Example:
+        >>> frames = PlainFrames(torch.tensor([[[1.0, 0.0], [3.0, 4.0]]]))  # M 1, F 2, D 2
+        >>> frames.cosine(torch.tensor([[2.0, 0.0]]))  # (M, N, F)
+        tensor([[[1.0000, 0.6000]]])
+    """
+
+    def __init__(self, frames: Tensor) -> None:
+        self.frames = frames
+
+    def layer_norm(self, layer: nn.LayerNorm) -> PlainFrames:
+        """See `PairFrames.layer_norm`."""
+        return PlainFrames(_layer_norm(layer, self.frames))
+
+    def linear(self, layer: nn.Linear) -> PlainFrames:
+        """See `PairFrames.linear`."""
+        return PlainFrames(F.linear(self.frames, *_parameters(layer, self.frames)))
+
+    def per_head(self, heads: int) -> PlainFrames:
+        """See `PairFrames.per_head`."""
+        return PlainFrames(_once_per_head(self.frames, heads))
+
+    def dot(self, queries: Pairwise) -> Tensor:
+        """See `PairFrames.dot`."""
+        return queries.dot_frames(self.frames)
+
+    def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
+        """See `PairFrames.mix`."""
+        return form.mix(weights, self.frames)
+
+    def cosine(self, texts: Tensor) -> Tensor:
+        """See `PairFrames.cosine`."""
+        return (unit(self.frames) @ unit(texts).T).transpose(1, 2)
+
+
+class BlendedFrames(PairFrames):
+    """Frames sum_k c_k[j, f, i] B_k[j, f] + offset.
+
+    Args:
+        parts: coefficients (M, F, N), or None where they are 1, and basis (M, F, D) of each part.
+        offset: (H, D), what all frames of a head have alike.
+
+    Example:
+        >>> halves = torch.full((1, 1, 1), 0.5)  # one number for M 1, F 1 and N 1
+        >>> frames = BlendedFrames([(None, torch.tensor([[[1.0, 1.0]]])), (halves, torch.tensor([[[2.0, -2.0]]]))])
+        >>> frames.cosine(torch.tensor([[1.0, 0.0]]))  # the frame is (2, 0)
+        tensor([[[1.]]])
+    """
+
+    def __init__(self, parts: list[tuple[Tensor | None, Tensor]], offset: Tensor | None = None) -> None:
+        self.parts, self.offset = parts, offset
+
+    def __radd__(self, frames: Tensor) -> BlendedFrames:
+        """Return the sum with frames (M, F, D) of the videos."""
+        return BlendedFrames([(None, frames), *self.parts], self.offset)
+
+    def layer_norm(self, layer: nn.LayerNorm) -> BlendedFrames:
+        """See `PairFrames.layer_norm`: centres the bases and scales the coefficients."""
+        centred = [(c, basis - basis.mean(-1, keepdim=True)) for c, basis in self.parts]
+        variance = _square(centred) / centred[0][1].shape[-1]
+        scale = (variance + layer.eps).rsqrt()
+        weight, bias = _parameters(layer, scale)
+        return BlendedFrames([(scale if c is None else scale * c, basis * weight) for c, basis in centred], bias[None])
+
+    def linear(self, layer: nn.Linear) -> BlendedFrames:
+        """See `PairFrames.linear`."""
+        weight, bias = _parameters(layer, self.parts[0][1])
+        offset = bias[None] if self.offset is None else F.linear(self.offset, weight, bias)
+        return BlendedFrames([(c, F.linear(basis, weight)) for c, basis in self.parts], offset)
+
+    def per_head(self, heads: int) -> BlendedFrames:
+        """See `PairFrames.per_head`."""
+        parts = [(c if c is None else c.repeat(1, heads, 1), _once_per_head(basis, heads)) for c, basis in self.parts]
+        return BlendedFrames(parts, None if self.offset is None else _once_per_head(self.offset, heads))
+
+    def dot(self, queries: Pairwise) -> Tensor:
+        """See `PairFrames.dot`."""
+        products = _total(_times(c, queries.dot_frames(basis)) for c, basis in self.parts)
+        if self.offset is None:
+            return products
+        common = queries.dot_frames(self.offset.expand(len(products), -1, -1))  # (M, H, N, Q)
+        return products + common.repeat_interleave(products.shape[1] // common.shape[1], dim=1)
+
+    def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
+        """See `PairFrames.mix`."""
+        coefficients = torch.cat([_times(c, weights) for c, _ in self.parts], dim=1)
+        mixed = form.mix(coefficients, torch.cat([basis for _, basis in self.parts], dim=1))
+        if self.offset is None:
+            return mixed
+        common = self.offset.expand(len(weights), -1, -1)
+        return mixed + form.mix(weights.unflatten(1, (len(self.offset), -1)).sum(2), common)
+
+    def cosine(self, texts: Tensor) -> Tensor:
+        """See `PairFrames.cosine`, of blends without an offset."""
+        products = _total(_times(c, basis @ unit(texts).T) for c, basis in self.parts)
+        return (products / _square(self.parts).sqrt().clamp(min=COSINE_EPS)).transpose(1, 2)
+
+
+class DenseFrames(PairFrames):
+    """Frames (M, N, F, D) of every pair in memory: what a gate with a number per dimension needs, and the oracle.
+
+    Example:
+        >>> frames = DenseFrames(torch.tensor([[[[0.0, 2.0]], [[2.0, 0.0]]]]))  # M 1, N 2, F 1, D 2
+        >>> frames.cosine(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        tensor([[[0.],
+                 [1.]]])
+    """
+
+    def __init__(self, frames: Tensor) -> None:
+        self.frames = frames
+
+    def __radd__(self, frames: Tensor) -> DenseFrames:
+        """Return the sum with frames (M, F, D) of the videos."""
+        return DenseFrames(frames.unsqueeze(1) + self.frames)
+
+    def layer_norm(self, layer: nn.LayerNorm) -> DenseFrames:
+        """See `PairFrames.layer_norm`."""
+        return DenseFrames(_layer_norm(layer, self.frames))
+
+    def linear(self, layer: nn.Linear) -> DenseFrames:
+        """See `PairFrames.linear`."""
+        return DenseFrames(F.linear(self.frames, *_parameters(layer, self.frames)))
+
+    def per_head(self, heads: int) -> DenseFrames:
+        """See `PairFrames.per_head`."""
+        return DenseFrames(_once_per_head(self.frames, heads))
+
+    def dot(self, queries: Pairwise) -> Tensor:
+        """See `PairFrames.dot`."""
+        return torch.einsum("nmqd,mnfd->mfnq", queries.materialize(), self.frames)
+
+    def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
+        """See `PairFrames.mix`; always dense, for no basis is shared."""
+        return DensePairVectors(torch.einsum("mfnq,mnfd->mnqd", weights, self.frames))
+
+    def cosine(self, texts: Tensor) -> Tensor:
+        """See `PairFrames.cosine`."""
+        return torch.einsum("nd,mnfd->mnf", unit(texts), unit(self.frames))
+
+
+class PairGate:
+    """Numbers between 0 and 1 that pairs decide: frames + gate * (others - frames) blends two frames.
+
+    Args:
+        values: (M, F, N), one for every pair and frame, which makes `BlendedFrames`; or (M, N, F, D), one for every
+            dimension, or (M, N, F, 1), which make `DenseFrames`.
+
+    Example:
+        >>> frames, others = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]])  # M 1, F 1, D 2
+        >>> gate = PairGate(torch.tensor([[[0.0, 1.0]]]))  # closed for the first text, open for the second
+        >>> (frames + gate * (others - frames)).cosine(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        tensor([[[1.],
+                 [0.]]])
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def dense(self) -> PairGate:
+        """Return a gate of the same numbers that makes `DenseFrames`."""
+        return self if self.values.ndim == 4 else PairGate(self.values.transpose(1, 2).unsqueeze(-1))
+
+    def __mul__(self, frames: Tensor) -> BlendedFrames | DenseFrames:
+        """Return frames (M, F, D) of the videos times the gate."""
+        if self.values.ndim == 3:
+            return BlendedFrames([(self.values, frames)])
+        return DenseFrames(self.values * frames.unsqueeze(1))
+
+
+def _once_per_head(frames: Tensor, heads: int) -> Tensor:
+    """Return (..., heads F, D): the frames (..., F, D) once per head, with zeros outside the head's columns."""
+    if heads == 1:
+        return frames
+    width = frames.shape[-1] // heads
+    own = torch.eye(heads, dtype=frames.dtype, device=frames.device).repeat_interleave(width, dim=1)  # (heads, D)
+    return (frames.unsqueeze(-3) * own.unsqueeze(1)).flatten(-3, -2)
+
+
+def _parameters(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> tuple[Tensor, Tensor]:
+    return layer.weight.to(like.dtype), layer.bias.to(like.dtype)
+
+
+def _layer_norm(layer: nn.LayerNorm, frames: Tensor) -> Tensor:
+    return F.layer_norm(frames, layer.normalized_shape, *_parameters(layer, frames), layer.eps)
+
+
+def _times(coefficients: Tensor | None, values: Tensor) -> Tensor:
+    """Return `values` (M, F, N) or (M, F, N, Q) times coefficients (M, F, N), which are 1 where there are none."""
+    if coefficients is None:
+        return values
+    return values * (coefficients if values.ndim == 3 else coefficients.unsqueeze(-1))
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    first, *others = terms
+    for term in others:
+        first = first + term
+    return first
+
+
+def _square(parts: list[tuple[Tensor | None, Tensor]]) -> Tensor:
+    """Return the squared lengths (M, F, N) of blends without an offset, at least 0."""
+    products = []
+    for place, (first, basis) in enumerate(parts):
+        for again, (second, other) in enumerate(parts[place:]):
+            gram = (basis * other).sum(-1, keepdim=True)  # (M, F, 1)
+            products.append(_times(first, _times(second, 2 * gram if again else gram)))
+    return _total(products).clamp(min=0)

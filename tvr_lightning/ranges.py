@@ -1,0 +1,132 @@
+"""Options that check themselves: numbers within a range, words of a list, and kinds with options of their own.
+
+An options dataclass extends `Options`, and its types say what it takes:
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Example(Options):
+    ...     weight: Positive = 1.0
+    >>> Example(weight=0)
+    Traceback (most recent call last):
+    ValueError: Example.weight is 0; it must be above 0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import types
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+K = TypeVar("K", bound="Kind")
+COMPARISONS = {
+    "above": (operator.gt, "above"),
+    "at_least": (operator.ge, "at least"),
+    "below": (operator.lt, "below"),
+    "at_most": (operator.le, "at most"),
+}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which numbers an option takes; a bound of None is open."""
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+
+    def refusal(self, value: float) -> str | None:
+        """Say which number is expected instead of `value`; None where it is within the range."""
+        bounds = [(*COMPARISONS[name], bound) for name, bound in vars(self).items() if bound is not None]
+        if all(holds(value, bound) for holds, _, bound in bounds):
+            return None
+        return " and ".join(f"{words} {bound:g}" for _, words, bound in bounds)
+
+
+Positive = Annotated[float, Range(above=0)]
+NotNegative = Annotated[float, Range(at_least=0)]
+Dropout = Annotated[float, Range(at_least=0, below=1)]
+Count = Annotated[int, Range(at_least=1)]
+Layers = Annotated[int, Range(at_least=0)]
+
+
+class Kind:
+    """One of several alternatives of an option, which has options of its own: recipes name it by `class_path`.
+
+    A kind keeps the arguments of its constructor under their names. Two with equal ones are equal.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of every object that may change
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+def kind(default: type[K]) -> K:
+    """Return the default of an option that takes a `Kind`: one of `default`, as its constructor makes it.
+
+    The parser of recipes cannot write an instance down, so that None stands for it until `Options` are made.
+    """
+    return dataclasses.field(default=None, metadata={"kind": default})  # type: ignore[return-value]
+
+
+@dataclass
+class Options:
+    """The base of options dataclasses; one itself, or recipes would have to name theirs by `class_path`.
+
+    Raises:
+        ValueError: a number out of its range, or a word that is no alternative; names class and option.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if "kind" in field.metadata and getattr(self, field.name) is None:
+                setattr(self, field.name, field.metadata["kind"]())
+        check(self)
+
+
+def check(options: object) -> None:
+    """Refuse values that the types of a constructor do not allow.
+
+    Args:
+        options: an object that keeps the arguments of its constructor under their names.
+
+    Raises:
+        ValueError: names class, option, value and what is expected.
+    """
+    hints = get_type_hints(type(options).__init__, include_extras=True)
+    for name, hint in hints.items():
+        if name != "return":
+            value = getattr(options, name)
+            expected = _refusal(hint, value)
+            if expected is not None:
+                raise ValueError(f"{type(options).__name__}.{name} is {value}; it must be {expected}")
+            if isinstance(value, Kind):
+                check(value)
+
+
+def _refusal(hint: Any, value: Any) -> str | None:
+    """Say what a type expects instead of a value; None where the value will do."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        inner = _refusal(arguments[0], value)
+        ranges = [item for item in arguments[1:] if isinstance(item, Range)]
+        return inner or next((said for item in ranges if (said := item.refusal(value)) is not None), None)
+    if origin is Literal:
+        return None if value in arguments else f"one of {', '.join(map(str, arguments))}"
+    if origin in (Union, types.UnionType):
+        refusals = [_refusal(argument, value) for argument in arguments]
+        return None if None in refusals else " or ".join(item for item in refusals if item)
+    if origin is tuple:
+        return next((said for item in value if (said := _refusal(arguments[0], item)) is not None), None)
+    if hint in (int, float):
+        wanted = (int, float) if hint is float else int
+        return None if isinstance(value, wanted) and not isinstance(value, bool) else "a number"
+    if hint is type(None):
+        return None if value is None else "null"
+    return None if not isinstance(hint, type) or isinstance(value, hint) else f"a {hint.__name__}"
