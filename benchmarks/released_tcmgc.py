@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 
 import torch
-from released_code import Sizes, Subject, away_from_start
+from released_code import Sizes, Subject, away_from_start, of_form
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.tcmgc.method import AttentionConfig, TCMGCConfig, TCMGCHead
+from tvr_lightning.methods.tcmgc import LanguageVideoAttention, TCMGCOptions
+from tvr_lightning.methods.tcmgc.model import TCMGCHead
 
 SCALE = torch.tensor(100.0)
 
@@ -40,7 +41,7 @@ def released_block(head: TCMGCHead, text: TextFeatures, video: VideoFeatures) ->
         fine = torch.stack([pool_frames(head, word, video.frames) for word in text.words.unbind(1)], dim=1)
     coarse, fine = normalize(coarse, dim=-1), normalize(fine, dim=-1)  # (N, M, D), (N, W, M, D)
     sentence, words = normalize(text.sentence, dim=-1), normalize(text.words, dim=-1)
-    kept, factor = int(head.words * head.config.keep_rate), head.config.softmax_lambda
+    kept, factor = int(head.words * head.options.keep_rate), head.options.similarity_aggregation.softmax_lambda
     bidirectional = head.frame_word_aggregation
     video_sentence = torch.einsum("nd,nmd->nm", sentence @ head.global_matrix, coarse)
     video_word = torch.einsum("nwd,nmd->nmw", words, coarse).topk(kept, -1).values
@@ -64,8 +65,8 @@ def released_block(head: TCMGCHead, text: TextFeatures, video: VideoFeatures) ->
 def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:
     """Return a head of the given form, with the same parameters for every form."""
     torch.manual_seed(0)
-    config = TCMGCConfig(attention=AttentionConfig(dropout=0.0), form=form, memory_budget=budget)  # type: ignore[arg-type]
-    return away_from_start(TCMGCHead(sizes.dimension, sizes.words, sizes.frames, config))
+    options = TCMGCOptions(attention=LanguageVideoAttention(dropout=0.0))
+    return away_from_start(of_form(TCMGCHead(sizes.dimension, sizes.words, sizes.frames, options), form, budget))
 
 
 SUBJECT = Subject(

@@ -31,7 +31,7 @@ from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import ClipEncoder, Encoder, TinyClipEncoder
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare import GapIncrement, GAREOptions
-from tvr_lightning.methods.tcmgc.options import AttentionConfig
+from tvr_lightning.methods.tcmgc import LanguageVideoAttention, TCMGCOptions
 from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
@@ -42,7 +42,7 @@ TWO_FORMS: dict[str, dict[str, Any]] = {
     "XPool": {"xpool": XPoolOptions(dropout=0.0)},
     "TMASS": {"tmass": TMASSOptions(attention=XPoolOptions(dropout=0.0))},
     "GARE": {"gare": GAREOptions(increment=GapIncrement(dropout=0.0))},
-    "TCMGC": {"attention": AttentionConfig(dropout=0.0)},
+    "TCMGC": {"tcmgc": TCMGCOptions(attention=LanguageVideoAttention(dropout=0.0))},
 }
 PARTS = ("data", "encode", "loss", "backward", "optimizer")
 
