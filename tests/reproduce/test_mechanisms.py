@@ -117,9 +117,9 @@ def test_equal_seeds_give_equal_outcomes(benchmark, worlds):
 
 
 def test_every_measured_deviation_and_leak_is_one_that_a_docstring_records(benchmark):
-    from tvr_lightning.reproduce.ledger import CLASSES, entries
+    from tvr_lightning.reproduce.ledger import entries
 
     arms = benchmark("mechanisms_arms")
-    known = {(CLASSES[entry.file], deviation.topic) for entry in entries() for deviation in entry.deviations}
+    known = {(name, deviation.topic) for name, entry in entries().items() for deviation in entry.deviations}
     named = {(item.method, item.topic) for item in arms.DEVIATIONS} | {(item[0], "protocol") for item in arms.LEAKING}
     assert named <= known

@@ -18,27 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tvr_lightning
+import tvr_lightning.methods
 from tvr_lightning.errors import UserError
 
 PACKAGE = Path(tvr_lightning.__file__).parent
 PARTS = ("paper", "released", "here")
-CLASSES = {
-    "gare": "GARE",
-    "tcmgc": "TCMGC",
-    "ncl": "NCL",
-    "dpdv": "DPDV",
-    "video_qa": "VideoQuestionAnswering",
-    "gaid": "GAID",
-    "clip4clip": "CLIP4Clip",
-    "xclip": "XCLIP",
-    "xpool": "XPool",
-    "tmass": "TMASS",
-    "drl": "DRL",
-    "ucofia": "UCoFiA",
-}
-"""Class of each method's file, in the order of the ledger."""
-
 
 class LedgerError(UserError, ValueError):
     """A docstring's deviation lacks a part, or a measured effect belongs to none; names both and the form expected."""
@@ -66,7 +50,7 @@ class Entry:
     """What the docstring of one method's file records.
 
     Attributes:
-        file: name of the file without its ending, such as `tcmgc`.
+        file: name of the file without its ending or of the folder, such as `tcmgc`.
         title: its first line.
         code: whether there is released code.
         deviations: in the docstring's order.
@@ -118,12 +102,21 @@ def source(file: str) -> str:
     return str((within if within.exists() else PACKAGE / "methods" / f"{file}.py").relative_to(PACKAGE.parent))
 
 
-def entries() -> list[Entry]:
-    """Return what the docstrings of all methods' files record."""
-    found = []
-    for file in CLASSES:
+def files() -> dict[str, str]:
+    """Return the file or folder of every method by the name of its class: the papers, which are folders, come first."""
+    found = {}
+    for name in tvr_lightning.methods.__all__:
+        module = getattr(tvr_lightning.methods, name).__module__
+        found[name] = module.removeprefix("tvr_lightning.methods.").removesuffix(".method")
+    return dict(sorted(found.items(), key=lambda item: (not (PACKAGE / "methods" / item[1]).is_dir(), item[1])))
+
+
+def entries() -> dict[str, Entry]:
+    """Return what the docstrings of all methods' files record, by the names of their classes."""
+    found = {}
+    for name, file in files().items():
         tree = ast.parse((PACKAGE.parent / source(file)).read_text(encoding="utf-8"))
-        found.append(read_deviations(file, ast.get_docstring(tree) or ""))
+        found[name] = read_deviations(file, ast.get_docstring(tree) or "")
     return found
 
 
@@ -138,7 +131,7 @@ def measured_effects(path: Path) -> dict[tuple[str, str], list[str]]:
     """
     if not path.exists():
         return {}
-    known = {(CLASSES[entry.file], deviation.topic) for entry in entries() for deviation in entry.deviations}
+    known = {(name, deviation.topic) for name, entry in entries().items() for deviation in entry.deviations}
     data = json.loads(path.read_text(encoding="utf-8"))
     found: dict[tuple[str, str], list[str]] = {}
     for effect in [*data["leaks"], *data["deviations"]]:
@@ -199,11 +192,11 @@ def ledger(recipes: Path, effects: Path) -> str:
     """
     measured = measured_effects(effects)
     parts = [_HEAD]
-    for entry in entries():
+    for name, entry in entries().items():
         parts.append(f"## {entry.title}\n\n`{source(entry.file)}`")
         if not entry.code:
             parts.append("There is no public code.")
-        parts.append(_table(entry, measured))
+        parts.append(_table(entry, {topic: said for (method, topic), said in measured.items() if method == name}))
         values = recipe_values(recipes, entry.file)
         if values:
             lines = [f"- `{recipe}`: `{setting}` ({comment})" for recipe, setting, comment in values]
@@ -217,10 +210,10 @@ def ledger(recipes: Path, effects: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(entry: Entry, measured: dict[tuple[str, str], list[str]]) -> str:
+def _table(entry: Entry, measured: dict[str, list[str]]) -> str:
     lines = ["| what | the paper | the released code | here | measured |", "|---|---|---|---|---|"]
     for deviation in entry.deviations:
-        effect = "; ".join(measured.get((CLASSES[entry.file], deviation.topic), []))
+        effect = "; ".join(measured.get(deviation.topic, []))
         cells = (deviation.topic, deviation.paper, deviation.released, deviation.here, effect)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
