@@ -43,3 +43,21 @@ def test_rooms_import_only_from_rooms_to_their_left():
 
 def test_every_room_is_found():
     assert {"data", "encoders", "layers", "evaluation", "methods"} <= {p.name for p in PACKAGE.iterdir() if p.is_dir()}
+
+
+def test_a_paper_s_equations_know_no_blocks_budgets_or_protocols():
+    """Blocks and memory are the business of `PairHead`, protocols that of `method.py`."""
+    models = sorted((PACKAGE / "methods").glob("*/model.py"))
+    assert models
+    refused = ("tvr_lightning.pairwise.blocks", "tvr_lightning.evaluation", "tvr_lightning.methods.released")
+    named = ("score_in_blocks", "block_bytes", "memory_budget", "Protocol", "as-released")
+    for path in models:
+        text = path.read_text(encoding="utf-8")
+        found = {
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        }
+        assert not [name for name in found if name.startswith(refused)], path
+        assert not [name for name in named if name in text], path

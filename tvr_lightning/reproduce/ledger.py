@@ -24,6 +24,7 @@ from tvr_lightning.errors import UserError
 PACKAGE = Path(tvr_lightning.__file__).parent
 PARTS = ("paper", "released", "here")
 
+
 class LedgerError(UserError, ValueError):
     """A docstring's deviation lacks a part, or a measured effect belongs to none; names both and the form expected."""
 
