@@ -8,6 +8,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.explain import nearest, options_of
 from tvr_lightning.methods import GARE
 from tvr_lightning.recipe import OptionError, data_from_recipe, from_recipe
+from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 RECIPE = [f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={RECIPES / 'fixture.yaml'}"]
@@ -28,10 +29,18 @@ WRONG = [
     ("data.init_args.fraems", "3", "data.init_args.fraems: MSRVTT has no option fraems; it has frames, "),
     ("data.init_args.frames", "many", "data.init_args.frames is 'many'; expected a whole number"),
     (f"{MODEL}.gather", "globe", f"{MODEL}.gather is 'globe'; expected global or local or own-slice or none"),
+    (f"{MODEL}.tcmgc.contrasts", "[word_word]", f"{MODEL}.tcmgc.contrasts is 'word_word'; expected video_sentence or "),
     ("trainer.max_epoks", "3", "trainer.max_epoks: Trainer has no option max_epoks; it has max_epochs, "),
     ("results.folder", "3", "results.folder: ResultsConfig has no option folder; it has "),
     ("modle", "GARE", "there is no option modle; there are model, "),
 ]
+
+
+@pytest.fixture(scope="module")
+def fixture(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("explain")
+    synthesize("msrvtt", root, 8, 0, workers=1, progress=False)
+    return root
 
 
 @pytest.mark.parametrize(("option", "value", "said"), WRONG, ids=[option for option, _, _ in WRONG])
@@ -41,6 +50,26 @@ def test_what_does_not_exist_is_named_with_what_does(option, value, said, capsys
     assert len(found.splitlines()) == 1, found
     assert found.startswith("tvr: ")
     assert said in found
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        (f"{MODEL}.tcmgc.keep_rate", "3", "TCMGCOptions.keep_rate is 3.0; it must be above 0 and at most 1"),
+        (f"{MODEL}.tcmgc.attention.heads", "0", "LanguageVideoAttention.heads is 0; it must be at least 1"),
+        (
+            f"{MODEL}.tcmgc.contrasts",
+            "[frame_word]",
+            "decorrelation needs two contrasts, the variance of frame_word alone",
+        ),
+        (f"{MODEL}.evaluation.memory_gib", "-1", "evaluation.memory_gib must be positive, not -1.0"),
+    ],
+)
+def test_what_options_refuse_is_one_sentence(option, value, said, fixture, capsys):
+    assert main(["fit", *RECIPE, f"--data.init_args.root={fixture}", f"--{option}={value}"]) == 1
+    (found,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tvr: ")]
+    assert found.startswith(f"tvr: {said}")
+    assert "Namespace" not in found
 
 
 @pytest.mark.parametrize(

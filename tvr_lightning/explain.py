@@ -56,6 +56,18 @@ def explain(sources: Iterable[Source], root: Mapping[str, Any]) -> str | None:
     return None
 
 
+def refusals(message: str) -> str:
+    """Return what options classes refuse, without the types that the parser tried around it; else the whole message.
+
+    Args:
+        message: of the parser, where a value is of none of the types of an option.
+    """
+    lines = [line.strip() for line in message.splitlines()]
+    tried = ("Does not validate", "Expected a", "Given value", "Not a valid", "Problem with given class_path")
+    said = [line[2:] for line in lines if line.startswith("- ") and not line[2:].startswith(tried)]
+    return "; ".join(dict.fromkeys(said)) if lines and lines[0].startswith("Does not validate") and said else message
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return names in words, those first that resemble `name` most."""
     found = sorted(names, key=lambda other: -difflib.SequenceMatcher(None, name.lower(), other.lower()).ratio())
@@ -237,4 +249,5 @@ def _kinds(hint: Any) -> Iterator[Any]:
         yield hint
     else:
         for each in inner:
-            yield from _kinds(each)
+            if each is not ...:  # of a tuple of any length
+                yield from _kinds(each)

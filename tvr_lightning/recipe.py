@@ -44,7 +44,7 @@ from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
 from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
 from tvr_lightning.evaluation.weights import Weights, weights_of
-from tvr_lightning.explain import Arguments, explain, sources_of
+from tvr_lightning.explain import Arguments, explain, refusals, sources_of
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
@@ -158,7 +158,7 @@ class RecipeCLI(LightningCLI):
             except ArgumentError as error:
                 verb = asked[0] if asked and asked[0] in self.subcommands() else None
                 known = dict.fromkeys((action.dest.partition(".")[0] for action in self._parser(verb)._actions), Any)
-                raise OptionError(explain(sources_of(asked), known | SECTIONS) or str(error)) from error
+                raise OptionError(explain(sources_of(asked), known | SECTIONS) or refusals(str(error))) from error
 
     def _parse_ckpt_path(self) -> None:
         # The command line decides; a checkpoint must not change the configuration silently (LightningCLI would let it).
@@ -229,7 +229,7 @@ class RecipeCLI(LightningCLI):
         try:
             check_present([*checks, *_required_files(model, model.init_args.encoder)])
         except ValueError as error:  # weights that no architecture of that name has
-            raise error if isinstance(error, UserError) else RecipeError(str(error)) from error
+            raise error if isinstance(error, UserError) else RecipeError(refusals(str(error))) from error
 
     def _set_memory(self, size: str | None) -> None:
         if size is None:
@@ -251,7 +251,7 @@ class RecipeCLI(LightningCLI):
             trainer = self.trainer
             self.model.encoder.check_precision(str(trainer.precision), type(trainer.strategy).__name__)
         except (ValueError, TypeError) as error:
-            raise RecipeError(str(error)) from error
+            raise RecipeError(refusals(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer with this project's callbacks and, unless the recipe names one, a TensorBoard logger."""
@@ -653,7 +653,7 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
     try:
         config = parser.parse_args(list(overrides), namespace=parser.parse_object(merged))
     except ArgumentError as error:
-        raise OptionError(explain([*sections, *sources_of(overrides)], SECTIONS) or str(error)) from error
+        raise OptionError(explain([*sections, *sources_of(overrides)], SECTIONS) or refusals(str(error))) from error
     return parser.instantiate(config).data
 
 
