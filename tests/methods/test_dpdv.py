@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from parity.case import load_case
 from parity.check import check_case
 
@@ -17,6 +18,7 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.patch_selector import PatchSelection
 from tvr_lightning.methods.dpdv import (
     DPDV,
     AveragePatches,
@@ -28,6 +30,8 @@ from tvr_lightning.methods.dpdv import (
 )
 from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, padded_captions
 from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
+from tvr_lightning.options import plain_options
+from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
 
@@ -471,6 +475,55 @@ def test_scores_are_in_float32_under_autocast():
         scores = made.score(half.text, half.video).similarity
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores, made.score(half.text.float(), half.video.float()).similarity)
+
+
+# Recipes
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    root = tmp_path_factory.mktemp("dpdv")
+    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
+
+    def build(*overlays):
+        paths = [RECIPES / "dpdv.yaml", *overlays, RECIPES / "fixture.yaml"]
+        return from_recipe(paths, [f"--data.init_args.root={root}", "--data.init_args.num_workers=0"])[0].options
+
+    return build
+
+
+def test_the_recipe_is_the_paper(recipe):
+    assert recipe() == DPDVOptions()
+
+
+def test_overlays_change_what_their_headers_say(recipe):
+    variants = RECIPES / "variants"
+    assert recipe(variants / "dpdv-paper.yaml").patch_reduction == PatchMerging(heads=1)
+    assert recipe(variants / "dpdv-spot.yaml").paths == ("spot",)
+    assert recipe(variants / "dpdv-captions-3.yaml").recover_captions == 3
+
+
+@pytest.mark.parametrize(
+    "kind", [AveragePatches(), EveryPatch(), SelectedPatches(PatchSelection(kept=2)), PatchMerging(ratio=0.75)]
+)
+def test_a_kind_of_patches_takes_the_place_of_another(recipe, tmp_path, kind):
+    written = {"class_path": type(kind).__name__, "init_args": plain_options(kind)["init_args"]}
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text(json.dumps({"model": {"init_args": {"dpdv": {"patch_reduction": written}}}}))
+    assert recipe(overlay).patch_reduction == kind
+
+
+@pytest.mark.parametrize("kind", [AveragePatches(), SelectedPatches(PatchSelection(kept=2)), PatchMerging(stages=1)])
+def test_a_method_built_in_python_is_loaded_from_its_checkpoint(tmp_path, kind):
+    made = module(patch_reduction=kind, divergence=Divergence(scores="cosines"))
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.strategy.connect(made)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = DPDV.load_from_checkpoint(tmp_path / "last.ckpt", encoder=encoder(), weights_only=True)
+    assert loaded.options == made.options
+    some = pairs(made)
+    found, expected = (one.eval().score(some.text, some.video).similarity for one in (loaded, made))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tvr_lightning.layers.aggregation import ISA, BidirectionalAggregation
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.methods.dpdv.weighted_max import (
+    PIECES,
     Tokens,
     TokenWeights,
     compacted,
@@ -139,6 +140,11 @@ class WeightedMax(Interaction):
         """Return unit tokens (N, T, D) with the logits (N, T) of their weights, from a mask (N, T) of real ones."""
         found: Tokens = self.video_weights(tokens, mask)
         return found
+
+    def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
+        """Return how many numbers a pair takes; without gradients those of one piece of the texts live at a time."""
+        numbers = super().pair_numbers(text_tokens, video_tokens)
+        return numbers if torch.is_grad_enabled() else -(-numbers // PIECES)
 
     def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
         """Return scores (N, M) between cosines; 0 for a pair of which one side has no token."""

@@ -1,8 +1,8 @@
 """The equations of NCL, in the paper's order (Park et al., section 3).
 
-S (N, M) are cosines of texts and videos, gamma is the temperature. What a test set is measured by, the sums of
-retrieval probabilities and the normalisation error (Eqs. 4 and 5), is in `evaluation/balance.py`; Sinkhorn's algorithm
-(Eqs. 8 to 11, Fig. 4), which normalises at test as well, is in `layers/sinkhorn.py`.
+S (N, M) are cosines of texts and videos (Eq. 1), gamma is the temperature. InfoNCE (Eq. 4) is in `training/losses.py`,
+the normalisation error (Eq. 5) in `evaluation/balance.py`. Sinkhorn's algorithm (Eqs. 8 to 11, Fig. 4), which
+normalises at test as well, is in `layers/sinkhorn.py`.
 """
 
 from __future__ import annotations
@@ -34,4 +34,4 @@ def normalized_logits(logits: Tensor, iterations: int = 4, detach: bool = True, 
     biases = text_bias[:, None] + video_bias
     if detach and isinstance(scale, Tensor):
         biases = biases * (scale / scale.detach())
-    return logits + biases  # Eq. 12, inside the softmaxes of Eqs. 1 and 2
+    return logits + biases  # Eq. 12, in the softmaxes of Eqs. 2 and 3, hence the loss of Eq. 4
