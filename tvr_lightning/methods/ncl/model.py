@@ -1,7 +1,7 @@
 """The equations of NCL, in the paper's order (Park et al., section 3).
 
 S (N, M) are cosines of texts and videos (Eq. 1), gamma is the temperature. InfoNCE (Eq. 4) is in `training/losses.py`,
-the normalisation error (Eq. 5) in `evaluation/balance.py`. Sinkhorn's algorithm (Eqs. 8 to 11, Fig. 4), which
+the normalisation error (Eq. 5) in `evaluation/normalization.py`. Sinkhorn's algorithm (Eqs. 8 to 11, Fig. 4), which
 normalises at test as well, is in `layers/sinkhorn.py`.
 """
 
