@@ -157,8 +157,7 @@ class DPDVHead(PairHead):
         """Return the tokens of N texts: T_s for the macro view, T_w for the micro view."""
         sentence = text.sentence.unsqueeze(1)
         one = torch.ones(sentence.shape[:2], dtype=torch.bool, device=sentence.device)
-        given = {"macro": (sentence, one), "micro": (text.words, text.word_mask)}
-        return TextSide({view: module.text(*given[view]) for view, module in self.views()}, unit(text.sentence))
+        return self._side(text, {"macro": (sentence, one), "micro": (text.words, text.word_mask)})
 
     def of_captions(self, text: TextFeatures, captions: Captions, video: VideoFeatures, recover: Tensor) -> TextSide:
         """Return the tokens of the N_s^- captions nearest to the Recover-Path's frames (Eq. 4).
@@ -176,10 +175,11 @@ class DPDVHead(PairHead):
         chosen = order[:, : self.options.recover_captions]
         mask = captions.mask[rows, chosen]
         words, word_mask = captions.words[rows, chosen], captions.word_mask[rows, chosen] & mask.unsqueeze(-1)
-        given = {
-            "macro": (captions.sentence[rows, chosen], mask),
-            "micro": (words.flatten(1, 2), word_mask.flatten(1, 2)),
-        }
+        sentences, bags = (captions.sentence[rows, chosen], mask), (words.flatten(1, 2), word_mask.flatten(1, 2))
+        return self._side(text, {"macro": sentences, "micro": bags})
+
+    def _side(self, text: TextFeatures, given: dict[str, tuple[Tensor, Tensor]]) -> TextSide:
+        """Return N texts that divide frames, with the tokens (N, T, D) and masks (N, T) given for each view."""
         return TextSide({view: module.text(*given[view]) for view, module in self.views()}, unit(text.sentence))
 
     def of_video(self, video: VideoFeatures, mask: Tensor | None = None) -> VideoSide:
