@@ -13,16 +13,11 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import SinkhornBias
 from tvr_lightning.layers.stochastic import Normal
 from tvr_lightning.methods import DPDV, GAID, GARE, NCL, TCMGC, TMASS, CLIP4Clip, XPool
-from tvr_lightning.methods.dpdv.options import DivergenceConfig
+from tvr_lightning.methods.dpdv import Divergence, DPDVOptions, EveryPatch
 from tvr_lightning.methods.gaid import DASP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
 from tvr_lightning.methods.gare import Bottleneck, GAREOptions, MeanPooling, NoIncrement
-from tvr_lightning.methods.tcmgc.options import (
-    Decorrelation,
-    LanguageVideoAttention,
-    ScoreAggregation,
-    ScoreScale,
-    TCMGCOptions,
-)
+from tvr_lightning.methods.tcmgc import Decorrelation, LanguageVideoAttention, TCMGCOptions
+from tvr_lightning.methods.tcmgc.options import ScoreAggregation, ScoreScale
 from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 
@@ -149,24 +144,16 @@ def gare(**options: Any) -> Build:
     return make
 
 
-def dpdv(
-    paths: bool = True, eq5: bool = False, pairwise: bool = False, divergence: DivergenceConfig | None = None
-) -> Build:
-    """Return DPDV with both views and patches as they are (a frame has four), with both paths or without."""
+def dpdv(**options: Any) -> Build:
+    """Return DPDV with both views and patches as they are (a frame has four)."""
 
     def make(encoder: TinyClipEncoder) -> DPDV:
-        return DPDV(
-            encoder,
-            words=WORDS,
-            frames=FRAMES,
-            paths=("spot", "recover") if paths else (),
-            spot_partition="pairwise" if pairwise else "paired",
-            macro_form="eq5" if eq5 else "eq6",
-            patch_reduction="none",
-            divergence=DivergenceConfig() if paths else DivergenceConfig(weight=0.0),
-        )
+        return DPDV(encoder, words=WORDS, frames=FRAMES, dpdv=DPDVOptions(patch_reduction=EveryPatch(), **options))
 
     return make
+
+
+WITHOUT_PATHS = dpdv(paths=(), divergence=Divergence(weight=0.0))
 
 
 EXPERIMENTS = (
@@ -219,7 +206,7 @@ EXPERIMENTS = (
         "DPDV",
         "dividing the frames by the caption, and captions for the rest, bridge what a caption leaves untold",
         "partially relevant captions",
-        (Arm("DPDV without paths", dpdv(paths=False)), Arm("DPDV", dpdv())),
+        (Arm("DPDV without paths", WITHOUT_PATHS), Arm("DPDV", dpdv())),
     ),
     Experiment(
         "balance",
@@ -305,8 +292,10 @@ DEVIATIONS = (
     Deviation("GAID", "sigma", _SOUND, _GAID, Arm("the paper's N(0, 1)", gaid(perturbation=DASP(Normal())))),
     Deviation("GAID", "text", _SOUND, _GAID, Arm("the paper's normalised text", gaid(normalize_text=True))),
     Deviation("GAID", "loss", _SOUND, _GAID, Arm("the paper's plain InfoNCE", gaid(loss_weighting="uniform"))),
-    Deviation("DPDV", "macro view", _PARTIAL, _DPDV, Arm("Eq. 5, with the best frame", dpdv(eq5=True))),
-    Deviation("DPDV", "partition", _PARTIAL, _DPDV, Arm("a partition by every text", dpdv(pairwise=True))),
+    Deviation(
+        "DPDV", "macro view", _PARTIAL, _DPDV, Arm("Eq. 5, with the best frame", dpdv(macro_interaction="weighted-max"))
+    ),
+    Deviation("DPDV", "partition", _PARTIAL, _DPDV, Arm("a partition by every text", dpdv(spot_partition="pairwise"))),
     Deviation("TMASS", "sigma", _PARTIAL, _TMASS, Arm("T-MASS, the paper's N(0, 1)", tmass(prior=Normal()))),
     Deviation(
         "TMASS", "support weight", _PARTIAL, _TMASS, Arm("T-MASS, the released default of 0", tmass(support_weight=0.0))

@@ -90,11 +90,12 @@ class Options:
         check(self)
 
 
-def check(options: object) -> None:
+def check(options: object, **elsewhere: Any) -> None:
     """Refuse values that the types of a constructor do not allow.
 
     Args:
         options: an object that keeps the arguments of its constructor under their names.
+        elsewhere: those arguments that it does not.
 
     Raises:
         ValueError: names class, option, value and what is expected.
@@ -102,7 +103,7 @@ def check(options: object) -> None:
     hints = get_type_hints(type(options).__init__, include_extras=True)
     for name, hint in hints.items():
         if name != "return":
-            value = getattr(options, name)
+            value = elsewhere[name] if name in elsewhere else getattr(options, name)
             expected = _refusal(hint, value)
             if expected is not None:
                 raise ValueError(f"{type(options).__name__}.{name} is {value}; it must be {expected}")

@@ -27,8 +27,8 @@ from tvr_lightning.evaluation.sealed import LeakageError
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.queue import FeatureQueue
 from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.methods.ncl.queue import FeatureQueue
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from parity.case import load_case
 from parity.check import check_case
 
@@ -14,26 +15,29 @@ from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.layers.patch_selector import PatchSelection as PatchSelectionConfig
-from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, padded_captions
-from tvr_lightning.methods.dpdv.method import (
+from tvr_lightning.layers.patch_selector import PatchSelection
+from tvr_lightning.methods.dpdv import (
     DPDV,
-    DPDVHead,
-    caption_order,
-    recover_frames,
-    spot_frames,
-    view_divergence,
+    AveragePatches,
+    Divergence,
+    DPDVOptions,
+    EveryPatch,
+    PatchMerging,
+    SelectedPatches,
 )
-from tvr_lightning.methods.dpdv.options import DivergenceConfig, DPDVConfig
-from tvr_lightning.methods.dpdv.patch_merging import PatchMergingConfig
+from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, padded_captions
+from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
+from tvr_lightning.options import plain_options
+from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 B, F, P, W, S, D = 5, 6, 9, 7, 4, 64
-NO_DIVERGENCE = {"divergence": DivergenceConfig(weight=0.0)}
+NO_DIVERGENCE = {"divergence": Divergence(weight=0.0)}
 TABLES = {
     "3 R1": {"paths": (), **NO_DIVERGENCE, "macro_interaction": "mean", "micro_interaction": "mean"},
     "3 R2": {"paths": ("spot",), "macro_interaction": "mean", "micro_interaction": "mean"},
@@ -44,8 +48,8 @@ TABLES = {
     "4 R4": {},
     "5 macro mean": {"views": ("macro",), "macro_interaction": "mean"},
     "5 macro UCoFiA": {"views": ("macro",), "macro_interaction": "ucofia"},
-    "5 micro mean": {"views": ("micro",), "micro_interaction": "mean", "patch_reduction": "none"},
-    "5 micro UCoFiA": {"views": ("micro",), "micro_interaction": "ucofia", "patch_reduction": "select"},
+    "5 micro mean": {"views": ("micro",), "micro_interaction": "mean", "patch_reduction": EveryPatch()},
+    "5 micro UCoFiA": {"views": ("micro",), "micro_interaction": "ucofia", "patch_reduction": SelectedPatches()},
     "6 R1": {"original_loss": False, **NO_DIVERGENCE},
     "6 R2": NO_DIVERGENCE,
     "6 R3": {"original_loss": False},
@@ -53,18 +57,18 @@ TABLES = {
     "S6 8-4": {"spot_ratio": 2 / 3},
     "S8 2": {"recover_captions": 2},
     "S8 3": {"recover_captions": 3},
-    "S10 CLIP4Clip": {"patch_reduction": "average"},
-    "S10 UCoFiA": {"patch_reduction": "select"},
-    "S10 .75": {"patch_merging": PatchMergingConfig(ratio=0.75)},
-    "S10 .25": {"patch_merging": PatchMergingConfig(ratio=0.0625)},
+    "S10 CLIP4Clip": {"patch_reduction": AveragePatches()},
+    "S10 UCoFiA": {"patch_reduction": SelectedPatches()},
+    "S10 .75": {"patch_reduction": PatchMerging(ratio=0.75)},
+    "S10 .25": {"patch_reduction": PatchMerging(ratio=0.0625)},
     "pairwise": {"spot_partition": "pairwise"},
     "pairwise with UCoFiA": {
         "spot_partition": "pairwise",
         "macro_interaction": "ucofia",
         "micro_interaction": "ucofia",
-        "patch_reduction": "average",
+        "patch_reduction": AveragePatches(),
     },
-    "eq5": {"macro_form": "eq5"},
+    "eq5": {"macro_interaction": "weighted-max"},
     "temporal": {"temporal_layers": 1},
 }
 
@@ -75,10 +79,11 @@ def encoder():
     return TinyClipEncoder(width=64, image_size=32, patch_size=8, text_layers=1, vision_layers=1, context_length=20)
 
 
-def module(**options):
+def module(memory_gib=2.0, **options):
     shared = encoder()
     torch.manual_seed(0)
-    made = DPDV(shared, words=W, frames=F, captions=S, **options)
+    evaluation = EvaluationConfig(memory_gib=memory_gib)
+    made = DPDV(shared, dpdv=DPDVOptions(captions=S, **options), words=W, frames=F, evaluation=evaluation)
     generator = torch.Generator().manual_seed(1)
     for parameter in made.head.parameters():  # as trained: fresh weights are all alike
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
@@ -161,9 +166,7 @@ def test_captions_are_ranked_by_the_mean_of_the_recovered_frames_and_absent_ones
 def test_a_pairwise_partition_agrees_with_the_paired_one_on_matching_pairs():
     paired, pairwise = module(), module(spot_partition="pairwise")
     some = pairs(paired)
-    ours, theirs = (
-        made.head(some.text, some.video, some.extras["captions"], paths=True).parts for made in (paired, pairwise)
-    )
+    ours, theirs = (made.head.matching(some.text, some.video, some.extras["captions"]) for made in (paired, pairwise))
     for name in ours:
         torch.testing.assert_close(ours[name].diagonal(), theirs[name].diagonal())
     for view in ("macro", "micro"):
@@ -177,7 +180,7 @@ def test_a_pairwise_partition_agrees_with_the_paired_one_on_matching_pairs():
 def test_losses_are_eq_12():
     made = module()
     some = pairs(made)
-    terms, parts = made.losses(some), made.head(some.text, some.video, some.extras["captions"], paths=True).parts
+    terms, parts = made.losses(some), made.head.matching(some.text, some.video, some.extras["captions"])
     scale = made.temperature()
     assert set(terms) == {"macro", "micro", "spot", "recover", "divergence"}
     for view in ("macro", "micro"):
@@ -207,7 +210,7 @@ def test_every_ablation_trains_and_scores_within_reach_of_a_cosine(name):
     unused = [n for n, p in made.named_parameters() if p.grad is None and not n.startswith("encoder.")]
     assert not unused
     scores = made.eval().score(some.text, some.video)
-    assert set(scores.parts) == set(made.head.config.views)
+    assert set(scores.parts) == set(made.options.views)
     assert bool((scores.similarity.abs() <= 1 + 1e-5).all())
     torch.testing.assert_close(scores.similarity, torch.stack(list(scores.parts.values())).mean(0))
 
@@ -216,16 +219,16 @@ def test_every_ablation_trains_and_scores_within_reach_of_a_cosine(name):
     ("options", "changed"),
     [
         ({"path_weight": 0.2}, {"spot", "recover"}),
-        ({"divergence": DivergenceConfig(weight=0.3)}, {"divergence"}),
-        ({"divergence": DivergenceConfig(scores="cosines")}, {"divergence"}),
-        ({"divergence": DivergenceConfig(reduction="mean")}, {"divergence"}),
-        ({"divergence": DivergenceConfig(direction="path-to-original")}, {"divergence"}),
+        ({"divergence": Divergence(weight=0.3)}, {"divergence"}),
+        ({"divergence": Divergence(scores="cosines")}, {"divergence"}),
+        ({"divergence": Divergence(reduction="mean")}, {"divergence"}),
+        ({"divergence": Divergence(direction="path-to-original")}, {"divergence"}),
         ({"spot_ratio": 0.3}, {"spot", "recover", "divergence"}),
         ({"spot_partition": "pairwise"}, {"spot", "recover", "divergence"}),
-        ({"macro_form": "eq5"}, {"macro", "spot", "recover", "divergence"}),
+        ({"macro_interaction": "weighted-max"}, {"macro", "spot", "recover", "divergence"}),
         ({"macro_interaction": "mean"}, {"macro", "spot", "recover", "divergence"}),
         ({"micro_interaction": "mean"}, {"micro", "spot", "recover", "divergence"}),
-        ({"patch_reduction": "none"}, {"micro", "spot", "recover", "divergence"}),
+        ({"patch_reduction": EveryPatch()}, {"micro", "spot", "recover", "divergence"}),
     ],
 )
 def test_a_switch_changes_the_terms_that_it_should(options, changed):
@@ -244,13 +247,13 @@ def test_divergence_vanishes_where_a_path_agrees_and_teaches_one_side_in_the_rev
     original = torch.randn(4, 4, requires_grad=True)
     path = torch.randn(4, 4, requires_grad=True)
     scale = torch.tensor(20.0)
-    for value in view_divergence(original, original.clone(), scale, DivergenceConfig()):
+    for value in view_divergence(original, original.clone(), scale, Divergence()):
         torch.testing.assert_close(value, torch.tensor(0.0))
-    torch.stack(view_divergence(original, path, scale, DivergenceConfig())).sum().backward()
+    torch.stack(view_divergence(original, path, scale, Divergence())).sum().backward()
     assert path.grad is not None
     assert original.grad is not None
     original.grad = path.grad = None
-    reverse = DivergenceConfig(direction="path-to-original")
+    reverse = Divergence(direction="path-to-original")
     torch.stack(view_divergence(original, path, scale, reverse)).sum().backward()
     assert path.grad is None
     assert bool((original.grad != 0).all())
@@ -315,8 +318,8 @@ def test_the_audit_finds_no_leak(name):
 
 @pytest.mark.parametrize("partition", ["paired", "pairwise"])
 def test_blocks_give_what_one_piece_gives_with_the_same_gradient(partition):
-    options = {"spot_partition": partition, "patch_reduction": "none"}
-    whole, blocked = module(**options), module(**options, memory_budget=1)
+    options = {"spot_partition": partition, "patch_reduction": EveryPatch()}
+    whole, blocked = module(**options), module(**options, memory_gib=2 / 1024)
     text, video, captions = features(patches=40, items=16)
     made = {}
     for name, one in (("whole", whole), ("blocked", blocked)):
@@ -324,8 +327,8 @@ def test_blocks_give_what_one_piece_gives_with_the_same_gradient(partition):
         terms = one.losses(PairedFeatures(text, encoded, torch.arange(16), torch.arange(16), {"captions": captions}))
         torch.stack(list(terms.values())).sum().backward()
         made[name] = terms
-    side = blocked.head._texts(text), blocked.head._videos(encoded, video.frame_mask)
-    assert blocked.head._pair_bytes(*side, 4) * 16 * 16 > 2**20  # more than one block
+    pair_bytes = 4 * blocked.head.pair_numbers(*blocked.head.prepare(text, encoded))
+    assert pair_bytes * 16 * 16 > blocked.head.block_bytes(torch.device("cpu")) == 2**20  # more than one block
     for name in made["whole"]:
         torch.testing.assert_close(made["whole"][name], made["blocked"][name])
     for (name, ours), theirs in zip(whole.named_parameters(), blocked.parameters(), strict=True):
@@ -395,7 +398,7 @@ def test_lacking_captions_are_named():
     batch.extras = {"recover_captions": [["one", "", "two"]]}
     with pytest.raises(CaptionError, match="video0 has 2 descriptions, the Recover-Path takes 3"):
         module(recover_captions=3).encode_extras(batch)
-    with pytest.raises(CaptionError, match=r"video7 has 3 descriptions, more than model\.init_args\.captions 2"):
+    with pytest.raises(CaptionError, match=r"video7 has 3 descriptions, more than model\.init_args\.dpdv\.captions 2"):
         padded_captions(["video7"], [["a", "b", "c"]], 2, 1)
     made = module()
     with pytest.raises(CaptionError, match="encode_extras"):
@@ -426,23 +429,20 @@ def test_videos_may_have_fewer_captions_than_others():
     [
         ({"views": ()}, "give macro, micro or both"),
         ({"paths": ("spot", "spot")}, "each once"),
-        ({"spot_ratio": 1.0}, "between 0 and 1"),
+        ({"spot_ratio": 1.0}, "above 0 and below 1"),
         ({"recover_captions": 5}, "from 1 to captions, which is 4"),
         ({"path_weight": -1.0}, "path_weight is -1"),
-        ({"memory_budget": 0}, "memory_budget is 0"),
         ({"paths": ()}, "set divergence.weight to 0"),
-        ({"paths": (), **NO_DIVERGENCE, "original_loss": False}, "nothing is trained"),
+        ({"paths": (), **NO_DIVERGENCE, "original_loss": False}, "no contrastive loss"),
         ({"paths": (), **NO_DIVERGENCE, "spot_partition": "pairwise"}, "paths is empty"),
         ({"path_weight": 0.0, **NO_DIVERGENCE}, r"set paths to \[\]"),
         ({"path_weight": 0.0, "original_loss": False}, "no contrastive loss"),
         ({"paths": ("spot",), "recover_captions": 2}, "belongs to the path recover"),
         ({"recover_captions": 2, "macro_interaction": "ucofia"}, "set recover_captions to 1"),
-        ({"macro_form": "eq5", "macro_interaction": "mean"}, "macro_form: eq5 belongs"),
-        ({"views": ("macro",), "patch_reduction": "none"}, "patch_reduction belongs to the view micro"),
+        ({"views": ("macro",), "patch_reduction": EveryPatch()}, "patch_reduction belong to the view micro"),
         ({"views": ("micro",), "macro_interaction": "mean"}, "belongs to the view macro"),
-        ({"patch_reduction": "none", "patch_merging": PatchMergingConfig(ratio=0.7)}, "patch_reduction: merge"),
-        ({"patch_selection": PatchSelectionConfig(kept=2)}, "patch_reduction: select"),
-        ({"micro_interaction": "ucofia"}, "use select"),
+        ({"patch_reduction": PatchMerging(ratio=0.0)}, "ratio is 0.0"),
+        ({"micro_interaction": "ucofia"}, "use SelectedPatches"),
         ({"temporal_layers": -1}, "temporal_layers is -1"),
     ],
 )
@@ -454,9 +454,9 @@ def test_conflicting_options_are_refused(options, message):
 def test_one_frame_cannot_be_divided():
     with pytest.raises(ValueError, match="two paths need at least 2"):
         DPDV(encoder(), words=W, frames=1)
-    DPDV(encoder(), words=W, frames=1, paths=(), **NO_DIVERGENCE)
-    with pytest.raises(ValueError, match=r"divergence\.weight is -1"):
-        DivergenceConfig(weight=-1)
+    DPDV(encoder(), dpdv=DPDVOptions(paths=(), **NO_DIVERGENCE), words=W, frames=1)
+    with pytest.raises(ValueError, match=r"Divergence\.weight is -1"):
+        Divergence(weight=-1)
 
 
 def test_the_micro_view_asks_for_patches():
@@ -464,7 +464,7 @@ def test_the_micro_view_asks_for_patches():
     assert not module(views=("macro",)).needs_patches
     text, video, _ = features()
     with pytest.raises(ValueError, match="needs patches"):
-        DPDVHead(D, W, F, DPDVConfig())(text, dataclasses.replace(video, patches=None))
+        DPDVHead(D, W, F, DPDVOptions())(text, dataclasses.replace(video, patches=None))
 
 
 def test_scores_are_in_float32_under_autocast():
@@ -475,6 +475,55 @@ def test_scores_are_in_float32_under_autocast():
         scores = made.score(half.text, half.video).similarity
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores, made.score(half.text.float(), half.video.float()).similarity)
+
+
+# Recipes
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    root = tmp_path_factory.mktemp("dpdv")
+    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
+
+    def build(*overlays):
+        paths = [RECIPES / "dpdv.yaml", *overlays, RECIPES / "fixture.yaml"]
+        return from_recipe(paths, [f"--data.init_args.root={root}", "--data.init_args.num_workers=0"])[0].options
+
+    return build
+
+
+def test_the_recipe_is_the_paper(recipe):
+    assert recipe() == DPDVOptions()
+
+
+def test_overlays_change_what_their_headers_say(recipe):
+    variants = RECIPES / "variants"
+    assert recipe(variants / "dpdv-paper.yaml").patch_reduction == PatchMerging(heads=1)
+    assert recipe(variants / "dpdv-spot.yaml").paths == ("spot",)
+    assert recipe(variants / "dpdv-captions-3.yaml").recover_captions == 3
+
+
+@pytest.mark.parametrize(
+    "kind", [AveragePatches(), EveryPatch(), SelectedPatches(PatchSelection(kept=2)), PatchMerging(ratio=0.75)]
+)
+def test_a_kind_of_patches_takes_the_place_of_another(recipe, tmp_path, kind):
+    written = {"class_path": type(kind).__name__, "init_args": plain_options(kind)["init_args"]}
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text(json.dumps({"model": {"init_args": {"dpdv": {"patch_reduction": written}}}}))
+    assert recipe(overlay).patch_reduction == kind
+
+
+@pytest.mark.parametrize("kind", [AveragePatches(), SelectedPatches(PatchSelection(kept=2)), PatchMerging(stages=1)])
+def test_a_method_built_in_python_is_loaded_from_its_checkpoint(tmp_path, kind):
+    made = module(patch_reduction=kind, divergence=Divergence(scores="cosines"))
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.strategy.connect(made)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = DPDV.load_from_checkpoint(tmp_path / "last.ckpt", encoder=encoder(), weights_only=True)
+    assert loaded.options == made.options
+    some = pairs(made)
+    found, expected = (one.eval().score(some.text, some.video).similarity for one in (loaded, made))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.slow

@@ -4,12 +4,16 @@ import pytest
 import torch
 
 from tvr_lightning.methods.dpdv.clustering import dpc_knn, merge_tokens
-from tvr_lightning.methods.dpdv.patch_merging import PatchMerging, PatchMergingConfig
+from tvr_lightning.methods.dpdv.options import PatchMerging
+from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
+from tvr_lightning.ranges import check
 
 
 def merging(dimension=16, **options):
     torch.manual_seed(0)
-    return PatchMerging(dimension, PatchMergingConfig(**{"heads": 2, **options})).eval()
+    chosen = PatchMerging(**{"heads": 2, **options})
+    check(chosen)
+    return PatchFeatureMerging(dimension, chosen).eval()
 
 
 @pytest.mark.parametrize(
@@ -25,8 +29,7 @@ def merging(dimension=16, **options):
     ],
 )
 def test_schedules_are_those_of_the_paper(ratio, patches, counts):
-    config = PatchMergingConfig(ratio=ratio)
-    assert config.schedule(patches) == counts
+    assert PatchMerging(ratio=ratio).schedule(patches) == counts
     merged = merging(ratio=ratio)(torch.randn(2, 2, patches, 16))
     assert merged.shape == (2, 2, counts[-1], 16)
 

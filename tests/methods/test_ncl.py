@@ -20,8 +20,9 @@ from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, S
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, XPool
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
-from tvr_lightning.methods.ncl import EmptyQueueError, normalized_logits
+from tvr_lightning.methods.ncl.model import normalized_logits
 from tvr_lightning.methods.tcmgc import TCMGCOptions
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
@@ -250,7 +251,7 @@ class WithoutContrast(CLIP4Clip):
         ({"normalize_loss": False, "iterations": 4}, "drop iterations and detach_biases"),
         ({"normalize_loss": False, "detach_biases": False}, "drop iterations and detach_biases"),
         ({"queue_size": -1}, "at least 0"),
-        ({"bank": "memory"}, "expected queue or training-split"),
+        ({"bank": "memory"}, "one of queue, training-split"),
         ({"queue_size": 0, "evaluation": EvaluationConfig(normalization=SinkhornBias())}, "set queue_size above 0"),
     ],
 )

@@ -97,14 +97,23 @@ class PairHead(nn.Module, ABC):
     def in_blocks(self, score: Callable[[Any, Any], Scores], text: Record, video: Record) -> Scores:
         """Score N prepared texts against M prepared videos with `score`, block by block."""
         tensor = next(tensor for tensor in text.tensors() if tensor.is_floating_point())
-        return score_in_blocks(
+        order = self.order(text)
+        scores = score_in_blocks(
             score,
-            text,
+            text if order is None else text[order],
             video,
             pair_bytes=tensor.element_size() * self.pair_numbers(text, video),
             budget=self.block_bytes(tensor.device),
             few=self.side,
         )
+        if order is None:
+            return scores
+        back = order.argsort()
+        return Scores(scores.similarity[back], {name: part[back] for name, part in scores.parts.items()})
+
+    def order(self, text: Record) -> Tensor | None:
+        """Return the order (N,) int64 in which prepared texts are scored; None leaves them in theirs."""
+        return None
 
     def block_bytes(self, device: torch.device) -> int:
         """Return the memory of one block: half of the budget, the other half is the evaluator's.

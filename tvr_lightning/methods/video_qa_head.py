@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
-from tvr_lightning.methods.dpdv.method import spot_frames
+from tvr_lightning.methods.dpdv.model import spot_frames
 
 FramePooling = Literal["spot", "mean"]
 Inputs = Literal["both", "question", "video"]

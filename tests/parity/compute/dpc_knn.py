@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, rename
 from tvr_lightning.methods.dpdv.clustering import dpc_knn
-from tvr_lightning.methods.dpdv.patch_merging import PatchMergingConfig, PatchMergingStage
+from tvr_lightning.methods.dpdv.options import PatchMerging
+from tvr_lightning.methods.dpdv.patch_merging import PatchMergingStage
 
 NAMES = NameMap(
     (
@@ -24,19 +25,19 @@ NAMES = NameMap(
 CLUSTERS = re.compile(r"cluster_index\(cluster_num=(\d+),k=(\d+)\)")
 
 
-def import_stage(checkpoint: Mapping[str, Tensor], source: str, config: PatchMergingConfig) -> PatchMergingStage:
+def import_stage(checkpoint: Mapping[str, Tensor], source: str, options: PatchMerging) -> PatchMergingStage:
     """Build one stage of merging from HBI's `ctm` and `block`.
 
     Args:
         checkpoint: tensors by the authors' names; `block.norm1.weight` (D,) gives the width.
         source: the file, for the error.
-        config: neighbours and heads; the rest is HBI's.
+        options: neighbours and heads; the rest is HBI's.
 
     Raises:
         CaseError: names are missing or unexpected.
     """
     dimension = len(checkpoint["block.norm1.weight"]) if "block.norm1.weight" in checkpoint else 1
-    stage = PatchMergingStage(dimension, config)
+    stage = PatchMergingStage(dimension, options)
     stage.load_state_dict(rename(checkpoint, NAMES, stage.state_dict(), source))
     return stage.eval()
 
@@ -45,7 +46,7 @@ def compute_dpc_knn(case: ParityCase) -> dict[str, Tensor]:
     """Compute cluster indices, merged tokens and attended tokens (B, K, D) of a case with tokens (B, T, D)."""
     tokens, given = case.input("tokens"), case.config
     heads, ratio = int(given.get("num_heads", 8)), float(given.get("sample_ratio", 0.5))
-    config = PatchMergingConfig(
+    options = PatchMerging(
         ratio=ratio,
         stages=1,
         neighbours=int(given.get("k", 5)),
@@ -54,8 +55,8 @@ def compute_dpc_knn(case: ParityCase) -> dict[str, Tensor]:
         heads=heads,
         keys="merged",
     )
-    stage = import_stage(case.checkpoint, str(case.path), config)
-    (clusters,) = config.schedule(tokens.shape[1])
+    stage = import_stage(case.checkpoint, str(case.path), options)
+    (clusters,) = options.schedule(tokens.shape[1])
     merged, _ = stage.merge(tokens, clusters)
     # The cases feed the merged tokens to the block as queries, keys and values at once.
     found = {

@@ -16,9 +16,9 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.dpdv.captions import Captions
 from tvr_lightning.methods.dpdv.clustering import DensityRule, dpc_knn, merge_tokens
-from tvr_lightning.methods.dpdv.method import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
-from tvr_lightning.methods.dpdv.options import DivergenceConfig, DPDVConfig
-from tvr_lightning.methods.dpdv.patch_merging import PatchMerging, PatchMergingConfig
+from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
+from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions, EveryPatch, PatchMerging
+from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
 from tvr_lightning.methods.dpdv.weighted_max import Tokens
 from tvr_lightning.training.losses import info_nce
 
@@ -41,27 +41,27 @@ def _merging_names(stages: int) -> NameMap:
     )
 
 
-def import_head(checkpoint: Mapping[str, Tensor], source: str, config: DPDVConfig) -> DPDVHead:
+def import_head(checkpoint: Mapping[str, Tensor], source: str, options: DPDVOptions) -> DPDVHead:
     """Build the head from the tensors `weight.{token kind}.{layer}` of a case, in float64.
 
     Args:
         checkpoint: tensors by the case's names; `weight.frame.0.weight` (2D, D) gives the width.
         source: the file, for the error.
-        config: switches.
+        options: of the paper.
 
     Raises:
         CaseError: names are missing or unexpected.
     """
     dimension = checkpoint["weight.frame.0.weight"].shape[1]
-    head = DPDVHead(dimension, config=config).double()
+    head = DPDVHead(dimension, options=options).double()
     names = HEAD_NAMES
-    if config.recover_captions == 1:  # one sentence needs no weight
+    if options.recover_captions == 1:  # one sentence needs no weight
         names = NameMap(names.prefixes, (*names.unused, "weight.sentence."))
     head.load_state_dict(rename(checkpoint, names, head.state_dict(), source))
     return head.eval()
 
 
-def import_merging(checkpoint: Mapping[str, Tensor], source: str, config: PatchMergingConfig) -> PatchMerging:
+def import_merging(checkpoint: Mapping[str, Tensor], source: str, options: PatchMerging) -> PatchFeatureMerging:
     """Build the stages of patch merging from the tensors `pfmm.{stage}` of a case, in float64.
 
     `pfmm.0.norm.weight` (D,) gives the width.
@@ -69,8 +69,8 @@ def import_merging(checkpoint: Mapping[str, Tensor], source: str, config: PatchM
     Raises:
         CaseError: names are missing or unexpected.
     """
-    merging = PatchMerging(checkpoint["pfmm.0.norm.weight"].shape[0], config).double()
-    names = _merging_names(config.stages)
+    merging = PatchFeatureMerging(checkpoint["pfmm.0.norm.weight"].shape[0], options).double()
+    names = _merging_names(options.stages)
     merging.load_state_dict(rename(checkpoint, names, merging.state_dict(), source))
     return merging.eval()
 
@@ -79,13 +79,13 @@ def compute_dpdv(case: ParityCase) -> dict[str, Tensor]:
     """Compute selections, merging stages, scores (B, B) and scalar losses of a DPDV case of B pairs, in float64."""
     given, source = case.config, str(case.path)
     found: dict[str, Tensor] = {}
-    merging_config = PatchMergingConfig(
+    merging_options = PatchMerging(
         ratio=float(given.get("patch_ratio", 0.5)),
         stages=count_blocks(case.checkpoint, "pfmm."),
         neighbours=int(given.get("knn", 3)),
         heads=int(given.get("attention_heads", 8)),
     )
-    merging = import_merging(case.checkpoint, source, merging_config)
+    merging = import_merging(case.checkpoint, source, merging_options)
     counts = [int(size) for size in given.get("patch_sizes", [])[1:]]
     patches = _merging_stages(case.input("patches").double(), merging, counts, found)
     text = TextFeatures(case.input("sentence").double(), case.input("words").double(), case.input("text_mask").bool())
@@ -112,17 +112,17 @@ def compute_dpdv(case: ParityCase) -> dict[str, Tensor]:
 
 
 def _head(case: ParityCase, given: Mapping[str, Any], **changes: Any) -> DPDVHead:
-    config = DPDVConfig(
+    options = DPDVOptions(
         spot_ratio=float(given.get("frame_ratio", 0.5)),
         captions=case.input("caption_sentence").shape[1],
         recover_captions=int(given.get("recover_captions", 1)),
     )
-    return import_head(case.checkpoint, str(case.path), dataclasses.replace(config, **changes))
+    return import_head(case.checkpoint, str(case.path), dataclasses.replace(options, **changes))
 
 
 def _variants(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {
-        "eq5": {"macro_form": "eq5"},
+        "eq5": {"macro_interaction": "weighted-max"},
         "pairwise": {"spot_partition": "pairwise"},
         "several": {"recover_captions": int(given.get("recover_captions_supplement", 2))},
     }
@@ -149,19 +149,21 @@ def _captions(case: ParityCase) -> Captions:
 
 def _scores(head: DPDVHead, text: TextFeatures, video: VideoFeatures, captions: Captions) -> dict[str, Tensor]:
     """Scores (N, M) as `{view}.{original | spot | recover}`."""
-    parts = head(text, video, captions, paths=True).parts
+    parts = head.matching(text, video, captions)
     original = {f"{view}.original": parts[view] for view in VIEWS}
     return original | {f"{view}.{path}": parts[f"{path}.{view}"] for view in VIEWS for path in PATHS}
 
 
-def _merging_stages(patches: Tensor, merging: PatchMerging, counts: list[int], found: dict[str, Tensor]) -> Tensor:
+def _merging_stages(
+    patches: Tensor, merging: PatchFeatureMerging, counts: list[int], found: dict[str, Tensor]
+) -> Tensor:
     """Note what every stage makes of patches (M, F, P, D), and return the last ones (M, F, P', D)."""
-    config, shape = merging.config, patches.shape[:2]
-    counts = counts or config.schedule(patches.shape[2])
+    options, shape = merging.options, patches.shape[:2]
+    counts = counts or options.schedule(patches.shape[2])
     for number, (stage, clusters) in enumerate(zip(merging.stages, counts, strict=True)):
         rules: dict[str, DensityRule] = {"": "paper", ".self_excluded": "neighbours", ".hbi": "hbi"}
         for suffix, rule in rules.items():
-            clustered = dpc_knn(patches, clusters, config.neighbours, rule)
+            clustered = dpc_knn(patches, clusters, options.neighbours, rule)
             found |= {
                 f"pfmm.{number}.density{suffix}": clustered.density,
                 f"pfmm.{number}.delta{suffix}": clustered.delta,
@@ -180,7 +182,7 @@ def _partition(
     similarity = torch.einsum("nd,mfd->nmf", unit(text.sentence), unit(video.frames))
     mask = video.frame_mask
     spot, recover = head.partition(text, video)
-    each = spot_frames(similarity, mask.expand_as(similarity), head.config.spot_ratio)
+    each = spot_frames(similarity, mask.expand_as(similarity), head.options.spot_ratio)
     cosine, order = caption_order(captions.sentence, captions.mask, video.frames, recover)
     return {
         "sentence_frame_cosine(text,video,frame)": similarity.masked_fill(~mask, 0.0),
@@ -209,8 +211,8 @@ def _weights(
 def _mean_pooling(case: ParityCase, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
     """Eq. 1, whose patches are the frames' own, before any merging."""
     original = dataclasses.replace(video, patches=case.input("patches").double())
-    config = DPDVConfig(macro_interaction="mean", micro_interaction="mean", patch_reduction="none")
-    parts = DPDVHead(text.sentence.shape[1], config=config)(text, original).parts
+    options = DPDVOptions(macro_interaction="mean", micro_interaction="mean", patch_reduction=EveryPatch())
+    parts = DPDVHead(text.sentence.shape[1], options=options)(text, original).parts
     return {"score.mean_pool.sentence_frame": parts["macro"], "score.mean_pool.word_patch": parts["micro"]}
 
 
@@ -218,12 +220,12 @@ def _losses(
     found: Mapping[str, Tensor], scores: Mapping[str, Tensor], scale: Tensor, given: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     losses: dict[str, Tensor] = {}
-    reverse = DivergenceConfig(direction="path-to-original")
-    helper = DivergenceConfig(scores="cosines", reduction="mean")
+    reverse = Divergence(direction="path-to-original")
+    helper = Divergence(scores="cosines", reduction="mean")
     for view in VIEWS:
         for path in PATHS:
             pair = (scores[f"{view}.original"], scores[f"{view}.{path}"], scale)
-            rows, columns = view_divergence(*pair, DivergenceConfig())
+            rows, columns = view_divergence(*pair, Divergence())
             losses[f"loss.kl_rows.{view}.{path}"] = rows
             losses[f"loss.kl_columns.{view}.{path}"] = columns
             losses[f"loss.kl.{view}.{path}"] = (rows + columns) / 2

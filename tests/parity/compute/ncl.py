@@ -15,7 +15,7 @@ from tvr_lightning.evaluation.normalization import Direction, SinkhornBias, norm
 from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases
-from tvr_lightning.methods.ncl import normalized_logits
+from tvr_lightning.methods.ncl.model import normalized_logits
 from tvr_lightning.training.losses import info_nce, row_cross_entropy
 
 Named = Iterator[tuple[str, Tensor]]

@@ -319,7 +319,7 @@ def test_the_gate_is_that_of_the_matching_caption(splits, measured):
 def test_patches_only_ever_merge(splits, measured):
     members = measured["dpdv"]["merging.members"]
     stages = measured["dpdv"]["merging.left"].tolist()
-    assert stages == splits["dpdv"].module.reduction.config.schedule(16)
+    assert stages == splits["dpdv"].module.reduction.options.schedule(16)
     for video in members:
         for stage, left in enumerate(stages):
             for frame in range(video.shape[1]):

@@ -51,11 +51,11 @@ def padded_captions(video_ids: list[str], descriptions: list[list[str]], most: i
         if len(said) < least:
             raise CaptionError(
                 f"{video_id} has {len(said)} descriptions, the Recover-Path takes {least}: describe it in the captions "
-                "file, or lower model.init_args.recover_captions"
+                "file, or lower model.init_args.dpdv.recover_captions"
             )
         if len(said) > most:
             raise CaptionError(
-                f"{video_id} has {len(said)} descriptions, more than model.init_args.captions {most}; raise it"
+                f"{video_id} has {len(said)} descriptions, more than model.init_args.dpdv.captions {most}; raise it"
             )
         padded.append(said + [""] * (most - len(said)))
     return padded

@@ -33,7 +33,7 @@ class Clusters:
 
 @torch.no_grad()
 def dpc_knn(tokens: Tensor, clusters: int, neighbours: int = 3, density: DensityRule = "paper") -> Clusters:
-    """Cluster the T tokens of each set around density peaks (DPDV, Eq. 7 and the text around it).
+    """Cluster the T tokens of each set around density peaks (Eq. 7 and the text around it).
 
     A token is a centre where it is dense and far from everything denser; each other token goes to its nearest centre.
     Nothing is random: the released codes add noise of 1e-6 to break ties, here the first of several equals is taken.

@@ -1,4 +1,4 @@
-"""How the tokens of a text meet those of a video: mean pooling, UCoFiA's aggregation, weighted-max (DPDV, Table 5).
+"""How the tokens of a text meet those of a video: mean pooling, UCoFiA's aggregation, weighted-max (Table 5).
 
 An interaction prepares each side by itself, and then scores pairs; a score depends on the tokens of its own pair only.
 """
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from tvr_lightning.layers.aggregation import ISA, BidirectionalAggregation
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.methods.dpdv.weighted_max import (
+    PIECES,
     Tokens,
     TokenWeights,
     compacted,
     masked_softmax,
-    pair_bytes,
     weighted_max,
     weighted_sum,
 )
@@ -34,23 +34,23 @@ class Interaction(nn.Module, ABC):
         """Prepare un-normalised tokens (M, T, D) of videos, with their mask (M, T)."""
         return self.text(tokens, mask)
 
-    def pair_bytes(self, text_tokens: int, video_tokens: int, element: int) -> int:
-        """Memory that a pair takes while it is scored, in bytes; `element` is that of one number."""
-        return pair_bytes(text_tokens, video_tokens, element)
+    def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
+        """Return how many numbers a pair takes while it is scored: its cosines, their maxima, its masks."""
+        return 3 * text_tokens * video_tokens + 2 * (text_tokens + video_tokens)
 
     @abstractmethod
     def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
         """Return scores (N, M).
 
         Args:
-            text: of N texts, from long to short.
+            text: of N texts, best from long to short.
             video: of M videos.
             pair_mask: (N, M, T) bool, which of the video's tokens each pair has, where pairs differ.
         """
 
 
 class MeanPooling(Interaction):
-    """Cosine (N, M) of the mean tokens of both sides (DPDV, Eq. 1): no parameters."""
+    """Cosine (N, M) of the mean tokens of both sides (Eq. 1): no parameters."""
 
     def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
         """Keep tokens (N, T, D) as they are: their means are un-normalised."""
@@ -69,7 +69,7 @@ class MeanPooling(Interaction):
 
 
 class SimilarityAggregation(Interaction):
-    """UCoFiA's interactive similarity aggregation of the cosines, in one direction or both (DPDV, Table 5).
+    """UCoFiA's interactive similarity aggregation of the cosines, in one direction or both (Table 5).
 
     Its matrices have a row for every token, so that the number of tokens is fixed. Scores are (N, M).
 
@@ -88,9 +88,9 @@ class SimilarityAggregation(Interaction):
         else:
             self.aggregation = BidirectionalAggregation(ISA(temperature), video_slots, text_slots)
 
-    def pair_bytes(self, text_tokens: int, video_tokens: int, element: int) -> int:
-        """Both directions hold a softmax of their own."""
-        return 3 * pair_bytes(text_tokens, video_tokens, element)
+    def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
+        """Return how many numbers a pair takes: both directions hold a softmax of their own."""
+        return 3 * super().pair_numbers(text_tokens, video_tokens)
 
     def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
         """Return scores (N, M); 0 for a pair of which one side has no token.
@@ -115,7 +115,7 @@ class SimilarityAggregation(Interaction):
 
 
 class WeightedMax(Interaction):
-    """Weighted-max: scores (N, M) of texts and videos (DPDV, Eqs. 5, 6 and 9).
+    """Weighted-max: scores (N, M) of texts and videos (Eqs. 5, 6 and 9).
 
     Args:
         dimension: D.
@@ -140,6 +140,11 @@ class WeightedMax(Interaction):
         """Return unit tokens (N, T, D) with the logits (N, T) of their weights, from a mask (N, T) of real ones."""
         found: Tokens = self.video_weights(tokens, mask)
         return found
+
+    def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
+        """Return how many numbers a pair takes; without gradients those of one piece of the texts live at a time."""
+        numbers = super().pair_numbers(text_tokens, video_tokens)
+        return numbers if torch.is_grad_enabled() else -(-numbers // PIECES)
 
     def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
         """Return scores (N, M) between cosines; 0 for a pair of which one side has no token."""

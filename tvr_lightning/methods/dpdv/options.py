@@ -1,23 +1,110 @@
-"""Switches of DPDV, and which of them cannot be together."""
+"""The options of DPDV: what the paper varies, and what it leaves open.
+
+Sources are equations and tables of the paper (anonymous submission, without code), and the code of HBI
+(models/cluster.py, modeling.py, until_module.py) and TCFormer, which it builds on.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from tvr_lightning.layers.patch_selector import PatchSelection as PatchSelectionConfig
-from tvr_lightning.methods.dpdv.patch_merging import PatchMergingConfig
+from tvr_lightning.layers.patch_selector import PatchSelection
+from tvr_lightning.methods.dpdv.clustering import DensityRule
+from tvr_lightning.ranges import Count, Kind, Layers, NotNegative, Options, Range, kind
 
 View = Literal["macro", "micro"]
 Pathway = Literal["spot", "recover"]
-InteractionKind = Literal["weighted-max", "ucofia", "mean"]
-PatchReduction = Literal["merge", "average", "select", "none"]
-SpotPartition = Literal["paired", "pairwise"]
-MacroForm = Literal["eq6", "eq5"]
+MacroInteraction = Literal["weighted-sum", "weighted-max", "ucofia", "mean"]
+MicroInteraction = Literal["weighted-max", "ucofia", "mean"]
+Share = Annotated[float, Range(above=0, below=1)]
+
+
+class PatchReduction(Kind):
+    """What becomes of the patches of a frame (Table S10)."""
+
+    @property
+    def per_frame(self) -> int | None:
+        """How many are left; None where that depends on the frames."""
+        return None
+
+
+class EveryPatch(PatchReduction):
+    """All of them are left."""
+
+
+class AveragePatches(PatchReduction):
+    """Their mean is left (Table S10, "CLIP4Clip")."""
+
+    @property
+    def per_frame(self) -> int:
+        """One is left."""
+        return 1
+
+
+class SelectedPatches(PatchReduction):
+    """A few are left, and CLS (Table S10, "UCoFiA").
+
+    Args:
+        selection: which; UCoFiA's by default.
+    """
+
+    def __init__(self, selection: PatchSelection | None = None) -> None:
+        self.selection = selection or PatchSelection()
+
+    @property
+    def per_frame(self) -> int:
+        """CLS and those that are kept."""
+        return 1 + self.selection.kept
+
+
+class PatchMerging(PatchReduction):
+    """They are clustered and merged, stage by stage (section 3.3).
+
+    Args:
+        ratio: share of the patches that a stage keeps as centres, rounded up (Table S10): .5 takes 49 to 25, 13, 7 and
+            .75 to 37, 28, 21. Its row ".25" (49 to 4, 1, 1) is not a quarter: .0625 gives it.
+        stages: how often patches are merged (Table S10).
+        neighbours: k of the density (Eq. 7). Not stated; TCFormer takes 5, HBI 3, and so it is 3 here.
+        density: see `dpc_knn`; `paper` is the paper's formula.
+        weights: `mean` of a cluster (the paper says "merge"), or `scored` as in HBI and TCFormer: tokens pass a
+            convolution and a LayerNorm, and a learnt score weighs them.
+        heads: of the attention; Eq. 8 shows one head, HBI has 8.
+        keys: whether merged patches attend to the `previous` ones (the paper: "the original patch is used as key and
+            value") or to the `merged` ones themselves (HBI's released code).
+    """
+
+    def __init__(
+        self,
+        ratio: Annotated[float, Range(above=0, at_most=1)] = 0.5,
+        stages: Count = 3,
+        neighbours: Count = 3,
+        density: DensityRule = "paper",
+        weights: Literal["mean", "scored"] = "mean",
+        heads: Count = 8,
+        keys: Literal["previous", "merged"] = "previous",
+    ) -> None:
+        self.ratio = ratio
+        self.stages = stages
+        self.neighbours = neighbours
+        self.density = density
+        self.weights = weights
+        self.heads = heads
+        self.keys = keys
+
+    def schedule(self, patches: int) -> list[int]:
+        """Return how many patches each stage leaves of `patches`: 49 at .5 gives [25, 13, 7]."""
+        counts = []
+        for _ in range(self.stages):
+            # Tokens are few: 1e-9 takes back what .0625 or .1 lacks in binary, so that exact products stay whole.
+            patches = max(math.ceil(patches * self.ratio - 1e-9), 1)
+            counts.append(patches)
+        return counts
 
 
 @dataclass
-class DivergenceConfig:
+class Divergence(Options):
     """KL terms between the scores of all frames and those of the paths (Eq. 11).
 
     Attributes:
@@ -28,118 +115,98 @@ class DivergenceConfig:
             distributions is the former.
         direction: `original-to-path` is KL(S_m || S_m+-) as Eq. 11 prints it; `path-to-original` swaps the arguments
             and lets only S_m follow, which is what distilling the paths would ask for.
-
-    Raises:
-        ValueError: the weight is negative.
     """
 
-    weight: float = 0.1
+    weight: NotNegative = 0.1
     scores: Literal["logits", "cosines"] = "logits"
     reduction: Literal["batchmean", "mean"] = "batchmean"
     direction: Literal["original-to-path", "path-to-original"] = "original-to-path"
 
-    def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError(f"divergence.weight is {self.weight}; it must not be negative")
-
 
 @dataclass
-class DPDVConfig:
-    """Switches of the head under the names of the arguments of `DPDV`, which says what they mean.
+class DPDVOptions(Options):
+    """The options of DPDV.
+
+    Attributes:
+        temporal_layers: blocks of CLIP4Clip's temporal transformer on the frames; 0, as the paper mentions none.
+        views: `macro`, sentences against frames, and `micro`, words against patches (Table 4).
+        paths: `spot` and `recover` (Table 3); none trains on the original pairs alone.
+        spot_ratio: share of a video's frames in the Spot-Path (supplement, section A: half; Table S6 has 1/3 and 2/3).
+        spot_partition: `paired`: the matching text divides a video's frames for all texts; `pairwise`: every text
+            divides the frames of every video by itself. Not stated; L+ and L- index one set of frames per sample.
+        captions: N_s, most descriptions of a video (section 3.2: 6).
+        recover_captions: N_s^-, descriptions that the Recover-Path takes (section 3.2: 1; Table S8 up to 3).
+        macro_interaction: of sentences and frames (Table 5): `weighted-sum` over the frames (Eq. 6) where there is one
+            sentence, `weighted-max` always, which adds its best frame (Eq. 5), `ucofia`'s aggregation, or `mean`
+            pooling (Eq. 1).
+        micro_interaction: of words and patches (Table 5): `weighted-max` (Eq. 9), `ucofia`, or `mean`.
+        patch_reduction: `PatchMerging` by default, `AveragePatches`, `SelectedPatches` or `EveryPatch` (Table S10).
+        original_loss: train on the original pairs, L of Eq. 12 (Table 6).
+        path_weight: alpha of Eq. 12 (the paper: 0.5).
+        divergence: KL terms, L_KL of Eq. 12.
 
     Raises:
-        ValueError: options that are out of range, or of which one makes another senseless.
+        ValueError: a value out of its range, or options of which one makes another senseless.
     """
 
+    temporal_layers: Layers = 0
     views: tuple[View, ...] = ("macro", "micro")
     paths: tuple[Pathway, ...] = ("spot", "recover")
-    spot_ratio: float = 0.5
-    spot_partition: SpotPartition = "paired"
-    captions: int = 6
-    recover_captions: int = 1
-    macro_interaction: InteractionKind = "weighted-max"
-    micro_interaction: InteractionKind = "weighted-max"
-    macro_form: MacroForm = "eq6"
-    patch_reduction: PatchReduction = "merge"
-    patch_merging: PatchMergingConfig = field(default_factory=PatchMergingConfig)
-    patch_selection: PatchSelectionConfig = field(default_factory=PatchSelectionConfig)
+    spot_ratio: Share = 0.5
+    spot_partition: Literal["paired", "pairwise"] = "paired"
+    captions: Count = 6
+    recover_captions: Count = 1
+    macro_interaction: MacroInteraction = "weighted-sum"
+    micro_interaction: MicroInteraction = "weighted-max"
+    patch_reduction: PatchReduction = kind(PatchMerging)
     original_loss: bool = True
-    path_weight: float = 0.5
-    divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
-    memory_budget: int | None = None
+    path_weight: NotNegative = 0.5
+    divergence: Divergence = field(default_factory=Divergence)
 
     def __post_init__(self) -> None:
-        if not self.views or len(set(self.views)) != len(self.views):
+        super().__post_init__()
+        if not self.views or len(set(self.views)) < len(self.views):
             raise ValueError(f"views is {list(self.views)}; give macro, micro or both, each once")
-        if len(set(self.paths)) != len(self.paths):
+        if len(set(self.paths)) < len(self.paths):
             raise ValueError(f"paths is {list(self.paths)}; give spot, recover, both or none, each once")
-        if not 0 < self.spot_ratio < 1:
-            raise ValueError(f"spot_ratio is {self.spot_ratio}; both paths need frames, so it lies between 0 and 1")
-        if not 1 <= self.recover_captions <= self.captions:
-            raise ValueError(
-                f"recover_captions is {self.recover_captions}; it goes from 1 to captions, which is {self.captions}"
-            )
-        if self.path_weight < 0:
-            raise ValueError(f"path_weight is {self.path_weight}; it must not be negative")
-        if self.memory_budget is not None and self.memory_budget < 1:
-            raise ValueError(f"memory_budget is {self.memory_budget} MiB; it must be at least 1")
         self._check_losses()
+        self._check_captions()
         self._check_views()
 
     def _check_losses(self) -> None:
-        if not self.paths:
-            if not self.original_loss:
-                raise ValueError("without paths and with original_loss: false nothing is trained; switch one on")
-            if self.divergence.weight:
-                raise ValueError(
-                    f"divergence.weight {self.divergence.weight} compares paths with the original pair, but paths is "
-                    "empty: set divergence.weight to 0"
-                )
-            if self.spot_partition == "pairwise":
-                raise ValueError("spot_partition: pairwise divides frames between paths, but paths is empty")
-        elif not (self.path_weight or self.divergence.weight):
+        if not self.paths and (self.divergence.weight or self.spot_partition == "pairwise"):
+            raise ValueError(
+                "paths is empty, so there is nothing to divide frames between or to compare the original pairs with: "
+                "set divergence.weight to 0 and leave spot_partition at paired"
+            )
+        if not self.original_loss and not (self.paths and self.path_weight):
+            raise ValueError("original_loss: false leaves no contrastive loss without paths that have a path_weight")
+        if self.paths and not (self.path_weight or self.divergence.weight):
             raise ValueError(
                 f"paths {list(self.paths)} enter no loss: path_weight and divergence.weight are 0; set paths to []"
             )
-        if not self.original_loss and not self.path_weight:
-            raise ValueError("path_weight 0 and original_loss: false leave no contrastive loss; switch one on")
-        if "recover" not in self.paths and self.recover_captions != 1:
+
+    def _check_captions(self) -> None:
+        if self.recover_captions > self.captions:
+            raise ValueError(
+                f"recover_captions is {self.recover_captions}; it goes from 1 to captions, which is {self.captions}"
+            )
+        if self.recover_captions > 1 and "recover" not in self.paths:
             raise ValueError(f"recover_captions {self.recover_captions} belongs to the path recover, which paths lacks")
-        ucofia = "ucofia" in [getattr(self, f"{view}_interaction") for view in self.views]
-        if self.recover_captions > 1 and ucofia:
+        if self.recover_captions > 1 and "ucofia" in (self.macro_interaction, self.micro_interaction):
             raise ValueError(
                 f"ucofia aggregates a fixed number of tokens and recover_captions {self.recover_captions} brings more; "
                 "set recover_captions to 1 or use weighted-max"
             )
 
     def _check_views(self) -> None:
-        if self.macro_form == "eq5" and ("macro" not in self.views or self.macro_interaction != "weighted-max"):
-            raise ValueError("macro_form: eq5 belongs to the view macro with macro_interaction: weighted-max")
-        absent = [
-            name
-            for name, standard in (
-                ("micro_interaction", "weighted-max"),
-                ("patch_reduction", "merge"),
-                ("patch_merging", PatchMergingConfig()),
-                ("patch_selection", PatchSelectionConfig()),
-            )
-            if getattr(self, name) != standard
-        ]
-        if "micro" not in self.views and absent:
-            raise ValueError(f"{absent[0]} belongs to the view micro, which views lacks")
-        if "macro" not in self.views and self.macro_interaction != "weighted-max":
+        micro = self.micro_interaction != "weighted-max" or self.patch_reduction != PatchMerging()
+        if micro and "micro" not in self.views:
+            raise ValueError("micro_interaction and patch_reduction belong to the view micro, which views lacks")
+        if self.macro_interaction != "weighted-sum" and "macro" not in self.views:
             raise ValueError("macro_interaction belongs to the view macro, which views lacks")
-        if self.patch_merging != PatchMergingConfig() and self.patch_reduction != "merge":
-            raise ValueError(f"patch_merging belongs to patch_reduction: merge, not to {self.patch_reduction}")
-        if self.patch_selection != PatchSelectionConfig() and self.patch_reduction != "select":
-            raise ValueError(f"patch_selection belongs to patch_reduction: select, not to {self.patch_reduction}")
-        if self.micro_interaction == "ucofia" and self.patch_reduction in ("merge", "none"):
+        if self.micro_interaction == "ucofia" and self.patch_reduction.per_frame is None:
             raise ValueError(
-                f"micro_interaction: ucofia has a matrix with a row for every patch; patch_reduction: "
-                f"{self.patch_reduction} leaves as many as the frames have: use select (UCoFiA's own) or average"
+                f"micro_interaction: ucofia has a matrix with a row for every patch; {self.patch_reduction!r} leaves "
+                "as many as the frames have: use SelectedPatches (UCoFiA's own) or AveragePatches"
             )
-
-    @property
-    def patches_per_frame(self) -> int:
-        """P', where it does not depend on the frames: 1 on average, CLS and k with selection."""
-        return 1 if self.patch_reduction == "average" else 1 + self.patch_selection.kept

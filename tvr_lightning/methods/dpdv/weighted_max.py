@@ -38,7 +38,7 @@ class Tokens(Record):
 
 
 class TokenWeights(nn.Module):
-    """Logit of each token's weight: Linear(D, 2D), ReLU, Linear(2D, 1) (DPDV, Eq. 6; sizes of HBI's modeling.py).
+    """Logit of each token's weight: Linear(D, 2D), ReLU, Linear(2D, 1) (Eq. 6; sizes of HBI's modeling.py).
 
     Args:
         dimension: D.
@@ -79,7 +79,7 @@ def by_length(text: Tokens) -> Tensor:
 
 
 def weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
-    """1/2 (sum_w theta_w max_t a_wt + sum_t theta_t max_w a_wt) of all pairs, a being cosines (DPDV, Eqs. 5 and 9).
+    """1/2 (sum_w theta_w max_t a_wt + sum_t theta_t max_w a_wt) of all pairs, a being cosines (Eqs. 5 and 9).
 
     Args:
         text: tokens of N texts, best from long to short (`by_length`): groups are trimmed to their longest.
@@ -120,7 +120,7 @@ def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None) -> Tens
 
 
 def weighted_sum(text: Tensor, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
-    """sum_f theta_f a_f of all pairs: one sentence against the frames (DPDV, Eq. 6).
+    """sum_f theta_f a_f of all pairs: one sentence against the frames (Eq. 6).
 
     The sum over frames moves to the video, which costs one inner product per pair; only frames that pairs choose for
     themselves need their cosines one by one.
@@ -138,8 +138,3 @@ def weighted_sum(text: Tensor, video: Tokens, pair_mask: Tensor | None = None) -
     pair_mask = pair_mask & video.mask
     weight = masked_softmax(video.logits.expand_as(pair_mask), pair_mask)
     return (weight * torch.einsum("nd,mfd->nmf", text, video.vectors)).sum(-1)
-
-
-def pair_bytes(words: int, tokens: int, element: int) -> int:
-    """Memory in bytes that `weighted_max` takes for a pair of W words and T tokens, for `score_in_blocks`."""
-    return element * (3 * words * tokens + 2 * (words + tokens))

@@ -13,7 +13,7 @@ from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.dpdv.clustering import dpc_knn
-from tvr_lightning.methods.dpdv.patch_merging import PatchMerging, PatchMergingStage
+from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging, PatchMergingStage
 from tvr_lightning.reproduce.report.figures.drawing import (
     COLOURS,
     Arrays,
@@ -33,14 +33,14 @@ CELL = 14
 """Pixels of a patch in the drawing of a stage."""
 
 
-def merging_of(module: RetrievalModule) -> PatchMerging | None:
+def merging_of(module: RetrievalModule) -> PatchFeatureMerging | None:
     """Return the patch merging of a DPDV; None where there is none."""
     merging = module.reduction if isinstance(module, DPDV) else None
-    return merging if isinstance(merging, PatchMerging) else None
+    return merging if isinstance(merging, PatchFeatureMerging) else None
 
 
 @torch.no_grad()
-def stage_members(merging: PatchMerging, patches: Tensor) -> list[Tensor]:
+def stage_members(merging: PatchFeatureMerging, patches: Tensor) -> list[Tensor]:
     """Return which merged patch every patch has gone into after each stage.
 
     Args:
@@ -52,10 +52,10 @@ def stage_members(merging: PatchMerging, patches: Tensor) -> list[Tensor]:
     """
     tokens, member, found = patches, torch.arange(patches.shape[1]).expand(len(patches), -1), []
     member = member.to(patches.device)
-    for stage, clusters in zip(merging.stages, merging.config.schedule(patches.shape[1]), strict=True):
+    for stage, clusters in zip(merging.stages, merging.options.schedule(patches.shape[1]), strict=True):
         assert isinstance(stage, PatchMergingStage)  # a ModuleList does not tell
         seen = tokens if stage.scored is None else stage.scored(tokens)[0]
-        assignment = dpc_knn(seen, clusters, stage.neighbours, stage.density).assignment
+        assignment = dpc_knn(seen, clusters, stage.options.neighbours, stage.options.density).assignment
         member = assignment.gather(1, member)
         found.append(member)
         tokens = stage(tokens, clusters)
@@ -88,7 +88,7 @@ def measure_merging(encoded: EncodedSplit) -> Arrays:
     return {
         "names": np.array(batch.video_id),
         "members": members.cpu().numpy(),
-        "left": np.array(merging.config.schedule(count)),
+        "left": np.array(merging.options.schedule(count)),
         "strips": strips,
     }
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.layers.queue import FeatureQueue
+from tvr_lightning.methods.ncl.queue import FeatureQueue
 
 
 def videos(*numbers):

@@ -2,7 +2,7 @@
 
 A loss and a test-time normalisation for any method's scores: Sinkhorn biases a_i for texts and b_j for videos make
 every text and every video of a batch equally likely to be retrieved. The paper applies it to CLIP4Clip with mean
-pooling, as recipes/ncl.yaml does. There is no public code; this follows the paper.
+pooling, as recipes/ncl.yaml does. There is no public code; this follows the paper, whose equations are in `model.py`.
 
 Deviations:
 - Sinkhorn: paper on exp(S) (Fig. 4), which overflows float32 at CLIP's temperature of 0.01; here on logarithms, equal
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,34 +31,10 @@ from torch import Tensor
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.layers.queue import FeatureQueue
-from tvr_lightning.layers.sinkhorn import sinkhorn_biases
 from tvr_lightning.methods.contrast import ContrastiveLearning, EmptyQueueError, Losses
-
-
-def normalized_logits(logits: Tensor, iterations: int = 4, detach: bool = True, scale: Tensor | float = 1.0) -> Tensor:
-    """Add Sinkhorn's biases to logits: (<t_i, v_j> + a_i + b_j) / gamma (NCL, Eqs. 10 to 12 and Fig. 4).
-
-    In the softmax over videos a_i cancels, in that over texts b_j does, so that one matrix serves both directions.
-
-    Args:
-        logits: (B, B) scores of B texts against their B videos, divided by gamma.
-        iterations: of Sinkhorn's algorithm, at least 1.
-        detach: take a and b as constants; otherwise the gradient runs through the iterations.
-        scale: 1 / gamma that the logits were scaled by. With `detach`, a and b are constants on the scale of a cosine,
-            so that the gradient of the temperature sees them.
-
-    Returns:
-        (B, B).
-
-    Raises:
-        ValueError: `iterations` is below 1, or there is nothing to balance.
-    """
-    text_bias, video_bias = sinkhorn_biases(logits.detach() if detach else logits, 1.0, iterations)
-    biases = text_bias[:, None] + video_bias
-    if detach and isinstance(scale, Tensor):
-        biases = biases * (scale / scale.detach())
-    return logits + biases
+from tvr_lightning.methods.ncl.model import normalized_logits
+from tvr_lightning.methods.ncl.queue import FeatureQueue
+from tvr_lightning.ranges import Count, Range, check
 
 
 class NCL(ContrastiveLearning):
@@ -70,10 +46,11 @@ class NCL(ContrastiveLearning):
     Args:
         normalize_loss: whether training uses the biases; false trains the method as it is and only fills the queues,
             for normalisation at test alone.
-        iterations: of Sinkhorn's algorithm in the loss (paper: 4, the default).
-        detach_biases: take the biases as constants in the backward pass; None is true.
-        queue_size: K, training texts and training videos to keep (paper: 16384); 0 keeps none. A queue holds what the
-            method's `score` reads: for CLIP4Clip one vector each, for methods that read words and frames, these.
+        iterations: of Sinkhorn's algorithm in the loss (section 3.3: 4, the default).
+        detach_biases: take the biases as constants in the backward pass (not stated); None is true.
+        queue_size: K, training texts and training videos to keep (section 4.2 and Fig. 5: 16384); 0 keeps none. A queue
+            holds what the method's `score` reads: for CLIP4Clip one vector each, for methods that read words and
+            frames, these.
         bank: training queries at test come from the `queue`, or from the `training-split`, encoded anew with the final
             weights, at most `evaluation.bank_size`.
 
@@ -86,26 +63,22 @@ class NCL(ContrastiveLearning):
     def __init__(
         self,
         normalize_loss: bool = True,
-        iterations: int | None = None,
+        iterations: Count | None = None,
         detach_biases: bool | None = None,
-        queue_size: int = 16384,
+        queue_size: Annotated[int, Range(at_least=0)] = 16384,
         bank: Literal["queue", "training-split"] = "queue",
     ) -> None:
         super().__init__()
         if not normalize_loss and (iterations is not None or detach_biases is not None):
             raise ValueError("normalize_loss: false computes no biases in training; drop iterations and detach_biases")
-        if iterations is not None and iterations < 1:
-            raise ValueError(f"iterations is {iterations}; Sinkhorn needs at least 1")
-        if queue_size < 0:
-            raise ValueError(f"queue_size is {queue_size}; expected at least 0")
-        if bank not in ("queue", "training-split"):
-            raise ValueError(f"bank is {bank!r}; expected queue or training-split")
-        self.needs_all_logits = normalize_loss
-        self._asked = False
-        self.iterations = iterations or 4
+        self.normalize_loss = self.needs_all_logits = normalize_loss
+        self.iterations = 4 if iterations is None else iterations
         self.detach_biases = detach_biases is not False
+        self.queue_size = queue_size
         self.bank_source = bank
+        check(self, bank=bank)
         self.remembers = queue_size > 0
+        self._asked = False
         self.text_queue = FeatureQueue(queue_size) if queue_size else None
         self.video_queue = FeatureQueue(queue_size) if queue_size else None
 

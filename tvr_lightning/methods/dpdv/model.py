@@ -1,0 +1,321 @@
+"""The equations of DPDV, in the paper's order (anonymous ACL submission).
+
+T_s (N, D) are sentences, T_w (N, W, D) words, V_f (M, F, D) frames and V_p (M, F, P, D) their patches, which
+`patch_merging.py` has merged (Eqs. 7-8). `interactions.py` has Eqs. 1, 5, 6 and 9, on `weighted_max.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.patch_selector import first_largest
+from tvr_lightning.methods.dpdv.captions import Captions
+from tvr_lightning.methods.dpdv.interactions import Interaction, MeanPooling, SimilarityAggregation, WeightedMax
+from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions
+from tvr_lightning.methods.dpdv.weighted_max import Tokens, by_length
+from tvr_lightning.methods.pair_head import PairHead
+
+Part = Literal["all", "spot", "recover"]
+
+# Dual-Pathway Partitioning Module (section 3.2)
+
+
+@torch.no_grad()
+def spot_frames(similarity: Tensor, frame_mask: Tensor, ratio: float) -> Tensor:
+    """Mark the frames of the Spot-Path, V_f^+: the share `ratio` most similar to the sentence (Eq. 3).
+
+    Args:
+        similarity: (..., F) cosines of a sentence with the frames.
+        frame_mask: (..., F) bool, True where there is a frame.
+        ratio: share of a video's frames, rounded up; from two frames on, at least one is left over.
+
+    Returns:
+        (..., F) bool; of equally similar frames the earlier.
+    """
+    valid = frame_mask.sum(-1, keepdim=True)
+    # 1e-6 takes back what thirds and tenths lack in binary.
+    kept = torch.ceil(valid * ratio - 1e-6).long().clamp(min=1)
+    kept = torch.minimum(kept, (valid - 1).clamp(min=1))
+    order = first_largest(similarity.masked_fill(~frame_mask, -torch.inf), similarity.shape[-1])
+    place = order.argsort(dim=-1)
+    return (place < kept) & frame_mask
+
+
+def recover_frames(spot: Tensor, frame_mask: Tensor) -> Tensor:
+    """Mark the frames of the Recover-Path, V_f^- (..., F): those not spotted; of a single frame, that frame."""
+    rest = frame_mask & ~spot
+    return torch.where(rest.any(-1, keepdim=True), rest, frame_mask)
+
+
+@torch.no_grad()
+def caption_order(captions: Tensor, mask: Tensor, frames: Tensor, recover: Tensor) -> tuple[Tensor, Tensor]:
+    """Rank the captions of each video by their cosine with the mean of its Recover-Path frames (Eq. 4).
+
+    Args:
+        captions: (B, S, D) sentences.
+        mask: (B, S) bool, True where there is a caption.
+        frames: (B, F, D), not normalised: so is their mean in the paper.
+        recover: (B, F) bool.
+
+    Returns:
+        Cosines (B, S), and the order (B, S) from the most similar; places without a caption come last.
+    """
+    chosen = recover.unsqueeze(-1).to(frames.dtype)
+    mean = (frames * chosen).sum(1) / chosen.sum(1).clamp(min=1)
+    cosine = torch.einsum("bsd,bd->bs", unit(captions), unit(mean))
+    return cosine, first_largest(cosine.masked_fill(~mask, -torch.inf), captions.shape[1])
+
+
+# Dual-View Interaction Module (section 3.3)
+
+
+@dataclass
+class TextSide(Record):
+    """What N texts bring to a path.
+
+    Attributes:
+        tokens: by view: sentences (or captions) for `macro`, words for `micro`.
+        query: (N, D) sentences at unit length, which divide frames.
+    """
+
+    tokens: dict[str, Tokens]
+    query: Tensor
+
+
+@dataclass
+class VideoSide(Record):
+    """What M videos bring to a path.
+
+    Attributes:
+        tokens: by view: frames for `macro`, patches for `micro`.
+        frames: (M, F, D) at unit length, which a text divides.
+        frame_mask: (M, F) bool.
+    """
+
+    tokens: dict[str, Tokens]
+    frames: Tensor
+    frame_mask: Tensor
+
+
+class DPDVHead(PairHead):
+    """Both views of the original pairs, and for matching pairs those of both paths (sections 3.2 and 3.3).
+
+    Args:
+        dimension: D.
+        words: W, which UCoFiA's aggregation fixes.
+        frames: F, likewise.
+        options: of the paper.
+        memory_gib: as of `PairHead`.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        words: int = 32,
+        frames: int = 12,
+        options: DPDVOptions | None = None,
+        memory_gib: float = 2.0,
+    ) -> None:
+        super().__init__(dimension, memory_gib=memory_gib)
+        self.options = options = options or DPDVOptions()
+        self.macro = self.micro = None
+        if "macro" in options.views:  # Eqs. 5 and 6
+            # A single sentence has the weight 1.
+            several, simplified = options.recover_captions > 1, options.macro_interaction == "weighted-sum"
+            weighted = WeightedMax(dimension, text_weights=several, simplified=simplified)
+            self.macro = interaction(options.macro_interaction, weighted, (1, frames))
+        if "micro" in options.views:  # Eq. 9
+            patches = frames * (options.patch_reduction.per_frame or 1)
+            self.micro = interaction(options.micro_interaction, WeightedMax(dimension), (words, patches))
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):  # as HBI initialises
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+
+    def views(self) -> Iterator[tuple[str, Interaction]]:
+        """Yield the views that there are, with their interactions."""
+        for name, module in (("macro", self.macro), ("micro", self.micro)):
+            if module is not None:
+                yield name, module
+
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TextSide, VideoSide]:
+        """Return the tokens of both sides, those of videos from the frames that their mask leaves.
+
+        Raises:
+            ValueError: no patches although the micro view needs them.
+        """
+        return self.of_text(text), self.of_video(video)
+
+    def of_text(self, text: TextFeatures) -> TextSide:
+        """Return the tokens of N texts: T_s for the macro view, T_w for the micro view."""
+        sentence = text.sentence.unsqueeze(1)
+        one = torch.ones(sentence.shape[:2], dtype=torch.bool, device=sentence.device)
+        return self._side(text, {"macro": (sentence, one), "micro": (text.words, text.word_mask)})
+
+    def of_captions(self, text: TextFeatures, captions: Captions, video: VideoFeatures, recover: Tensor) -> TextSide:
+        """Return the tokens of the N_s^- captions nearest to the Recover-Path's frames (Eq. 4).
+
+        Several captions are one bag of sentences and one of words (Supplement, Eqs. 2 and 3).
+
+        Args:
+            text: B texts, which divide the frames.
+            captions: of their videos.
+            video: B videos.
+            recover: (B, F) bool, frames of the Recover-Path.
+        """
+        _, order = caption_order(captions.sentence, captions.mask, video.frames, recover)
+        rows = torch.arange(len(order), device=order.device).unsqueeze(1)
+        chosen = order[:, : self.options.recover_captions]
+        mask = captions.mask[rows, chosen]
+        words, word_mask = captions.words[rows, chosen], captions.word_mask[rows, chosen] & mask.unsqueeze(-1)
+        sentences, bags = (captions.sentence[rows, chosen], mask), (words.flatten(1, 2), word_mask.flatten(1, 2))
+        return self._side(text, {"macro": sentences, "micro": bags})
+
+    def _side(self, text: TextFeatures, given: dict[str, tuple[Tensor, Tensor]]) -> TextSide:
+        """Return N texts that divide frames, with the tokens (N, T, D) and masks (N, T) given for each view."""
+        return TextSide({view: module.text(*given[view]) for view, module in self.views()}, unit(text.sentence))
+
+    def of_video(self, video: VideoFeatures, mask: Tensor | None = None) -> VideoSide:
+        """Return the tokens of M videos: V_f for the macro view, V_p for the micro view.
+
+        Args:
+            video: M videos.
+            mask: (M, F) bool, which frames take part; all that there are where it is not given.
+
+        Raises:
+            ValueError: no patches although the micro view needs them.
+        """
+        mask = (video.frame_mask if mask is None else mask).bool()
+        tokens = {}
+        if self.macro is not None:
+            tokens["macro"] = self.macro.video(video.frames, mask)
+        if self.micro is not None:
+            if video.patches is None:
+                raise ValueError("DPDV's micro view needs patches; set views to [macro] to go without them")
+            per_frame = mask.repeat_interleave(video.patches.shape[2], dim=1)
+            tokens["micro"] = self.micro.video(video.patches.flatten(1, 2), per_frame)
+        return VideoSide(tokens, unit(video.frames), mask)
+
+    def score(self, text: TextSide, video: VideoSide, part: Part = "all") -> Scores:
+        """Return the mean over the views (n, m) of S_macro (Eqs. 5-6) and S_micro (Eq. 9), which are its `parts`.
+
+        Args:
+            text: n texts.
+            video: m videos.
+            part: `all` frames of a video, or those that each text chooses for the `spot` or the `recover` path.
+        """
+        chosen = None if part == "all" else self.pair_frames(text, video, part)
+        parts = {}
+        for view, module in self.views():
+            some, few = text.tokens[view], video.tokens[view]
+            per_frame = few.mask.shape[1] // video.frames.shape[1]
+            mask = None if chosen is None else chosen.repeat_interleave(per_frame, dim=2)
+            parts[view] = module(some, few, mask)
+        return Scores(torch.stack(list(parts.values())).mean(0), parts)
+
+    def pair_frames(self, text: TextSide, video: VideoSide, part: Part) -> Tensor:
+        """Return the frames (n, m, F) of a path that each pair has, where every text divides every video's (Eq. 3)."""
+        similarity = torch.einsum("nd,mfd->nmf", text.query, video.frames)
+        mask = video.frame_mask.expand_as(similarity)
+        spot = spot_frames(similarity, mask, self.options.spot_ratio)
+        return spot if part == "spot" else recover_frames(spot, mask)
+
+    def pair_numbers(self, text: Record, video: Record) -> int:
+        """Return how many numbers a pair takes while it is scored: those of the views, and its frames' masks."""
+        assert isinstance(text, TextSide)
+        assert isinstance(video, VideoSide)
+        tokens = [
+            module.pair_numbers(text.tokens[view].mask.shape[1], video.tokens[view].mask.shape[1])
+            for view, module in self.views()
+        ]
+        return 2 * video.frames.shape[1] + sum(tokens)
+
+    def order(self, text: Record) -> Tensor | None:
+        """Return the order (N,) of texts from long to short, so that those scored together are of similar length."""
+        assert isinstance(text, TextSide)
+        return by_length(text.tokens["micro"]) if "micro" in text.tokens else None
+
+    def partition(self, text: TextFeatures, video: VideoFeatures) -> tuple[Tensor, Tensor]:
+        """Return the frames (B, F) of the Spot-Path and of the Recover-Path of B matching pairs (Eq. 3)."""
+        mask = video.frame_mask.bool()
+        similarity = torch.einsum("bd,bfd->bf", unit(text.sentence), unit(video.frames))
+        spot = spot_frames(similarity, mask, self.options.spot_ratio)
+        return spot, recover_frames(spot, mask)
+
+    def matching(self, text: TextFeatures, video: VideoFeatures, captions: Captions | None = None) -> dict[str, Tensor]:
+        """Score B matching pairs in all paths.
+
+        Args:
+            text: B texts.
+            video: their B videos.
+            captions: of these videos; the Recover-Path is left out without them.
+
+        Returns:
+            S_m of the original pairs (B, B) under the views' names, those of the paths as `spot.{view}` and
+            `recover.{view}`.
+        """
+        text, video = text.float(), video.float()
+        with torch.autocast(text.sentence.device.type, enabled=False):
+            sides, whole = self.of_text(text), self.of_video(video)
+            parts = dict(self.in_blocks(self.score, sides, whole).parts)
+            spot, recover = self.partition(text, video)
+            pairwise = self.options.spot_partition == "pairwise"
+            if "spot" in self.options.paths:
+                parts |= self.path("spot", sides, whole if pairwise else self.of_video(video, spot))
+            if "recover" in self.options.paths and captions is not None:
+                described = self.of_captions(text, captions.float(), video, recover)
+                parts |= self.path("recover", described, whole if pairwise else self.of_video(video, recover))
+        return parts
+
+    def path(self, name: Literal["spot", "recover"], text: TextSide, video: VideoSide) -> dict[str, Tensor]:
+        """Return the scores (N, M) of a path as `{name}.{view}`; videos bring its frames unless texts choose them."""
+        part: Part = name if self.options.spot_partition == "pairwise" else "all"
+        scores = self.in_blocks(lambda some, few: self.score(some, few, part), text, video)
+        return {f"{name}.{view}": score for view, score in scores.parts.items()}
+
+
+def interaction(name: str, weighted: WeightedMax, slots: tuple[int, int]) -> Interaction:
+    """Return the interaction of a view by its name (Table 5).
+
+    Args:
+        name: `mean`, `ucofia`, or a weighted one.
+        weighted: the view's own.
+        slots: tokens of a text and of a video, which UCoFiA's aggregation fixes.
+    """
+    if name == "mean":
+        return MeanPooling()
+    return SimilarityAggregation(*slots) if name == "ucofia" else weighted
+
+
+# Losses (section 3.4)
+
+
+def view_divergence(original: Tensor, path: Tensor, scale: Tensor, options: Divergence) -> tuple[Tensor, Tensor]:
+    """KL divergence between the scores of the original pairs and those of a path, over rows and over columns (Eq. 11).
+
+    Args:
+        original: (B, B) scores S_m.
+        path: (B, B) scores S_m+-.
+        scale: exp(logit_scale).
+        options: direction, reduction, and whether the scale is applied.
+
+    Returns:
+        Two scalars: over rows (texts to videos), over columns; their mean enters the loss.
+    """
+    scale = scale if options.scores == "logits" else torch.ones_like(scale)
+    if options.direction == "path-to-original":
+        original, path = path.detach(), original
+
+    def divergence(dim: int) -> Tensor:
+        reference, follower = (scale * original).log_softmax(dim), (scale * path).log_softmax(dim)
+        total = (reference.exp() * (reference - follower)).sum()
+        return total / (len(original) if options.reduction == "batchmean" else original.numel())
+
+    return divergence(1), divergence(0)
