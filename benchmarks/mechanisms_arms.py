@@ -16,7 +16,13 @@ from tvr_lightning.methods import DPDV, GAID, GARE, NCL, TCMGC, TMASS, CLIP4Clip
 from tvr_lightning.methods.dpdv.options import DivergenceConfig
 from tvr_lightning.methods.gaid import DASP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
 from tvr_lightning.methods.gare import Bottleneck, GAREOptions, MeanPooling, NoIncrement
-from tvr_lightning.methods.tcmgc.options import AttentionConfig, DecorrelationConfig, ScoreAggregation, ScoreScale
+from tvr_lightning.methods.tcmgc.options import (
+    Decorrelation,
+    LanguageVideoAttention,
+    ScoreAggregation,
+    ScoreScale,
+    TCMGCOptions,
+)
 from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 
@@ -86,24 +92,16 @@ def tcmgc(
     decorrelation_on: ScoreScale = "logits",
 ) -> Build:
     """Return TC-MGC without temporal layers and without dropout, with a keep rate that keeps two of eight slots."""
-    attention = AttentionConfig(dropout=0.0, projections=projections) if conditioning else None
-
-    def make(encoder: TinyClipEncoder) -> TCMGC:
-        return TCMGC(
-            encoder,
-            words=WORDS,
-            frames=FRAMES,
-            temporal_layers=0,
-            conditioning=conditioning,
-            attention=attention,
-            keep_rate=0.25,
-            aggregation=aggregation,
-            aggregation_on=aggregation_on,
-            decorrelation=DecorrelationConfig(weight=decorrelation, scores=decorrelation_on),
-            interaction_matrices=interaction_matrices,
-        )
-
-    return make
+    options = TCMGCOptions(
+        temporal_layers=0,
+        attention=LanguageVideoAttention(dropout=0.0, projections=projections) if conditioning else None,
+        keep_rate=0.25,
+        aggregation=aggregation,
+        aggregation_on=aggregation_on,
+        decorrelation=Decorrelation(weight=decorrelation, scores=decorrelation_on),
+        interaction_matrices=interaction_matrices,
+    )
+    return lambda encoder: TCMGC(encoder, words=WORDS, frames=FRAMES, tcmgc=options)
 
 
 def ncl(normalize_loss: bool = True, normalize_test: bool = True, detach_biases: bool | None = None) -> Build:

@@ -52,10 +52,15 @@ class SimilarityAttention(nn.Module):
     def forward(self, similarities: Tensor) -> Tensor:
         """Return (...) for similarities (S, ...); minus infinity where no slot is there at all."""
         absent = similarities == -torch.inf
+        if not bool(absent.any()):
+            return (self._weights(self.temperature * similarities) * similarities).sum(0)
         logits = (self.temperature * similarities).masked_fill(absent, torch.finfo(similarities.dtype).min)
+        total = (self._weights(logits) * similarities.masked_fill(absent, 0.0)).sum(0)
+        return total.masked_fill(absent.all(0), -torch.inf)
+
+    def _weights(self, logits: Tensor) -> Tensor:
         weights = logits.softmax(0)
-        mixed = (self.weight.to(weights.dtype).T @ weights.flatten(1)).view_as(weights)
-        return (mixed * similarities.masked_fill(absent, 0.0)).sum(0).masked_fill(absent.all(0), -torch.inf)
+        return (self.weight.to(weights.dtype).T @ weights.flatten(1)).view_as(weights)
 
 
 class AOSM(Aggregation):
