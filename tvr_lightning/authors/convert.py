@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,9 +136,6 @@ def run_convert(method: str, source: Path, out: Path, words: int = 32, frames: i
 
 def _unusual(module: RetrievalModule) -> dict[str, Any]:
     """Options of a method's paper that are not the defaults."""
-    if not hasattr(module, "options"):
-        usual = {name: item.default for name, item in inspect.signature(type(module)).parameters.items()}
-        return {name: value for name, value in module.hparams.items() if name in usual and value != usual[name]}
     options = vars(module.options)
     usual = vars(type(module.options)())
     return {f"{type(module).__name__.lower()}.{name}": value for name, value in options.items() if value != usual[name]}
