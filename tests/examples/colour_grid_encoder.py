@@ -35,10 +35,18 @@ class HashTokenizer:
         """Tokenise N captions to W = `words` positions; what does not fit is cut before `END`."""
         ids = torch.full((len(captions), words), PAD)
         for row, caption in enumerate(captions):
-            found = [self.word_id(word) for word in re.findall(r"\w+", caption.lower())[: words - 2]]
+            found = [self.word_id(word) for word in self.words_of(caption)[: words - 2]]
             line = [START, *found, END]
             ids[row, : len(line)] = torch.tensor(line)
         return ids
+
+    def needed(self, caption: str) -> int:
+        """Return how many positions a caption needs; searches say of a longer query that it is cut."""
+        return len(self.words_of(caption)) + 2
+
+    def words_of(self, caption: str) -> list[str]:
+        """Return the words of a caption, in lower case and without punctuation."""
+        return re.findall(r"\w+", caption.lower())
 
     def word_id(self, word: str) -> int:
         """Return the id of a word, the same in every process, which Python's `hash` is not."""
