@@ -15,7 +15,6 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.base import Encoder, FreezeRule, TemporalInitialization
 from tvr_lightning.encoders.pretrained import MissingWeightsError, do_weights_follow
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.layers.pooling import masked_mean
 
 PAD, START, END = range(3)
 
@@ -119,7 +118,9 @@ class ColourGridEncoder(Encoder):
         ids = self.tokenizer(captions, words).to(self.pixel_mean.device)
         mask = ids != PAD
         vectors = nn.functional.gelu(self.word_layer(self.embedding(ids)))
-        return TextFeatures(self.sentence_layer(masked_mean(vectors, mask)).float(), vectors.float(), mask)
+        there = mask.unsqueeze(-1).to(vectors.dtype)
+        mean = (vectors * there).sum(1) / there.sum(1)
+        return TextFeatures(self.sentence_layer(mean).float(), vectors.float(), mask)
 
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
         """Encode M videos: frames (M, F, D), and on demand the cells of each, (M, F, P, D)."""
