@@ -9,8 +9,9 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
 LINK = re.compile(r"`((?:tvr_lightning|recipes|tests|docs|benchmarks)/[\w./-]+\.(?:py|yaml|md|safetensors))`")
 SHOWN = {
-    "adding-a-method.md": {"dual_softmax_loss.py", "dual_softmax_loss.yaml", "test_dual_softmax_loss.py"},
-    "adding-a-dataset.md": {"caption_table.py", "caption_table.yaml", "test_caption_table.py"},
+    "adding-a-method.md": ("dual_softmax_loss", "query_scoring"),
+    "adding-a-dataset.md": ("caption_table",),
+    "adding-an-encoder.md": ("colour_grid_encoder",),
 }
 
 
@@ -18,7 +19,8 @@ SHOWN = {
 def test_a_guide_shows_its_example_as_it_is(guide):
     text = (ROOT / "docs" / guide).read_text(encoding="utf-8")
     shown = {match["path"]: match["text"] for match in BLOCK.finditer(text)}
-    assert {Path(path).name for path in shown} == SHOWN[guide]
+    expected = {file for name in SHOWN[guide] for file in (f"{name}.py", f"{name}.yaml", f"test_{name}.py")}
+    assert {Path(path).name for path in shown} == expected
     for path, block in shown.items():
         assert block == (ROOT / path).read_text(encoding="utf-8"), f"docs/{guide} shows another {path}"
 

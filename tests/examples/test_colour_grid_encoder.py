@@ -1,0 +1,140 @@
+"""The encoder of docs/adding-an-encoder.md: its hooks; it trains, its features are stored and read, it searches."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from examples.colour_grid_encoder import ColourGridEncoder, HashTokenizer
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders import MissingWeightsError
+from tvr_lightning.encoders.pretrained import weights_follow
+from tvr_lightning.synthetic import synthesize
+
+HERE = Path(__file__).parent
+RECIPE, FEATURES = HERE / "colour_grid_encoder.yaml", HERE.parent.parent / "recipes" / "features.yaml"
+
+
+@pytest.fixture
+def encoder() -> ColourGridEncoder:
+    torch.manual_seed(0)
+    return ColourGridEncoder(dimension=16, image_size=16).eval()
+
+
+def media(videos: int, frames: int = 3, side: int = 16) -> Media:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (videos, frames, 3, side, side), dtype=torch.uint8, generator=generator)
+    return Media(pixels, torch.ones(videos, frames, dtype=torch.bool))
+
+
+def test_words_have_the_same_ids_everywhere():
+    ids = HashTokenizer(100)(["A red, red ball", "the blue box moves away slowly"], 6)
+    assert ids.tolist() == [[1, 10, 58, 58, 82, 2], [1, 81, 67, 5, 73, 2]]
+    assert HashTokenizer(100).needed("the blue box moves away slowly") == 8
+
+
+@torch.no_grad()
+def test_features_have_their_shapes_and_masks(encoder):
+    text, video = encoder.encode_text(["a dog", "a red ball moves"], 8), encoder.encode_video(media(2), patches=True)
+    assert (text.sentence.shape, text.words.shape) == ((2, 16), (2, 8, 16))
+    assert text.word_mask.sum(1).tolist() == [4, 6]
+    assert (video.frames.shape, video.patches.shape) == ((2, 3, 16), (2, 3, 4, 16))
+    assert encoder.encode_video(media(2)).patches is None
+    assert encoder.encode_video(video) is video
+
+
+@torch.no_grad()
+def test_an_item_is_encoded_alone_as_among_others(encoder):
+    captions = ["a dog", "a red ball moves"]
+    whole, alone = encoder.encode_text(captions, 8), encoder.encode_text(captions[:1], 8)
+    torch.testing.assert_close(whole.sentence[:1], alone.sentence)
+    whole, alone = encoder.encode_video(media(2)), encoder.encode_video(media(2)[:1])
+    torch.testing.assert_close(whole.frames[:1], alone.frames)
+
+
+@torch.no_grad()
+def test_under_bfloat16_features_are_float32(encoder):
+    with torch.autocast("cpu", torch.bfloat16):
+        text, video = encoder.encode_text(["a dog"], 8), encoder.encode_video(media(1), patches=True)
+    assert {tensor.dtype for tensor in (text.sentence, text.words, video.frames, video.patches)} == {torch.float32}
+
+
+def test_the_fingerprint_follows_weights_and_configuration(encoder):
+    before = encoder.fingerprint()
+    assert before == encoder.fingerprint()
+    encoder.pixel_mean += 0.1
+    assert encoder.fingerprint() != before
+    encoder.pixel_mean -= 0.1
+    encoder.place.data += 1
+    assert encoder.fingerprint() != before
+
+
+def test_what_is_frozen_does_not_train(encoder):
+    encoder.freeze("all")
+    assert not [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
+    encoder.freeze("none")
+    assert all(parameter.requires_grad for parameter in encoder.parameters())
+    with pytest.raises(ValueError, match="knows none and all"):
+        encoder.freeze("conv1")
+
+
+@pytest.mark.parametrize("words", [2, 78])
+def test_words_that_do_not_fit_are_refused(encoder, words):
+    with pytest.raises(ValueError, match=f"words is {words}"):
+        encoder.encode_text(["a dog"], words)
+
+
+def test_frames_of_another_size_are_refused(encoder):
+    with pytest.raises(ValueError, match="the encoder takes"):
+        encoder.encode_video(media(1, side=24))
+
+
+def test_weights_come_from_their_file_or_from_a_checkpoint(encoder, tmp_path):
+    path = tmp_path / "weights.pt"
+    torch.save(encoder.state_dict(), path)
+    again = ColourGridEncoder(dimension=16, image_size=16, weights=str(path))
+    assert again.fingerprint() == encoder.fingerprint()
+    path.unlink()
+    with pytest.raises(MissingWeightsError, match="looked for"):
+        ColourGridEncoder.required_files(weights=str(path))
+    with weights_follow():
+        assert ColourGridEncoder.required_files(weights=str(path)) == []
+
+
+def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
+    synthesize("msrvtt", tmp_path, 20, 0, workers=1, progress=False)
+    encoder, store = str(tmp_path / "encoder.pt"), str(tmp_path / "features")
+    here = {
+        "trainer": {"accelerator": "cpu", "log_every_n_steps": 1, "max_steps": 10, "enable_progress_bar": False},
+        "data": {"init_args": {"root": str(tmp_path), "batch_size": 8, "num_workers": 0, "frames": 2}},
+    }
+    stored = {"model": {"init_args": {"encoder": {"init_args": {"weights": encoder}}}}}
+    (tmp_path / "here.yaml").write_text(json.dumps(here))
+    (tmp_path / "stored.yaml").write_text(json.dumps({**stored, "data": {"init_args": {"features": store}}}))
+    recipes = [f"--config={RECIPE}", f"--config={tmp_path / 'here.yaml'}"]
+    fit = ["fit", *recipes, "--model.init_args.optimizer.gradient_cache=4"]
+    assert main([*fit, f"--results.directory={tmp_path / 'runs'}"]) == 0
+    (run,) = (tmp_path / "runs").glob("*/version_0")
+    assert json.loads((run / "results.json").read_text())["audit"]["passed"] is True
+
+    state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    named = {name.removeprefix("encoder."): value for name, value in state.items() if name.startswith("encoder.")}
+    torch.save(named, encoder)
+    (tmp_path / "weights.yaml").write_text(json.dumps(stored))
+    extract = ["extract", *recipes, f"--config={tmp_path / 'weights.yaml'}", "--out", store, "--device=cpu"]
+    assert main([*extract, "--num_workers=0"]) == 0
+    overlays = [f"--config={FEATURES}", f"--config={tmp_path / 'stored.yaml'}"]
+    assert main(["fit", *recipes, *overlays, f"--results.directory={tmp_path / 'heads'}"]) == 0
+    assert f"from the feature store {store}: text, frames, patches" in caplog.text
+
+    videos, out = sorted(map(str, (tmp_path / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")
+    index = ["index", *videos, "--out", out, "--ckpt", str(run / "checkpoints" / "last.ckpt")]
+    trust = ["--trust", "examples.colour_grid_encoder"]
+    assert main(index) == 1
+    assert "--trust examples.colour_grid_encoder" in capsys.readouterr().err
+    assert main([*index, *trust]) == 0
+    capsys.readouterr()
+    assert main(["search", "a red ball", "--index", out, "--top", "1", *trust]) == 0
+    assert Path(videos[0]).parent.name in capsys.readouterr().out

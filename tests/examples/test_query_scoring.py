@@ -1,0 +1,96 @@
+"""The text-conditioned method of docs/adding-a-method.md: its weights, its options, its memory, and the contract."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from examples.query_scoring import QueryScoring, QueryScoringHead, QueryScoringOptions
+
+from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.pairwise import DensePairVectors, PairVectors
+from tvr_lightning.reproduce.ledger import read_deviations
+from tvr_lightning.testing import MethodContract
+from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
+
+N, M, F, D = 5, 4, 6, 64
+
+
+class TestQueryScoring(MethodContract):
+    """What every method must keep."""
+
+    recipe = Path(__file__).parent / "query_scoring.yaml"
+
+
+@pytest.fixture
+def features():
+    generator = torch.Generator().manual_seed(0)
+    sentence, frames = torch.randn(N, D, generator=generator), torch.randn(M, F, D, generator=generator)
+    mask = torch.arange(F) < torch.tensor([6, 4, 1, 6])[:, None]
+    text = TextFeatures(sentence, sentence[:, None], torch.ones(N, 1, dtype=torch.bool))
+    return text, VideoFeatures(frames, mask)
+
+
+def head(temperature=0.1, **options):
+    return QueryScoringHead(D, F, QueryScoringOptions(temperature), **options).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", [PairVectors, DensePairVectors])
+def test_scores_are_those_of_the_formula_written_out(features, form):
+    made, (text, video) = head(), features
+    made.required_form = form
+    found = made(text, video).similarity
+    for i, sentence in enumerate(text.sentence / text.sentence.norm(dim=-1, keepdim=True)):
+        for j, all_frames in enumerate(video.frames):
+            frames = all_frames[video.frame_mask[j]]
+            frames = frames / frames.norm(dim=-1, keepdim=True)
+            pooled = (frames @ sentence / 0.1).softmax(0) @ frames
+            torch.testing.assert_close(found[i, j], sentence @ pooled / pooled.norm())
+
+
+@torch.no_grad()
+def test_a_temperature_makes_it_the_best_frame_or_the_mean(features):
+    text, video = features
+    for temperature, expected in ((1e-4, "best"), (1e4, "mean")):
+        made = head(temperature)
+        weights = made.weights(*made.prepare(text, video))
+        real = video.frame_mask.sum(1).float()
+        largest = torch.ones(M) if expected == "best" else 1 / real
+        torch.testing.assert_close(weights.amax(1)[..., 0], largest[:, None].expand(M, N), rtol=1e-3, atol=1e-3)
+
+
+def test_the_cheaper_form_is_taken_and_counts_less_memory(features):
+    made = head()
+    prepared = made.prepare(*features)
+    assert made.form is PairVectors
+    factorised = made.pair_numbers(*prepared)
+    made.required_form = DensePairVectors
+    assert factorised == 8 * (F + 4) < made.pair_numbers(*prepared) == 8 * D
+
+
+def test_the_recipe_s_memory_is_the_head_s_budget():
+    from tvr_lightning.evaluation.config import EvaluationConfig
+
+    method = QueryScoring(TinyClipEncoder(64), evaluation=EvaluationConfig(memory_gib=0.5))
+    assert method.head.memory_gib == 0.5
+
+
+def test_the_temperature_trains_at_the_method_s_rate_without_decay_or_not_at_all():
+    config = OptimizerConfig(decay="no-bias-no-norm")
+    learnt, fixed = (QueryScoring(TinyClipEncoder(64), QueryScoringOptions(learnt=learnt)) for learnt in (True, False))
+    groups = {group["name"]: group["params"] for group in parameter_groups(learnt, config)}
+    assert groups["method, not decayed"] == [learnt.head.log_temperature]
+    assert not any(group["name"].startswith("method") for group in parameter_groups(fixed, config))
+
+
+def test_a_temperature_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match=r"QueryScoringOptions\.temperature is 0; it must be above 0"):
+        QueryScoringOptions(temperature=0)
+
+
+def test_its_deviations_are_in_the_ledger_s_form():
+    import examples.query_scoring as module
+
+    topics = [item.topic for item in read_deviations("query_scoring", module.__doc__ or "").deviations]
+    assert topics == ["temperature of the weights", "lengths"]
