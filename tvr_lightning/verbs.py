@@ -99,7 +99,7 @@ def extract_features(
     videos: Sequence[Path] = (),
     config: list[str] | None = None,
     out: Path = Path("features"),
-    what: list[What] | None = None,
+    what: What | list[What] = "all",
     verify_sample: int = 8,
     verify: bool = False,
     architecture: str = "ViT-B-32",
@@ -122,7 +122,7 @@ def extract_features(
         videos: files and folders, where no recipe is given; no annotations are needed.
         config: recipe files, later ones on top of earlier ones; data and encoders come from them.
         out: folder of the store.
-        what: text, frames, patches, audio or all; all by default.
+        what: text, frames, patches or audio, several as `[text, frames]`, or all.
         verify_sample: how many items `--verify` computes again.
         verify: compare a sample of a finished store with features computed anew, and write nothing.
         architecture: open_clip's name of the encoder, without a recipe.
@@ -148,7 +148,7 @@ def extract_features(
     )
     options = ExtractOptions(
         str(out),
-        what=what or ["all"],
+        what=[what] if isinstance(what, str) else what,
         batch_size=batch_size,
         num_workers=num_workers,
         dtype=dtype,

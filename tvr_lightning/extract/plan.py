@@ -60,7 +60,7 @@ class ExtractOptions:
         if self.engine == "local" and (self.actors != 1 or self.address is not None):
             raise ValueError("actors and an address belong to engine: ray; drop them, or set the engine")
         if not self.what:
-            raise ValueError(f"nothing to extract; give --what one or more of {', '.join(PARTS)}, all")
+            raise ValueError(f"nothing to extract; --what takes all, one of {', '.join(PARTS)}, or [text, frames]")
 
 
 @dataclass

@@ -161,8 +161,8 @@ class Scorer:
 
     def truncated(self, text: str) -> bool:
         """Whether a text has more tokens than the method reads."""
-        tokenizer: Any = getattr(self.module.encoder, "tokenizer", None)
-        return tokenizer is not None and bool(tokenizer.needed(text) > self.module.words)
+        needed: Any = getattr(getattr(self.module.encoder, "tokenizer", None), "needed", None)
+        return needed is not None and bool(needed(text) > self.module.words)
 
 
 def _mean_pooling(source: ScorerSource) -> RetrievalModule:
