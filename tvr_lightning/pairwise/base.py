@@ -197,13 +197,31 @@ class Pairwise(ABC):
         """
 
     @abstractmethod
-    def dot_frames(self, vectors: Tensor) -> Tensor:
-        """Return inner products with F vectors of the own video: `vectors` (M, F, D) to (M, F, N, Q).
+    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return inner products with F vectors of the own video, or with what a matrix makes of them.
+
+        Args:
+            vectors: (M, F, D).
+            weight: (D, D) matrix to apply to every vector first, which may be moved to where there are fewer.
+
+        Returns:
+            (M, F, N, Q) products x[j, i, q] . weight vectors[j, f].
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
             >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
             >>> x.dot_frames(torch.tensor([[[1.0, 1.0]], [[1.0, 1.0]]])).flatten()
+            tensor([7., 2.])
+        """
+
+    @abstractmethod
+    def dot_shared(self, vectors: Tensor) -> Tensor:
+        """Return inner products with S vectors that all pairs have alike: `vectors` (S, D) to (M, S, N, Q).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.dot_shared(torch.tensor([[1.0, 1.0]])).flatten()
             tensor([7., 2.])
         """
 

@@ -39,8 +39,8 @@ class PairFrames(ABC):
         """Return every frame once per head, head after head, with zeros outside the head's columns."""
 
     @abstractmethod
-    def dot(self, queries: Pairwise) -> Tensor:
-        """Return (M, F, N, Q) inner products with the queries of the own pair."""
+    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
+        """Return (M, F, N, Q) inner products with the queries of the own pair, of frames or of what `layer` makes."""
 
     @abstractmethod
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
@@ -75,9 +75,11 @@ class PlainFrames(PairFrames):
         """See `PairFrames.per_head`."""
         return PlainFrames(_once_per_head(self.frames, heads))
 
-    def dot(self, queries: Pairwise) -> Tensor:
+    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
         """See `PairFrames.dot`."""
-        return queries.dot_frames(self.frames)
+        if layer is None:
+            return queries.dot_frames(self.frames)
+        return queries.dot_frames(self.frames, layer.weight) + queries.dot_shared(layer.bias[None])
 
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
         """See `PairFrames.mix`."""
@@ -128,12 +130,17 @@ class BlendedFrames(PairFrames):
         parts = [(c if c is None else c.repeat(1, heads, 1), _once_per_head(basis, heads)) for c, basis in self.parts]
         return BlendedFrames(parts, None if self.offset is None else _once_per_head(self.offset, heads))
 
-    def dot(self, queries: Pairwise) -> Tensor:
+    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
         """See `PairFrames.dot`."""
-        products = _total(_times(c, queries.dot_frames(basis)) for c, basis in self.parts)
-        if self.offset is None:
+        weight = None if layer is None else layer.weight
+        products = _total(_times(c, queries.dot_frames(basis, weight)) for c, basis in self.parts)
+        offset = self.offset
+        if layer is not None:
+            matrix, bias = _parameters(layer, products)
+            offset = bias[None] if offset is None else F.linear(offset, matrix, bias)
+        if offset is None:
             return products
-        common = queries.dot_frames(self.offset.expand(len(products), -1, -1))  # (M, H, N, Q)
+        common = queries.dot_shared(offset)  # (M, H, N, Q)
         return products + common.repeat_interleave(products.shape[1] // common.shape[1], dim=1)
 
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
@@ -180,9 +187,10 @@ class DenseFrames(PairFrames):
         """See `PairFrames.per_head`."""
         return DenseFrames(_once_per_head(self.frames, heads))
 
-    def dot(self, queries: Pairwise) -> Tensor:
+    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
         """See `PairFrames.dot`."""
-        return torch.einsum("nmqd,mnfd->mfnq", queries.materialize(), self.frames)
+        frames = self.frames if layer is None else self.linear(layer).frames
+        return torch.einsum("nmqd,mnfd->mfnq", queries.materialize(), frames)
 
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
         """See `PairFrames.mix`; always dense, for no basis is shared."""
