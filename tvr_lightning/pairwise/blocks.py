@@ -65,8 +65,8 @@ def score_in_blocks(
     whole = text_step == len(text) and video_step == len(video)
     texts = [text] if text_step == len(text) else [text[i : i + text_step] for i in range(0, len(text), text_step)]
     starts = range(0, len(video), video_step)
-    # Sides that are in one piece meet every block.
-    kept = [] if whole else [*(text.tensors() if len(texts) == 1 else ()), *(video.tensors() if len(starts) == 1 else ())]
+    one_piece = [side for side, pieces in ((text, len(texts)), (video, len(starts))) if pieces == 1 and not whole]
+    kept = [tensor for side in one_piece for tensor in side.tensors()]  # they meet every block
     columns = []
     with persisting(kept, len(texts) * len(starts)):
         for start in starts:

@@ -299,6 +299,18 @@ class PairVectors(Pairwise):
             values.append((vectors @ self.offset)[..., None, None])
         return _total(values).expand(self.videos, vectors.shape[1], self.texts, self.slots)
 
+    def logits(
+        self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
+    ) -> Tensor:
+        """See `Pairwise.logits`: maps the bases where they have fewer vectors."""
+        vectors = vectors.to(self._dtype)
+        if self._basis_vectors() >= vectors.shape[0] * vectors.shape[1]:
+            return super().logits(vectors, query, key, side)
+        asked, bias = self.linear(query), key.bias.to(self._dtype)
+        if side == "text":
+            return asked._along(F.linear(vectors, key.weight.to(self._dtype), bias), side)
+        return asked.dot_frames(vectors, key.weight) + asked.dot_shared(bias[None])
+
     def dot_shared(self, vectors: Tensor) -> Tensor:
         """See `Pairwise.dot_shared`."""
         vectors = vectors.to(self._dtype)
@@ -348,9 +360,8 @@ class PairVectors(Pairwise):
 
     def _form(self, first: Side, first_kind: str, other: PairVectors, second: Side, second_kind: str) -> Tensor:
         """Return (M, N, Q) values, or with axes of 1, of the bilinear form of two sides' coefficients."""
-        if second_kind == "text" or (first.single and not second.single and first_kind != "text"):
-            if first_kind != "text":
-                return other._form(second, second_kind, self, first, first_kind)
+        if first_kind != "text" and (second_kind == "text" or (first.single and not second.single)):
+            return other._form(second, second_kind, self, first, first_kind)
         if first_kind == "text" and first.single:
             value = self._form_of_texts(first, other, second, second_kind)
         elif first_kind == "text" or second_kind == "text":
