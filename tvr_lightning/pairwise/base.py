@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -14,6 +15,8 @@ from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.once import once
 
 P = TypeVar("P", bound="Pairwise")
+TEXTS_AT_A_TIME = 256
+"""How many vectors of D are made at a time where each pair has its own: they stay in a processor's cache."""
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -362,6 +365,34 @@ class Pairwise(ABC):
             tensor([0.6000, 0.0000])
         """
         return self.inner(other) / (self.norm() * other.norm())
+
+    def cosine_each(self, made: Callable[[int, slice], Tensor]) -> Tensor:
+        """Return cosines with a vector of the own pair that is made when it is needed, and lost thereafter.
+
+        Args:
+            made: (j, texts) to the vectors (n, D) of video j and the n texts of that slice.
+
+        Returns:
+            (M, N, Q).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=3)  # M 2, N 3, Q 1, D 2
+            >>> x.cosine_each(lambda j, texts: torch.eye(2)[j].expand(len(range(3)[texts]), -1)).squeeze(-1)
+            tensor([[0.6000, 0.6000, 0.6000],
+                    [1.0000, 1.0000, 1.0000]])
+        """
+        meet, cosines = self._meeting(), []
+        for j in range(self.videos):
+            for start in range(0, self.texts, TEXTS_AT_A_TIME):
+                texts = slice(start, min(start + TEXTS_AT_A_TIME, self.texts))
+                vectors = at_least_float32(made(j, texts))
+                cosines.append(meet(j, texts, vectors) / vectors.norm(dim=-1, keepdim=True).clamp(min=COSINE_EPS))
+        return torch.cat(cosines).view(self.videos, self.texts, self.slots) / self.norm()
+
+    @abstractmethod
+    def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
+        """Return what gives the products (n, Q) of video j's vectors for a slice of n texts with vectors (n, D)."""
 
 
 def _of_side(values: Tensor, side: Literal["video", "text"]) -> Tensor:

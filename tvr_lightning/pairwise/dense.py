@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -100,6 +101,10 @@ class DensePairVectors(Pairwise):
     def dot_pairs(self, vectors: Tensor) -> Tensor:
         """See `Pairwise.dot_pairs`."""
         return (self.vectors @ vectors.to(self.vectors.dtype).unsqueeze(-1)).squeeze(-1)
+
+    def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
+        """See `Pairwise._meeting`."""
+        return lambda j, texts, vectors: (self.vectors[j, texts] @ vectors.unsqueeze(-1)).squeeze(-1)
 
     def inner(self, other: DensePairVectors) -> Tensor:
         """See `Pairwise.inner`."""

@@ -346,6 +346,26 @@ class PairVectors(Pairwise):
             values.append(value if side.factor is None else value * side.factor)
         return _total(values).expand(self.shape)
 
+    def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
+        """See `Pairwise._meeting`."""
+        of_videos = [(side.basis, self._full(side)) for side, kind in self._all_sides() if kind != "text"]
+        bases = [basis.expand(self.videos, -1, -1) for basis, _ in of_videos]
+        rows = torch.cat(bases, dim=1) if of_videos else self._like.new_zeros(self.videos, 0, self._like.shape[-1])
+        coefficients = torch.cat([each for _, each in of_videos], dim=1) if of_videos else None
+        text = self.sides.text
+        of_texts = None if text is None else (text.basis, self._full(text))
+
+        def meet(j: int, texts: slice, vectors: Tensor) -> Tensor:
+            vectors, values = vectors.to(self._dtype), []
+            if coefficients is not None:
+                values.append(((rows[j] @ vectors.T).unsqueeze(-1) * coefficients[j, :, texts]).sum(0))
+            if of_texts is not None:
+                products = of_texts[0][texts] @ vectors.unsqueeze(-1)  # (n, L, 1)
+                values.append((products * of_texts[1][j, :, texts].transpose(0, 1)).sum(1))
+            return _total(values)
+
+        return meet
+
     def inner(self, other: PairVectors) -> Tensor:
         """See `Pairwise.inner`: quadratic forms in the Gram matrices of the bases."""
         mine, theirs = self._all_sides(), other._all_sides()
