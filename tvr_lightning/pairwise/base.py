@@ -45,9 +45,9 @@ def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
         >>> torch.allclose(chained(vectors, first, second), second(first(vectors)), atol=1e-6)
         True
     """
-    first, *others = [_parameters(layer, vectors) for layer in layers] or [None]
-    if first is None:
+    if not layers:
         return vectors
+    first, *others = [_parameters(layer, vectors) for layer in layers]
     if vectors.shape[:-1].numel() <= vectors.shape[-1]:
         vectors = F.linear(vectors, *first)
         for weight, bias in others:
@@ -322,6 +322,7 @@ class Pairwise(ABC):
             >>> torch.allclose(x.logits(frames, query, key), x.linear(query).dot_frames(key(frames)), atol=1e-5)
             True
         """
+        vectors = at_least_float32(vectors)
         keys = F.linear(vectors, *_parameters(key, vectors))
         weight, bias = _parameters(query, keys)
         return self._along(keys @ weight, side) + _of_side((keys @ bias).unsqueeze(-1), side)

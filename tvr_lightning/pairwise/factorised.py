@@ -8,7 +8,6 @@ the coefficients in the small Gram matrix of the basis. So no tensor with a D ax
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -19,37 +18,102 @@ from tvr_lightning.pairwise.base import Pairwise, at_least_float32
 from tvr_lightning.pairwise.once import once, origin_of, share_of_a_block
 
 
-@dataclass(frozen=True, eq=False)
 class Side:
     """Coefficients over the vectors that one side of a pair owns.
 
-    Attributes:
+    Args:
         coefficients: (M, K, N, Q); None where slot q simply is basis vector q (then K is Q, or 1 for every slot).
-        basis: (M, K, D) of each video, (N, K, D) of each text, or (K, D) where all pairs share it.
+        vectors: (M, K, D) of each video, (N, K, D) of each text, or (K, D) where all pairs share it: the basis, or
+            what becomes the basis by `pending`.
         factor: (M, N, Q), what all coefficients of a vector are multiplied by besides. It waits here, because a product
             has one number per pair to multiply with it where the coefficients have K.
         origin: names what the basis was made of and how, for `once`; None where it need not be kept.
+        pending: (D, D) matrix, or (D,) its diagonal, that is still to be applied to `vectors`. Where these are more
+            than D, to scale, to centre and to add are done to the matrix, which is smaller.
     """
 
-    coefficients: Tensor | None
-    basis: Tensor
-    factor: Tensor | None = None
-    origin: tuple[Hashable, ...] | None = None
-    _met: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False)
+    def __init__(
+        self,
+        coefficients: Tensor | None,
+        vectors: Tensor,
+        factor: Tensor | None = None,
+        origin: tuple[Hashable, ...] | None = None,
+        pending: Tensor | None = None,
+    ) -> None:
+        self.coefficients, self.vectors, self.factor = coefficients, vectors, factor
+        self.origin, self.pending = origin, pending
+        self._basis = vectors if pending is None else None
+        self._met: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def basis(self) -> Tensor:
+        """The vectors of the basis, of the shape of `vectors`."""
+        if self._basis is None:
+            assert self.pending is not None
+            diagonal = self.pending.ndim == 1
+            self._basis = self.vectors * self.pending if diagonal else F.linear(self.vectors, self.pending)
+        return self._basis
 
     @property
     def single(self) -> bool:
         """Whether every slot is the one vector of the basis, besides the factor."""
-        return self.coefficients is None and self.basis.shape[-2] == 1
+        return self.coefficients is None and self.vectors.shape[-2] == 1
+
+    @property
+    def many(self) -> bool:
+        """Whether there are more vectors than a matrix has rows, none of which `once` keeps."""
+        return self.origin is None and self.vectors.shape[:-1].numel() > self.vectors.shape[-1]
+
+    def centred(self) -> Side:
+        """Return the side with the mean over D taken off every vector of the basis."""
+        if self.many and self.pending is not None and self.pending.ndim == 2:
+            return self._waiting(self.vectors, self.pending - self.pending.mean(0))
+        return self.mapped("centred", lambda basis: basis - basis.mean(-1, keepdim=True))
+
+    def times(self, key: Hashable, weight: Tensor) -> Side:
+        """Return the side with every vector of the basis times `weight` (D,), element by element."""
+        if self.many:
+            return self._waiting(self.basis, weight)
+        return self.mapped((key, "times"), lambda basis: basis * weight)
+
+    def linear(self, key: Hashable, weight: Tensor) -> Side:
+        """Return the side with the matrix `weight` (D, D) applied to the basis."""
+        if not self.many:
+            return self.mapped((key, "linear"), lambda basis: F.linear(basis, weight))
+        if self.pending is not None and self.pending.ndim == 1:
+            return self._waiting(self.vectors, weight * self.pending)
+        return self._waiting(self.basis, weight)
+
+    def plus(self, other: Side) -> Side:
+        """Return the sum with a side of the same coefficients and the same factor."""
+        if self.vectors is other.vectors and self.many and self.pending is not None and other.pending is not None:
+            ranks = self.pending.ndim, other.pending.ndim
+            maps = [
+                torch.diag(side.pending) if rank < max(ranks) and side.pending is not None else side.pending
+                for side, rank in zip((self, other), ranks, strict=True)
+            ]
+            assert maps[0] is not None
+            assert maps[1] is not None
+            return self._waiting(self.vectors, maps[0] + maps[1])
+        return Side(self.coefficients, self.basis + other.basis, self.factor)
 
     def mapped(self, key: Hashable, function: Callable[[Tensor], Tensor]) -> Side:
         """Return the side with `function` of its basis, which is computed once per call where the key says so."""
         origin = None if self.origin is None else (*self.origin, key)
-        return replace(self, basis=once(origin, lambda: function(self.basis)), origin=origin, _met=[])
+        return Side(self.coefficients, once(origin, lambda: function(self.basis)), self.factor, origin)
+
+    def _waiting(self, vectors: Tensor, pending: Tensor) -> Side:
+        return Side(self.coefficients, vectors, self.factor, None, pending)
 
     def scaled(self, factor: Tensor) -> Side:
         """Return the side times a number per vector, `factor` (M, N, Q)."""
-        return replace(self, factor=factor if self.factor is None else self.factor * factor)
+        return self.with_factor(factor if self.factor is None else self.factor * factor)
+
+    def with_factor(self, factor: Tensor | None) -> Side:
+        """Return the side with another factor."""
+        side = Side(self.coefficients, self.vectors, factor, self.origin, self.pending)
+        side._basis, side._met = self._basis, self._met
+        return side
 
     def with_frames(self, vectors: Tensor) -> Tensor:
         """Return products (M, F, N, L) of a basis of texts with `vectors` (M, F, D).
@@ -106,7 +170,7 @@ class PairVectors(Pairwise):
     """
 
     def __init__(self, shape: tuple[int, int, int], sides: Sides, offset: Tensor | None = None) -> None:
-        like = next((side.basis for side in sides if side is not None), offset)
+        like = next((side.vectors for side in sides if side is not None), offset)
         if like is None:
             raise ValueError("PairVectors need a basis of the videos, of the texts, a shared one, or an offset")
         self.videos, self.texts, self.slots = shape
@@ -141,7 +205,7 @@ class PairVectors(Pairwise):
     def linear(self, layer: nn.Linear) -> PairVectors:
         """See `Pairwise.linear`: maps the basis, and the offset together with the layer's bias."""
         weight = layer.weight.to(self._dtype)
-        sides = self.sides.map(lambda side: side.mapped(("linear", id(layer)), lambda basis: F.linear(basis, weight)))
+        sides = self.sides.map(lambda side: side.linear(id(layer), weight))
         offset = None if self.offset is None else F.linear(self.offset, weight)
         if layer.bias is not None:
             bias = layer.bias.to(self._dtype)
@@ -150,16 +214,12 @@ class PairVectors(Pairwise):
 
     def layer_norm(self, layer: nn.LayerNorm) -> PairVectors:
         """See `Pairwise.layer_norm`: centres the basis and scales the vectors of a pair by one number."""
-
-        def centred(basis: Tensor) -> Tensor:
-            return basis - basis.mean(-1, keepdim=True)
-
-        sides = self.sides.map(lambda side: side.mapped("centred", centred))
-        offset = None if self.offset is None else centred(self.offset)
+        sides = self.sides.map(Side.centred)
+        offset = None if self.offset is None else self.offset - self.offset.mean()
         middle = PairVectors(self.shape, sides, offset)
         variance = middle.inner(middle).clamp(min=0) / self._like.shape[-1]
         weight, bias = layer.weight.to(variance.dtype), layer.bias.to(variance.dtype)
-        sides = sides.map(lambda side: side.mapped(("times", id(layer)), lambda basis: basis * weight))
+        sides = sides.map(lambda side: side.times(id(layer), weight))
         scaled = PairVectors(self.shape, sides, None if offset is None else offset * weight)
         scaled = scaled.scale((variance + layer.eps).rsqrt())
         return PairVectors(self.shape, scaled.sides, bias)
@@ -208,7 +268,7 @@ class PairVectors(Pairwise):
             if side.coefficients is not None:
                 coefficients = side.coefficients.expand(-1, -1, -1, self.slots)[..., start:stop]
                 return Side(coefficients, side.basis, factor)
-            return replace(side, factor=factor) if side.single else Side(None, side.basis[:, start:stop], factor)
+            return side.with_factor(factor) if side.single else Side(None, side.basis[:, start:stop], factor)
 
         slots = len(range(*slice(start, stop).indices(self.slots)))
         return PairVectors((self.videos, self.texts, slots), self.sides.map(chosen), self.offset)
@@ -429,7 +489,7 @@ class PairVectors(Pairwise):
     def _basis_vectors(self) -> float:
         """Return how many vectors the bases hold that this block maps: those of a persisting side share its cost."""
         sides = [side for side in self.sides if side is not None]
-        counts = [side.basis.shape[:-1].numel() * share_of_a_block(side.origin) for side in sides]
+        counts = [side.vectors.shape[:-1].numel() * share_of_a_block(side.origin) for side in sides]
         return sum(counts) + (self.offset is not None)
 
     def _pulled_back(self, weight: Tensor) -> PairVectors:
@@ -445,7 +505,7 @@ class PairVectors(Pairwise):
         """Return the (M, K, N, Q) coefficients of a side without its factor, with identities written out."""
         if side.coefficients is not None:
             return side.coefficients.expand(-1, -1, -1, self.slots)
-        count = side.basis.shape[-2]
+        count = side.vectors.shape[-2]
         if count == 1:
             return self._ones()
         identity = torch.eye(count, dtype=side.basis.dtype, device=side.basis.device).view(1, count, 1, count)
@@ -480,8 +540,8 @@ class PairVectors(Pairwise):
         if mine is None or theirs is None:
             return theirs if mine is None else mine
         alike = mine.coefficients is theirs.coefficients and mine.factor is theirs.factor
-        if alike and mine.basis.shape == theirs.basis.shape:
-            return Side(mine.coefficients, mine.basis + theirs.basis, mine.factor)
+        if alike and mine.vectors.shape == theirs.vectors.shape:
+            return mine.plus(theirs)
         return _joined(Side(self._full(mine), mine.basis), Side(other._full(theirs), theirs.basis), slots)
 
 
