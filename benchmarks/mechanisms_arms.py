@@ -101,11 +101,7 @@ def tcmgc(
         decorrelation=Decorrelation(weight=decorrelation, scores=decorrelation_on),
         interaction_matrices=interaction_matrices,
     )
-
-    def make(encoder: TinyClipEncoder) -> TCMGC:
-        return TCMGC(encoder, words=WORDS, frames=FRAMES, tcmgc=options)
-
-    return make
+    return lambda encoder: TCMGC(encoder, words=WORDS, frames=FRAMES, tcmgc=options)
 
 
 def ncl(normalize_loss: bool = True, normalize_test: bool = True, detach_biases: bool | None = None) -> Build:

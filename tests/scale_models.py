@@ -13,8 +13,10 @@ import lightning.pytorch as pl
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.data.msrvtt_qa import QuestionRecord
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import CLIP4Clip, VideoQuestionAnswering
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
 from tvr_lightning.testing import method_recipes, random_pairs, small
 from tvr_lightning.testing.processes import Batches, comparable, descending
 from tvr_lightning.testing.small import BATCH, FRAMES, SIDE, WORDS
@@ -37,7 +39,7 @@ def answering() -> pl.LightningModule:
     """Question answering on CLIP4Clip, with seeded float64 weights."""
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=64, image_size=SIDE, text_layers=2, vision_layers=2)
-    method = partial(CLIP4Clip, words=WORDS, frames=FRAMES, similarity_header="seqTransf", temporal_layers=2)
+    method = partial(CLIP4Clip, words=WORDS, frames=FRAMES, clip4clip=CLIP4ClipOptions(SeqTransf(2)))
     module = VideoQuestionAnswering(encoder, method, answers=3, hidden=32, dropout=0.0)
     return descending(module.double())
 

@@ -12,7 +12,9 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures, first_of_each
 from tvr_lightning.layers.temperature import Temperature
+from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
+from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
 from tvr_lightning.training.module import NonFiniteLossError
 
 
@@ -103,7 +105,7 @@ def test_first_of_each_finds_distinct_items():
 
 
 def test_padded_frames_do_not_change_a_score(encoder):
-    method = CLIP4Clip(encoder, words=8, frames=4, similarity_header="seqTransf", temporal_layers=2)
+    method = CLIP4Clip(encoder, words=8, frames=4, clip4clip=CLIP4ClipOptions(SeqTransf(2)))
     text, video = features(3)
     video.frame_mask[:, 2:] = False
 

@@ -177,8 +177,7 @@ def test_scores_without_weights_are_called_untrained_and_warned_of(root, tmp_pat
 
 def test_a_pretrained_encoder_with_nothing_trained_is_zero_shot(run, root, tmp_path, capsys):
     more = [f"--model.init_args.encoder.init_args.trained_in={run / 'checkpoints' / 'last.ckpt'}"]
-    clip = [f"--config={RECIPES / 'clip4clip.yaml'}", RECIPE[1], "--model.init_args.similarity_header=meanP"]
-    clip.append("--model.init_args.temporal_layers=null")
+    clip = [f"--config={RECIPES / 'clip4clip.yaml'}", RECIPE[1], "--model.init_args.clip4clip.similarity_header=MeanP"]
     assert main(["test", *clip, *options(root), *more, f"--results.directory={tmp_path}", *QUICK]) == 0
     assert results(tmp_path)["weights"]["kind"] == "zero-shot"
     assert "zero-shot: no checkpoint was given" in capsys.readouterr().out

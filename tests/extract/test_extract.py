@@ -26,7 +26,8 @@ from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data, source_of_files
 from tvr_lightning.extract.verify import verify
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.clip4clip import CLIP4Clip
+from tvr_lightning.layers.temporal import SeqTransf
+from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
 from tvr_lightning.store import FeatureStore, StoreError
 from tvr_lightning.synthetic.generate import synthesize
 from tvr_lightning.training.optim import OptimizerConfig
@@ -325,7 +326,7 @@ def trained(data):
     seed_everything(0)
     encoder = encoders()[0]
     module = CLIP4Clip(
-        encoder, OptimizerConfig(lr=1e-3), words=12, frames=3, similarity_header="seqTransf", temporal_layers=1
+        encoder, optimizer=OptimizerConfig(lr=1e-3), words=12, frames=3, clip4clip=CLIP4ClipOptions(SeqTransf(1))
     )
     trainer = Trainer(
         max_epochs=1, limit_train_batches=6, callbacks=[losses], accelerator="cpu", logger=False,
@@ -347,7 +348,7 @@ def test_training_from_the_store_with_an_encoder_that_trains_is_refused(dataset,
     clip = encoders()[0]
     clip.freeze("clip4clip")
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
-    module = CLIP4Clip(clip, words=12, frames=3, similarity_header="meanP")
+    module = CLIP4Clip(clip, words=12, frames=3)
     with pytest.raises(StoreError, match="encoder train"):
         trainer.fit(module, data_of(dataset, features=str(extracted[0])))
 

@@ -7,16 +7,18 @@ import torch
 
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.methods.clip4clip import CLIP4Clip
+from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
+from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions, TightTransf
 
-HEADERS = ["meanP", "seqLSTM", "seqTransf", "tightTransf"]
+KINDS = {"meanP": MeanP(), "seqLSTM": SeqLSTM(2), "seqTransf": SeqTransf(2), "tightTransf": TightTransf(2)}
+HEADERS = list(KINDS)
 
 
-def method(header="meanP", width=64, frames=5, **options):
+def method(header="meanP", width=64, frames=5):
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=width, image_size=16, text_layers=2, vision_layers=1, context_length=12)
-    layers = {} if header == "meanP" else {"temporal_layers": 2}
-    return CLIP4Clip(encoder, words=9, frames=frames, similarity_header=header, **(layers | options))
+    kind = KINDS[header] if isinstance(header, str) else header
+    return CLIP4Clip(encoder, words=9, frames=frames, clip4clip=CLIP4ClipOptions(similarity_header=kind))
 
 
 def features(texts=4, videos=3, width=64, frames=5):
@@ -96,24 +98,21 @@ def test_headers_differ_where_their_layers_say_so():
         scores.append(model.score(text, model.encode_video(video)).similarity)
     assert not torch.allclose(scores[0], scores[1], atol=1e-4)
     assert not torch.allclose(scores[0], scores[2], atol=1e-4)
-    assert len(method("seqTransf", temporal_layers=1).temporal.resblocks) == 1
-    assert len(method("tightTransf", temporal_layers=1).cross.resblocks) == 1
+    assert len(method(SeqTransf(1)).temporal.resblocks) == 1
+    assert len(method(TightTransf(1)).cross.resblocks) == 1
     assert method("seqLSTM").temporal.lstm_visual.num_layers == 2
     assert method("tightTransf").cross.dropout.p == 0.1
-    assert method("tightTransf", cross_dropout=0.3).cross.dropout.p == 0.3
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("header", "message"),
     [
-        ({"similarity_header": "mean"}, "expected one of meanP, seqLSTM, seqTransf, tightTransf"),
-        ({"similarity_header": "meanP", "temporal_layers": 2}, "meanP has no temporal layers"),
-        ({"similarity_header": "seqTransf", "temporal_layers": 0}, "temporal_layers is 0"),
-        ({"similarity_header": "seqTransf", "cross_dropout": 0.1}, "cross_dropout belongs to .* tightTransf"),
-        ({"similarity_header": "tightTransf", "temporal_layers": 1, "cross_dropout": 1.5}, "dropout is 1.5"),
+        ("meanP", r"similarity_header is meanP; it must be a SimilarityHeader"),
+        (SeqTransf(0), r"SeqTransf\.blocks is 0; it must be at least 1"),
+        (SeqLSTM(0), r"SeqLSTM\.layers is 0"),
+        (TightTransf(1.5), r"TightTransf\.blocks is 1\.5; it must be a number"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, message):
-    encoder = TinyClipEncoder(width=64, image_size=16, text_layers=1, vision_layers=1)
+def test_options_that_do_not_fit_are_refused(header, message):
     with pytest.raises(ValueError, match=message):
-        CLIP4Clip(encoder, **options)
+        CLIP4ClipOptions(similarity_header=header)

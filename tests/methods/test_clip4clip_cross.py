@@ -61,7 +61,7 @@ def test_dropout_acts_in_training_only(items):
 def test_it_starts_from_the_text_transformer():
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=64, image_size=32, text_layers=3, vision_layers=1, context_length=10)
-    cross = cross_encoder(encoder, layers=2, frames=12, dropout=0.1)
+    cross = cross_encoder(encoder, layers=2, frames=12)
     assert cross.position_embeddings.num_embeddings == 13
     assert torch.equal(cross.position_embeddings.weight[:10], encoder.clip.positional_embedding)
     for mine, theirs in zip(cross.resblocks, encoder.clip.transformer.resblocks, strict=False):

@@ -12,11 +12,24 @@ from tvr_lightning.authors.drl import import_drl
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.methods.drl import DRL, ChannelDecorrelation, DRLHead, channel_correlation, decorrelation_sums
+from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
+from tvr_lightning.methods.drl import (
+    DRL,
+    ChannelDecorrelation,
+    DotProduct,
+    DRLHead,
+    DRLOptions,
+    NoDecorrelation,
+    TokenWise,
+    WeightedTokenWise,
+    channel_correlation,
+    decorrelation_sums,
+)
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 W, F, D = 6, 4, 16
+INTERACTIONS = {"wti": WeightedTokenWise, "ti": TokenWise, "dp": DotProduct}
 
 
 def features(texts=5, videos=4, seed=0, dimension=D):
@@ -30,7 +43,7 @@ def features(texts=5, videos=4, seed=0, dimension=D):
 
 def head(interaction="wti", **options):
     torch.manual_seed(1)
-    made = DRLHead(D, interaction, **options)
+    made = DRLHead(D, INTERACTIONS[interaction](**options))
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -40,7 +53,7 @@ def head(interaction="wti", **options):
 def method(**options):
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=64, image_size=16, patch_size=8, text_layers=4, vision_layers=1)
-    return DRL(encoder, words=W, frames=F, **options)
+    return DRL(encoder, words=W, frames=F, drl=DRLOptions(**options))
 
 
 def pairs(count=6, dimension=64):
@@ -48,11 +61,11 @@ def pairs(count=6, dimension=64):
     return PairedFeatures(text, video, torch.arange(count), torch.arange(count))
 
 
-@pytest.mark.parametrize("temporal", [{}, {"temporal_layers": 2}, {"temporal_encoder": "none"}])
+@pytest.mark.parametrize("temporal", [SeqTransf(), MeanP()])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_an_authors_checkpoint_loads_whatever_its_weighting_networks(parity_cases, layers, temporal):
     clip = load_case(parity_cases / "clip4clip_seqTransf.safetensors").checkpoint
-    if temporal.get("temporal_encoder") == "none":
+    if temporal == MeanP():
         clip = {name: t for name, t in clip.items() if not name.startswith("transformerClip.")}
     names = {1: [""], 2: ["0.", "2."], 3: ["0.", "2.", "4."]}[layers]
     for side in ("text", "video"):
@@ -61,7 +74,7 @@ def test_an_authors_checkpoint_loads_whatever_its_weighting_networks(parity_case
             clip[f"{side}_weight_fc.{name}weight"] = torch.randn(outputs, 64)
             clip[f"{side}_weight_fc.{name}bias"] = torch.randn(outputs)
     module = import_drl(clip, "file", words=12, frames=6)
-    assert (module.temporal is None) is (temporal.get("temporal_encoder") == "none")
+    assert (module.temporal is None) is (temporal == MeanP())
     text, _ = features(dimension=64)
     weights = module.head.prepare_words(text).weights
     logits = text.words
@@ -154,7 +167,7 @@ def test_decorrelation_is_weighted_and_can_be_left_out(tokens):
     assert terms["diagonal"] + terms["rest"] == pytest.approx(terms["default"])
     assert terms["diagonal"] > 0
     assert terms["rest"] > 0
-    assert set(method(decorrelation=ChannelDecorrelation("none")).losses(pairs())) == {"info_nce"}
+    assert set(method(decorrelation=NoDecorrelation()).losses(pairs())) == {"info_nce"}
     assert set(method(decorrelation=ChannelDecorrelation(weight=0.0)).losses(pairs())) == {"info_nce"}
 
 
@@ -193,7 +206,8 @@ def test_lowering_the_decorrelation_brings_channels_together():
 
 @pytest.mark.parametrize("interaction", ["wti", "ti", "dp"])
 def test_ten_steps_reduce_the_loss(interaction):
-    model = method(interaction=interaction, temporal_layers=2)
+    decorrelation = ChannelDecorrelation() if interaction == "wti" else NoDecorrelation()
+    model = method(interaction=INTERACTIONS[interaction](), temporal_encoder=SeqTransf(2), decorrelation=decorrelation)
     data = pairs()
     parameters = [p for n, p in model.named_parameters() if not n.startswith(("encoder.", "temperature."))]
     optimizer = torch.optim.Adam(parameters, 3e-3)
@@ -211,38 +225,31 @@ def test_ten_steps_reduce_the_loss(interaction):
 
 def test_the_temporal_encoder_is_what_the_option_says():
     _, video = features(dimension=64)
-    assert method(temporal_encoder="none").encode_video(video) is video
-    for name in ("seqLSTM", "seqTransf"):
-        assert not torch.allclose(method(temporal_encoder=name).encode_video(video).frames, video.frames)
+    assert method(temporal_encoder=MeanP()).encode_video(video) is video
+    for kind in (SeqLSTM(), SeqTransf()):
+        assert not torch.allclose(method(temporal_encoder=kind).encode_video(video).frames, video.frames)
     assert len(method().temporal.resblocks) == 4
-    assert len(method(temporal_layers=1).temporal.resblocks) == 1
-    assert method(temporal_encoder="seqLSTM", temporal_layers=2).temporal.lstm_visual.num_layers == 2
+    assert len(method(temporal_encoder=SeqTransf(1)).temporal.resblocks) == 1
+    assert method(temporal_encoder=SeqLSTM(2)).temporal.lstm_visual.num_layers == 2
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"interaction": "xti"}, "expected one of wti, ti, dp"),
-        ({"mask_fill": "inf"}, "expected one of zero, exclude"),
-        ({"temporal_encoder": "meanP"}, "expected one of none, seqLSTM, seqTransf"),
-        ({"interaction": "ti", "weight_layers": 2}, "with wti only"),
-        ({"weight_layers": 4}, "1 to 3"),
-        ({"interaction": "dp", "mask_fill": "zero"}, "dp takes no maxima"),
-        ({"temporal_encoder": "none", "temporal_layers": 2}, "with seqTransf or seqLSTM only"),
-        ({"temporal_layers": 0}, "at least 1"),
-        ({"interaction": "ti", "decorrelation": ChannelDecorrelation()}, "needs WTI's weights"),
+        ({"interaction": "xti"}, "must be a Interaction"),
+        ({"interaction": TokenWise("inf")}, "mask_fill is inf; it must be one of zero, exclude"),
+        ({"temporal_encoder": "none"}, "must be a TemporalHeader"),
+        ({"interaction": WeightedTokenWise(4)}, "weight_layers is 4; it must be at least 1 and at most 3"),
+        ({"temporal_encoder": SeqTransf(0)}, "at least 1"),
+        ({"interaction": TokenWise()}, "needs WTI's weights, which TokenWise has not"),
+        ({"interaction": DotProduct(), "decorrelation": ChannelDecorrelation()}, "needs WTI's weights"),
+        ({"decorrelation": ChannelDecorrelation("all")}, "tokens is all; it must be one of random, matched, weighted"),
+        ({"decorrelation": ChannelDecorrelation(weight=-1.0)}, "weight is -1.0; it must be at least 0"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         method(**options)
-
-
-def test_decorrelation_options_out_of_range_are_refused():
-    with pytest.raises(ValueError, match=r"decorrelation\.tokens"):
-        ChannelDecorrelation("all")
-    with pytest.raises(ValueError, match="at least 0"):
-        ChannelDecorrelation(weight=-1.0)
 
 
 @pytest.mark.slow

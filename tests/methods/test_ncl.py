@@ -18,11 +18,15 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias, normalization_error
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import DRL, GAID, GARE, NCL, TCMGC, TMASS, XCLIP, CLIP4Clip, XPool
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.clip4clip import CLIP4ClipOptions, TightTransf
+from tvr_lightning.methods.drl import DRLOptions
 from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
 from tvr_lightning.methods.ncl import EmptyQueueError, normalized_logits
 from tvr_lightning.methods.tcmgc import TCMGCOptions
+from tvr_lightning.methods.xclip import XCLIPOptions
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.losses import info_nce
@@ -31,13 +35,13 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 W, F, D = 8, 4, 64
 BASES = {
     "CLIP4Clip meanP": CLIP4Clip,
-    "CLIP4Clip tightTransf": partial(CLIP4Clip, similarity_header="tightTransf", temporal_layers=1),
-    "DRL": partial(DRL, temporal_layers=1),
+    "CLIP4Clip tightTransf": partial(CLIP4Clip, clip4clip=CLIP4ClipOptions(TightTransf(1))),
+    "DRL": partial(DRL, drl=DRLOptions(temporal_encoder=SeqTransf(1))),
     "GAID": partial(GAID, gaid=GAIDOptions(fusion=NoFusion())),
     "GARE": GARE,
     "TCMGC": partial(TCMGC, tcmgc=TCMGCOptions(temporal_layers=1, keep_rate=0.5)),
     "TMASS": TMASS,
-    "XCLIP": partial(XCLIP, temporal_layers=1),
+    "XCLIP": partial(XCLIP, xclip=XCLIPOptions(SeqTransf(1))),
     "XPool": XPool,
 }
 
@@ -374,8 +378,7 @@ def test_without_queues_no_pairs_are_kept():
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 def test_any_method_is_normalised_with_the_training_split(fixture_root):
-    model, data = build(fixture_root, "clip4clip", "--model.init_args.similarity_header=meanP",
-                        "--model.init_args.temporal_layers=null")  # fmt: skip
+    model, data = build(fixture_root, "clip4clip", "--model.init_args.clip4clip.similarity_header=MeanP")
     run = trainer()
     found = {}
     for normalizer in (None, QueryBankNorm(5.0), SinkhornBias(), DualSoftmax()):

@@ -19,7 +19,7 @@ TCMGC = ["--config", str(RECIPES / "tcmgc.yaml"), "--config", str(RECIPES / "fix
 FROM_SCRATCH = ["--model.init_args.tcmgc.attention.dropout=0", f"--model.init_args.tcmgc.{LAMBDA}=10"]
 LEARNING_RATE = "--model.init_args.optimizer.lr=1e-4"
 MEAN_POOLING = ["--config", str(RECIPES / "clip4clip.yaml"), "--config", str(RECIPES / "fixture.yaml")]
-HEADER = ["--model.init_args.similarity_header=meanP", "--model.init_args.temporal_layers=null"]
+HEADER = ["--model.init_args.clip4clip.similarity_header=MeanP"]
 
 
 @pytest.fixture(scope="module")

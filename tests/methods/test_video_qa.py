@@ -285,7 +285,8 @@ def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(root, tmp
     assert main(["fit", *retrieval]) == 0
     (checkpoint,) = tmp_path.glob("clip4clip-msrvtt/version_0/checkpoints/last.ckpt")
     answering = (
-        "--model.init_args.method={class_path: CLIP4Clip, init_args: {similarity_header: seqTransf}}",
+        "--model.init_args.method={class_path: CLIP4Clip, "
+        "init_args: {clip4clip: {similarity_header: {class_path: SeqTransf}}}}",
         "--model.init_args.micro=false",
     )
     from_it = (*answering, f"--model.init_args.pretrained={checkpoint}", "--model.init_args.optimizer.encoder_lr=0")
@@ -352,7 +353,7 @@ def test_the_recipe_beats_the_majority_answer_and_questions_alone_by_twenty_poin
     alone = evaluation(
         "alone", "--model.init_args.inputs=question", "--model.init_args.micro=false", "--data.init_args.frames=1",
         "--trainer.max_epochs=6",
-        "--model.init_args.method={class_path: CLIP4Clip, init_args: {similarity_header: meanP}}",
+        "--model.init_args.method={class_path: CLIP4Clip}",
     )  # fmt: skip
     assert both["accuracy"] >= both["majority"] + 20
     assert both["accuracy"] >= alone["accuracy"] + 20

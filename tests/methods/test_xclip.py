@@ -14,12 +14,16 @@ from tvr_lightning.authors.xclip import import_xclip
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.methods.xclip import XCLIP, SimilarityAttention, XCLIPHead
+from tvr_lightning.layers.aggregation import MeanAggregation, SoftmaxAggregation
+from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
+from tvr_lightning.methods.clip4clip import TightTransf
+from tvr_lightning.methods.xclip import AOSM, XCLIP, XCLIPHead, XCLIPOptions
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 W, F, D = 7, 4, 16
 CONTRASTS = ("video_sentence", "video_word", "sentence_frame", "frame_word")
+AGGREGATIONS = (AOSM, SoftmaxAggregation, MeanAggregation)
 
 
 def features(texts=5, videos=4, seed=0, dimension=D, words=W, frames=F):
@@ -37,7 +41,7 @@ def features(texts=5, videos=4, seed=0, dimension=D, words=W, frames=F):
 
 def head(**options):
     torch.manual_seed(1)
-    made = XCLIPHead(D, W, F, **options)
+    made = XCLIPHead(D, W, F, XCLIPOptions(**{"similarity_header": MeanP(), **options}))
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -47,7 +51,7 @@ def head(**options):
 def method(**options):
     torch.manual_seed(0)
     encoder = TinyClipEncoder(width=64, image_size=16, patch_size=8, text_layers=4, vision_layers=1)
-    return XCLIP(encoder, words=W, frames=F, **options)
+    return XCLIP(encoder, words=W, frames=F, xclip=XCLIPOptions(**options))
 
 
 def test_a_checkpoint_for_other_words_and_frames_says_what_fits(parity_cases):
@@ -85,11 +89,11 @@ def test_scores_are_the_definition_pair_by_pair():
             expected["video_word"] = aggregated(list(words @ pooled), made.video_word.weight)
             expected["sentence_frame"] = aggregated(list(frames @ sentence), made.sentence_frame.weight)
             matrix = words @ made.local_matrix @ frames.T
-            of_frames = [aggregated(list(matrix[:, f]), made.words_of_frame.weight) for f in range(F)]
-            of_words = [aggregated(list(matrix[w]), made.frames_of_word.weight) for w in range(W)]
+            of_frames = [aggregated(list(matrix[:, f]), made.frame_word.words.weight) for f in range(F)]
+            of_words = [aggregated(list(matrix[w]), made.frame_word.frames.weight) for w in range(W)]
             expected["frame_word"] = (
-                aggregated(of_frames, made.frames_after_words.weight)
-                + aggregated(of_words, made.words_after_frames.weight)
+                aggregated(of_frames, made.frame_word.frames_after_words.weight)
+                + aggregated(of_words, made.frame_word.words_after_frames.weight)
             ) / 2
             for name, value in expected.items():
                 assert scores.parts[name][i, j].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), name
@@ -117,36 +121,48 @@ def test_blocks_do_not_change_scores():
             torch.testing.assert_close(part.similarity[0, 0], scores.similarity[i, j], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("aggregation", ["attention", "softmax", "mean"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_masked_words_and_frames_are_as_if_cut_off(aggregation):
     text, video = features(texts=3, videos=3)
-    made = head(aggregation=aggregation, mask_words=True, mask_frames=True)
+    made = head(similarity_aggregation=aggregation(), mask_words=True, mask_frames=True)
     scores = made(text, video).similarity
     changed_text = TextFeatures(text.sentence, text.words.masked_fill(~text.word_mask[..., None], 3.0), text.word_mask)
     changed_frames = video.clip_frames.masked_fill(~video.frame_mask[..., None], -2.0)
     changed_video = VideoFeatures(video.frames, video.frame_mask, clip_frames=changed_frames)
     torch.testing.assert_close(made(changed_text, changed_video).similarity, scores)
-    released = head(aggregation=aggregation)
+    released = head(similarity_aggregation=aggregation())
     assert not torch.allclose(released(changed_text, changed_video).similarity, released(text, video).similarity)
     assert not torch.allclose(released(text, video).similarity, scores)
 
 
 def test_aggregations_are_what_they_say():
-    x = torch.tensor([[0.1, 0.5, -0.2]])
-    assert SimilarityAttention(3, 0.1, "mean")(x).item() == pytest.approx(x.mean().item())
-    weights = (x / 0.1).softmax(-1)
-    assert SimilarityAttention(3, 0.1, "softmax")(x).item() == pytest.approx((x * weights).sum().item())
-    attention = SimilarityAttention(3, 0.1)
+    x = torch.tensor([[0.1], [0.5], [-0.2]])
+    assert MeanAggregation().module(3)(x).item() == pytest.approx(x.mean().item())
+    weights = (x / 0.1).softmax(0)
+    assert SoftmaxAggregation(10.0).module(3)(x).item() == pytest.approx((x * weights).sum().item())
+    attention = AOSM(10.0).module(3)
     assert attention(x).item() == pytest.approx((x * weights).sum().item())  # it starts as the identity
-    nothing = torch.zeros(1, 3, dtype=torch.bool)
-    for kind in ("attention", "softmax", "mean"):
-        assert SimilarityAttention(3, 0.1, kind)(x, nothing).item() == 0.0
-    low, high = (SimilarityAttention(3, tau)(x).item() for tau in (0.001, 100.0))
+    low, high = (AOSM(scale).module(3)(x).item() for scale in (1000.0, 0.01))
     assert low == pytest.approx(0.5, abs=1e-5)
     assert high == pytest.approx(x.mean().item(), abs=1e-3)
 
 
-@pytest.mark.parametrize("header", ["meanP", "seqLSTM", "seqTransf"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_video_without_frames_and_a_text_without_words_score_nothing(aggregation):
+    text, video = features(texts=2, videos=2)
+    text.word_mask[0] = False
+    video.frame_mask[1] = False
+    made = head(similarity_aggregation=aggregation(), mask_words=True, mask_frames=True)
+    scores = made(text, video)
+    assert bool((scores.parts["video_word"][0] == 0).all())
+    assert bool((scores.parts["sentence_frame"][:, 1] == 0).all())
+    assert bool((scores.parts["frame_word"][0] == 0).all() and (scores.parts["frame_word"][:, 1] == 0).all())
+    assert bool((scores.parts["frame_word"][1, 0] != 0).all())
+    scores.similarity.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in made.parameters())
+
+
+@pytest.mark.parametrize("header", [MeanP(), SeqLSTM(), SeqTransf()])
 def test_frame_contrasts_take_clips_own_frames(header):
     text, video = features(dimension=64)
     model = method(similarity_header=header).eval()
@@ -156,12 +172,12 @@ def test_frame_contrasts_take_clips_own_frames(header):
     own = model.head(text, plain).parts
     torch.testing.assert_close(parts["sentence_frame"], own["sentence_frame"])
     torch.testing.assert_close(parts["frame_word"], own["frame_word"])
-    assert torch.allclose(parts["video_word"], own["video_word"]) is (header == "meanP")
+    assert torch.allclose(parts["video_word"], own["video_word"]) is (header == MeanP())
 
 
 def test_ten_steps_reduce_the_loss():
     text, video = features(6, 6, dimension=64)
-    model = method(temporal_layers=2)
+    model = method(similarity_header=SeqTransf(2))
     pairs = PairedFeatures(text, video, torch.arange(6), torch.arange(6))
     optimizer = torch.optim.Adam([p for n, p in model.named_parameters() if not n.startswith("encoder.")], 3e-3)
     losses = []
@@ -179,16 +195,15 @@ def test_ten_steps_reduce_the_loss():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"contrasts": ("words",)}, "name some of video_sentence"),
+        ({"contrasts": ("words",)}, "it must be one of video_sentence"),
         ({"contrasts": ()}, "name some of"),
-        ({"similarity_header": "tightTransf"}, "expected one of meanP, seqLSTM, seqTransf"),
-        ({"aggregation": "max"}, "expected one of attention"),
-        ({"softmax_temperature": 0.0}, "above 0"),
-        ({"aggregation": "mean", "softmax_temperature": 0.1}, "mean has no softmax"),
-        ({"similarity_header": "meanP", "temporal_layers": 2}, "meanP has no temporal layers"),
-        ({"temporal_layers": 0}, "temporal_layers is 0"),
-        ({"contrasts": ("frame_word",)}, "set similarity_header to meanP"),
-        ({"contrasts": ("video_sentence",), "aggregation": "mean"}, "aggregates nothing"),
+        ({"contrasts": ("video_word", "video_word")}, "each once"),
+        ({"similarity_header": TightTransf()}, "must be a TemporalHeader"),
+        ({"similarity_aggregation": "max"}, "must be a Aggregation"),
+        ({"similarity_aggregation": AOSM(0.0)}, "softmax_lambda is 0.0; it must be above 0"),
+        ({"similarity_header": SeqTransf(0)}, "blocks is 0"),
+        ({"contrasts": ("frame_word",)}, "set similarity_header to MeanP"),
+        ({"contrasts": ("video_sentence",), "similarity_aggregation": MeanAggregation()}, "aggregates nothing"),
         ({"contrasts": ("video_sentence", "sentence_frame"), "mask_words": True}, "has words to mask"),
         ({"contrasts": ("video_word",), "mask_frames": True}, "has frames to mask"),
     ],

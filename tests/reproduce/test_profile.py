@@ -29,13 +29,13 @@ def costs(made, batch=2):
 
 
 def test_scoring_by_cosines_is_one_product():
-    found = costs(module(CLIP4Clip, similarity_header="meanP"), batch=3)
+    found = costs(module(CLIP4Clip), batch=3)
     assert found.flops_by_stage["score"] == 2 * 3 * 3 * WIDTH
     assert found.flops_by_stage["text_layers"] == found.flops_by_stage["video_layers"] == 0
 
 
 def test_the_video_encoder_costs_what_its_layers_do():
-    found = costs(module(CLIP4Clip, similarity_header="meanP"))
+    found = costs(module(CLIP4Clip))
     tokens, images = 1 + (32 // 16) ** 2, 2 * FRAMES
     convolution = 2 * images * (tokens - 1) * 3 * 16 * 16 * WIDTH
     block = 2 * images * tokens * WIDTH * WIDTH * (4 + 8) + 4 * images * tokens * tokens * WIDTH
@@ -45,7 +45,7 @@ def test_the_video_encoder_costs_what_its_layers_do():
 
 
 def test_training_costs_about_three_times_the_forward_pass():
-    found = costs(module(CLIP4Clip, similarity_header="meanP"))
+    found = costs(module(CLIP4Clip))
     forward = sum(value for stage, value in found.flops_by_stage.items() if stage != "training_step")
     assert 2.2 <= found.flops_by_stage["training_step"] / forward <= 3.1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap
 from tvr_lightning.encoders.clip import ClipEncoder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.pretrained import model_configuration
+from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf, TemporalHeader
 
 CLIP_NAMES = NameMap((("clip.logit_scale", "temperature.logit_scale"), ("clip.", "encoder.clip.")))
 """The part of every name map that concerns CLIP."""
@@ -75,13 +76,19 @@ def count_blocks(checkpoint: Mapping[str, Tensor], prefix: str) -> int:
     return len({name[len(prefix) :].split(".")[0] for name in checkpoint if name.startswith(prefix)})
 
 
-def temporal_encoder(checkpoint: Mapping[str, Tensor]) -> tuple[Literal["seqTransf", "seqLSTM"] | None, int, NameMap]:
-    """What relates the frames in a checkpoint, how many layers it has, and the names of it and of CLIP."""
+def temporal_encoder(checkpoint: Mapping[str, Tensor]) -> tuple[TemporalHeader, NameMap]:
+    """What relates the frames in a checkpoint, and the names of it and of CLIP."""
     blocks = count_blocks(checkpoint, "transformerClip.resblocks.")
     if blocks:
-        return "seqTransf", blocks, CLIP_NAMES | TRANSFORMER_NAMES
+        return SeqTransf(blocks), CLIP_NAMES | TRANSFORMER_NAMES
     layers = sum(name.startswith("lstm_visual.weight_ih_l") for name in checkpoint)
-    return "seqLSTM" if layers else None, layers, CLIP_NAMES | OTHER_NAMES
+    return SeqLSTM(layers) if layers else MeanP(), CLIP_NAMES | OTHER_NAMES
+
+
+def temporal_layers(checkpoint: Mapping[str, Tensor]) -> tuple[int, NameMap]:
+    """How many blocks the temporal transformer of a checkpoint has, 0 without one, and the names of it and of CLIP."""
+    header, names = temporal_encoder(checkpoint)
+    return header.blocks if isinstance(header, SeqTransf) else 0, names
 
 
 def check_positions(encoder: OpenClipEncoder, source: str, words: int, frames: int, tokens: int = 0) -> None:

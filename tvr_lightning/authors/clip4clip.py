@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, count_blocks, temporal_encoder
-from tvr_lightning.methods.clip4clip import CLIP4Clip, SimilarityHeader
+from tvr_lightning.layers.temporal import SeqTransf, SimilarityHeader
+from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions, TightTransf
 
 TIGHT_NAMES = NameMap(
     (
@@ -21,12 +22,12 @@ TIGHT_NAMES = NameMap(
 )
 
 
-def similarity_header(checkpoint: Mapping[str, Tensor]) -> tuple[SimilarityHeader, int, NameMap]:
-    """The header that a checkpoint with these names was trained with, its layers, and the names of all its tensors."""
-    temporal, layers, names = temporal_encoder(checkpoint)
+def similarity_header(checkpoint: Mapping[str, Tensor]) -> tuple[SimilarityHeader, NameMap]:
+    """The header that a checkpoint with these names was trained with, and the names of all its tensors."""
+    temporal, names = temporal_encoder(checkpoint)
     if any(name.startswith("cross.") for name in checkpoint):
-        return "tightTransf", count_blocks(checkpoint, "cross.transformer.resblocks."), names | TIGHT_NAMES
-    return temporal or "meanP", layers, names
+        return TightTransf(count_blocks(checkpoint, "cross.transformer.resblocks.")), names | TIGHT_NAMES
+    return temporal, names
 
 
 def import_clip4clip(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> CLIP4Clip:
@@ -44,14 +45,9 @@ def import_clip4clip(checkpoint: Mapping[str, Tensor], source: str, words: int =
     """
     check_family("clip4clip", checkpoint, source)
     encoder = clip_encoder(checkpoint, source)
-    header, layers, names = similarity_header(checkpoint)
-    # The sentence stands before the frames in tightTransf.
-    check_positions(encoder, source, words, frames, {"seqTransf": frames, "tightTransf": frames + 1}.get(header, 0))
-    module = CLIP4Clip(
-        encoder,
-        words=words,
-        frames=frames,
-        similarity_header=header,
-        temporal_layers=layers or None,
-    )
+    header, names = similarity_header(checkpoint)
+    # The sentence stands before the frames in TightTransf.
+    tokens = frames + 1 if isinstance(header, TightTransf) else frames if isinstance(header, SeqTransf) else 0
+    check_positions(encoder, source, words, frames, tokens)
+    module = CLIP4Clip(encoder, words=words, frames=frames, clip4clip=CLIP4ClipOptions(similarity_header=header))
     return load(module, checkpoint, names, source)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_encoder
-from tvr_lightning.methods.drl import DRL
+from tvr_lightning.layers.temporal import SeqTransf
+from tvr_lightning.methods.drl import DRL, DRLOptions, WeightedTokenWise
 
 NAMES = NameMap((("text_weight_fc.", "head.word_weights."), ("video_weight_fc.", "head.frame_weights.")))
 
@@ -33,14 +34,10 @@ def import_drl(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, f
     """
     check_family("drl", checkpoint, source)
     encoder = clip_encoder(checkpoint, source)
-    temporal, layers, names = temporal_encoder(checkpoint)
-    check_positions(encoder, source, words, frames, frames if temporal == "seqTransf" else 0)
+    temporal, names = temporal_encoder(checkpoint)
+    check_positions(encoder, source, words, frames, frames if isinstance(temporal, SeqTransf) else 0)
+    interaction = WeightedTokenWise(weight_layers(checkpoint))
     module = DRL(
-        encoder,
-        words=words,
-        frames=frames,
-        weight_layers=weight_layers(checkpoint),
-        temporal_encoder=temporal or "none",
-        temporal_layers=layers or None,
+        encoder, words=words, frames=frames, drl=DRLOptions(interaction=interaction, temporal_encoder=temporal)
     )
     return load(module, checkpoint, names | NAMES, source)

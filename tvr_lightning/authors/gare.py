@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
-from tvr_lightning.authors.clip import check_positions, clip_encoder, count_blocks, temporal_encoder
+from tvr_lightning.authors.clip import check_positions, clip_encoder, count_blocks, temporal_layers
 from tvr_lightning.methods.gare import GARE, GAREOptions
 
 NAMES = NameMap(
@@ -44,7 +44,7 @@ def import_gare(
     if layers != 1:
         raise AuthorsCheckpointError(f"{source}: psi has {layers} layers; GARE's psi has one (Eq. 7)")
     encoder = clip_encoder(checkpoint, source, text_mask=True)
-    _, temporal_layers, names = temporal_encoder(checkpoint)  # none for MSVD
-    check_positions(encoder, source, words, frames, frames if temporal_layers else 0)
-    options = dataclasses.replace(gare or GAREOptions(), temporal_layers=temporal_layers)
+    layers, names = temporal_layers(checkpoint)  # none for MSVD
+    check_positions(encoder, source, words, frames, frames if layers else 0)
+    options = dataclasses.replace(gare or GAREOptions(), temporal_layers=layers)
     return load(GARE(encoder, words=words, frames=frames, gare=options), checkpoint, names | NAMES, source)

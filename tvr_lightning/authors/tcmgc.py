@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
-from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_encoder
+from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_layers
 from tvr_lightning.layers.aggregation import ISA
 from tvr_lightning.methods.tcmgc import TCMGC, Decorrelation, LanguageVideoAttention, TCMGCOptions
 
@@ -93,7 +93,7 @@ def import_tcmgc(
     check_family("tcmgc", checkpoint, source)
     keep_rate = _keep_rate(checkpoint, source, words, keep_rate)
     encoder = clip_encoder(checkpoint, source)
-    _, temporal_layers, names = temporal_encoder(checkpoint)
+    layers, names = temporal_layers(checkpoint)
     check_positions(encoder, source, words, frames, frames)
     try:
         module = TCMGC(
@@ -101,7 +101,7 @@ def import_tcmgc(
             words=words,
             frames=frames,
             tcmgc=TCMGCOptions(
-                temporal_layers=temporal_layers,
+                temporal_layers=layers,
                 attention=LanguageVideoAttention(heads=heads),
                 keep_rate=keep_rate,
                 similarity_aggregation=ISA(softmax_lambda),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, check_sizes, load
-from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_encoder
+from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_layers
 from tvr_lightning.layers.patch_selector import PatchSelection, Predictor
 from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAOptions
 
@@ -74,15 +74,15 @@ def import_ucofia(checkpoint: Mapping[str, Tensor], source: str, words: int = 32
     found_words, found_frames, patches = matrix_sizes(checkpoint, source)
     check_sizes((found_words, found_frames), (words, frames), source)
     encoder = clip_encoder(checkpoint, source)
-    _, temporal_layers, names = temporal_encoder(checkpoint)
-    check_positions(encoder, source, words, frames, frames if temporal_layers else 0)
+    layers, names = temporal_layers(checkpoint)
+    check_positions(encoder, source, words, frames, frames if layers else 0)
     selection = PatchSelection(kept=patches - 1, predictor=predictor(checkpoint))
     module = UCoFiA(
         encoder,
         words=words,
         frames=frames,
         ucofia=UCoFiAOptions(
-            temporal_layers=temporal_layers,
+            temporal_layers=layers,
             patch_selection=selection,
             patch_matrix="local_mat_weight1" in checkpoint,
         ),

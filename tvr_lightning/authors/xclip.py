@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import NameMap, check_family, check_sizes, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_encoder
-from tvr_lightning.methods.xclip import XCLIP
+from tvr_lightning.layers.temporal import SeqTransf
+from tvr_lightning.methods.xclip import XCLIP, XCLIPOptions
 
 NAMES = NameMap(
     (
@@ -17,10 +18,10 @@ NAMES = NameMap(
         ("word_logit_weight", "head.video_word.weight"),
         ("frame_logit_weight", "head.sentence_frame.weight"),
         # The longer names first: a name is replaced by the first beginning that fits.
-        ("word_mat_weight2", "head.words_after_frames.weight"),
-        ("word_mat_weight", "head.words_of_frame.weight"),
-        ("frame_mat_weight2", "head.frames_after_words.weight"),
-        ("frame_mat_weight", "head.frames_of_word.weight"),
+        ("word_mat_weight2", "head.frame_word.words_after_frames.weight"),
+        ("word_mat_weight", "head.frame_word.words.weight"),
+        ("frame_mat_weight2", "head.frame_word.frames_after_words.weight"),
+        ("frame_mat_weight", "head.frame_word.frames.weight"),
     )
 )
 
@@ -43,9 +44,7 @@ def import_xclip(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
     found = (fitting.get("word_mat_weight", words), fitting.get("frame_mat_weight", frames))
     check_sizes(found, (words, frames), source)
     encoder = clip_encoder(checkpoint, source)
-    header, layers, names = temporal_encoder(checkpoint)
-    check_positions(encoder, source, words, frames, frames if header == "seqTransf" else 0)
-    module = XCLIP(
-        encoder, words=words, frames=frames, similarity_header=header or "meanP", temporal_layers=layers or None
-    )
+    header, names = temporal_encoder(checkpoint)
+    check_positions(encoder, source, words, frames, frames if isinstance(header, SeqTransf) else 0)
+    module = XCLIP(encoder, words=words, frames=frames, xclip=XCLIPOptions(similarity_header=header))
     return load(module, checkpoint, names | NAMES, source)

@@ -6,6 +6,7 @@ Both add the vectors they were given to their output, and both keep the paramete
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.ranges import Count, Kind
 
 MASKED_LOGIT = -1e6
 """Added to the attention logit of a padded frame (CLIP4Clip, modules/modeling.py); finite, so that a video without
@@ -195,3 +197,53 @@ def temporal_transformer(encoder: Encoder, layers: int, frames: int) -> Temporal
         }
         temporal.initialize({"positional_embedding": start.positional_embedding, **blocks})
     return temporal
+
+
+class SimilarityHeader(Kind):
+    """How CLIP's frames become what a sentence is compared with (CLIP4Clip)."""
+
+
+class TemporalHeader(SimilarityHeader, ABC):
+    """What relates the frames of each video to one another before they are compared."""
+
+    @abstractmethod
+    def module(self, encoder: Encoder, frames: int) -> nn.Module | None:
+        """Return what relates `frames` frames (M, F, D) of an encoder; None where nothing does."""
+
+
+class MeanP(TemporalHeader):
+    """Nothing: CLIP's own frames."""
+
+    def module(self, encoder: Encoder, frames: int) -> None:
+        """See `TemporalHeader.module`."""
+
+
+class SeqTransf(TemporalHeader):
+    """A transformer, started from the text transformer of the encoder.
+
+    Args:
+        blocks: how many (CLIP4Clip, X-CLIP and DRL, released: cross_num_hidden_layers 4).
+    """
+
+    def __init__(self, blocks: Count = 4) -> None:
+        self.blocks = blocks
+
+    def module(self, encoder: Encoder, frames: int) -> TemporalTransformer:
+        """See `TemporalHeader.module`."""
+        return temporal_transformer(encoder, self.blocks, frames)
+
+
+class SeqLSTM(TemporalHeader):
+    """An LSTM.
+
+    Args:
+        layers: stacked layers (CLIP4Clip, released: 1).
+    """
+
+    # No `blocks`, which a recipe with a transformer would hand on to the LSTM that is laid over it.
+    def __init__(self, layers: Count = 1) -> None:
+        self.layers = layers
+
+    def module(self, encoder: Encoder, frames: int) -> TemporalLSTM:
+        """See `TemporalHeader.module`."""
+        return TemporalLSTM(encoder.dimension, self.layers)

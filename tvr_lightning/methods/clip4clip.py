@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +22,41 @@ from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.pooling import masked_mean
-from tvr_lightning.layers.temporal import MASKED_LOGIT, QuickGELU, TemporalBlock, TemporalLSTM, temporal_transformer
+from tvr_lightning.layers.temporal import (
+    MASKED_LOGIT,
+    MeanP,
+    QuickGELU,
+    SimilarityHeader,
+    TemporalBlock,
+    TemporalHeader,
+)
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.contrast import ContrastiveLearning
-from tvr_lightning.training.distributed import Gather
-from tvr_lightning.training.optim import OptimizerConfig
+from tvr_lightning.ranges import Count, Options, kind
 
-SimilarityHeader = Literal["meanP", "seqLSTM", "seqTransf", "tightTransf"]
+
+class TightTransf(SimilarityHeader):
+    """A cross encoder of each pair of sentence and frames, which costs a transformer per pair.
+
+    Args:
+        blocks: how many (released: cross_num_hidden_layers 4).
+    """
+
+    def __init__(self, blocks: Count = 4) -> None:
+        self.blocks = blocks
+
+
+@dataclass
+class CLIP4ClipOptions(Options):
+    """The options of CLIP4Clip.
+
+    Attributes:
+        similarity_header: `MeanP` by default pools CLIP's frames; `SeqTransf` and `SeqLSTM` first relate them over
+            time; `TightTransf` reads each pair (modules/modeling.py, `sim_header`).
+    """
+
+    similarity_header: SimilarityHeader = kind(MeanP)
 
 
 def mean_pooling_similarity(text: TextFeatures, video: VideoFeatures) -> Tensor:
@@ -178,86 +204,42 @@ class CrossEncoder(nn.Module):
             block.load_state_dict(state)
 
 
-def cross_encoder(encoder: Encoder, layers: int, frames: int, dropout: float) -> CrossEncoder:
+def cross_encoder(encoder: Encoder, layers: int, frames: int) -> CrossEncoder:
     """Build tightTransf for an encoder, started from its text transformer where the encoder offers that (CLIP4Clip).
 
     Args:
         encoder: gives the width D and the weights to start from.
         layers: number of blocks.
         frames: largest number of frames F; position embeddings cover at least the encoder's context, as released.
-        dropout: on the tokens, in training.
     """
     start = encoder.temporal_initialization(layers)
     positions = max(frames + 1, encoder.context_length)
     heads = None if start is None else start.heads
-    cross = CrossEncoder(encoder.dimension, layers=layers, heads=heads, positions=positions, dropout=dropout)
+    cross = CrossEncoder(encoder.dimension, layers=layers, heads=heads, positions=positions)
     if start is not None:
         cross.initialize(start.positional_embedding, list(start.blocks))
     return cross
 
 
 class CLIP4Clip(RetrievalModule):
-    """CLIP4Clip with a parameter-free (meanP), sequential (seqLSTM, seqTransf) or tight (tightTransf) header.
+    """CLIP4Clip with a parameter-free, a sequential or a tight header.
 
-    With tightTransf the similarity is the cross encoder's logit, trained without a temperature as released.
+    With `TightTransf` the similarity is the cross encoder's logit, trained without a temperature as released.
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
-        contrast: what else the contrastive loss does with logits.
-        similarity_header: `meanP` pools CLIP's frames; `seqTransf` and `seqLSTM` first relate them over time;
-            `tightTransf` reads each pair of sentence and frames with a cross encoder, which costs a transformer per
-            pair.
-        temporal_layers: blocks of seqTransf or tightTransf (released: 4, `cross_num_hidden_layers`) or layers of
-            seqLSTM (released: 1).
-        cross_dropout: on the tokens of tightTransf in training (released: 0.1).
-
-    Raises:
-        ValueError: an option that the similarity header does not use, or a header of another name.
+        clip4clip: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        contrast: ContrastiveLearning | None = None,
-        similarity_header: SimilarityHeader = "meanP",
-        temporal_layers: int | None = None,
-        cross_dropout: float | None = None,
-    ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
-        if similarity_header not in get_args(SimilarityHeader):
-            raise ValueError(
-                f"similarity_header is {similarity_header!r}; expected one of {', '.join(get_args(SimilarityHeader))}"
-            )
-        if similarity_header == "meanP" and temporal_layers is not None:
-            raise ValueError("similarity_header: meanP has no temporal layers; drop temporal_layers or use seqTransf")
-        if temporal_layers is not None and temporal_layers < 1:
-            raise ValueError(f"temporal_layers is {temporal_layers}; expected at least 1, or similarity_header: meanP")
-        if similarity_header != "tightTransf" and cross_dropout is not None:
-            raise ValueError(
-                f"cross_dropout belongs to similarity_header: tightTransf; drop it with similarity_header: "
-                f"{similarity_header}"
-            )
-        self.similarity_header = similarity_header
-        self.temporal: nn.Module | None = None
+    def __init__(self, encoder: Encoder, clip4clip: CLIP4ClipOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
+        self.options = clip4clip or CLIP4ClipOptions()
+        header = self.options.similarity_header
+        self.temporal = header.module(encoder, self.frames) if isinstance(header, TemporalHeader) else None
         self.cross: CrossEncoder | None = None
-        if similarity_header == "seqTransf":
-            self.temporal = temporal_transformer(encoder, temporal_layers or 4, frames)
-        elif similarity_header == "seqLSTM":
-            self.temporal = TemporalLSTM(encoder.dimension, layers=temporal_layers or 1)
-        elif similarity_header == "tightTransf":
-            self.cross = cross_encoder(
-                encoder, temporal_layers or 4, frames, 0.1 if cross_dropout is None else cross_dropout
-            )
+        if isinstance(header, TightTransf):
+            self.cross = cross_encoder(encoder, header.blocks, self.frames)
             # No loss depends on it, and distributed training refuses parameters that wait for a gradient.
             self.temperature.requires_grad_(False)
 
@@ -271,7 +253,7 @@ class CLIP4Clip(RetrievalModule):
         """Score any N texts against any M videos.
 
         Returns:
-            `similarity` (N, M): cosines of sentences and pooled videos, or with tightTransf the cross encoder's logits,
+            `similarity` (N, M): cosines of sentences and pooled videos, or with TightTransf the cross encoder's logits,
             which take no temperature.
         """
         if self.cross is not None:
@@ -279,7 +261,7 @@ class CLIP4Clip(RetrievalModule):
         return Scores(mean_pooling_similarity(text, video))
 
     def logits(self, similarity: Tensor) -> Tensor:
-        """Return what the released loss sees, (N, M): scaled cosines; tightTransf's logits as is."""
+        """Return what the released loss sees, (N, M): scaled cosines; TightTransf's logits as is."""
         return similarity if self.cross is not None else self.temperature() * similarity
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
@@ -287,12 +269,12 @@ class CLIP4Clip(RetrievalModule):
         return text.without_words()
 
     def compact_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Replace the frames of M videos by their pooled vector (M, 1, D), which scores alike; not with tightTransf."""
+        """Replace the frames of M videos by their pooled vector (M, 1, D), which scores alike; not with TightTransf."""
         if self.cross is not None:
             return video
         pooled = normalize(masked_mean(normalize(video.frames, dim=-1), video.frame_mask), dim=-1).unsqueeze(1)
         return VideoFeatures(pooled, torch.ones_like(pooled[..., 0], dtype=torch.bool))
 
     def score_temperature(self) -> float:
-        """Return gamma, what the loss divides scores by; 1 with tightTransf, whose scores are logits."""
+        """Return gamma, what the loss divides scores by; 1 with TightTransf, whose scores are logits."""
         return 1.0 if self.cross is not None else super().score_temperature()

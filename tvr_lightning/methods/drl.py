@@ -18,60 +18,118 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.layers.pooling import masked_mean
-from tvr_lightning.layers.temporal import TemporalLSTM, temporal_transformer
+from tvr_lightning.layers.temporal import SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.contrast import ContrastiveLearning
-from tvr_lightning.pairwise import score_in_blocks
-from tvr_lightning.training.distributed import Gather
+from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.pairwise import token_similarities
+from tvr_lightning.ranges import Kind, NotNegative, Options, Range, kind
 from tvr_lightning.training.losses import info_nce
-from tvr_lightning.training.optim import OptimizerConfig
 
-Interaction = Literal["wti", "ti", "dp"]
 MaskFill = Literal["zero", "exclude"]
-TemporalEncoder = Literal["none", "seqLSTM", "seqTransf"]
-DecorrelationTokens = Literal["none", "random", "matched", "weighted"]
+DecorrelationTokens = Literal["random", "matched", "weighted"]
+
+
+class Interaction(Kind):
+    """How words and frames become a score (released: --interaction)."""
+
+
+class DotProduct(Interaction):
+    """The cosine of the last word with the pooled frames (DP)."""
+
+
+class TokenWise(Interaction):
+    """The plain mean over the best matches of all tokens (TI).
+
+    Args:
+        mask_fill: what padded tokens enter the maxima with: `zero` (released), or `exclude` leaves them out.
+    """
+
+    def __init__(self, mask_fill: MaskFill = "zero") -> None:
+        self.mask_fill = mask_fill
+
+
+class WeightedTokenWise(TokenWise):
+    """The best matches of all tokens, each with a learnt weight (WTI).
+
+    Args:
+        weight_layers: linear layers of the weighting networks (released: --wti_arch 2).
+        mask_fill: as of `TokenWise`.
+    """
+
+    def __init__(
+        self, weight_layers: Annotated[int, Range(at_least=1, at_most=3)] = 2, mask_fill: MaskFill = "zero"
+    ) -> None:
+        super().__init__(mask_fill)
+        self.weight_layers = weight_layers
+
+
+class Decorrelation(Kind):
+    """What keeps the channels of matching words and frames apart in training."""
+
+
+class NoDecorrelation(Decorrelation):
+    """Nothing: InfoNCE alone (released: --cdcr 0)."""
+
+
+class ChannelDecorrelation(Decorrelation):
+    """Channel decorrelation regularization (CDCR): correlations of the channels of matching words and frames.
+
+    Args:
+        tokens: which tokens are correlated. `random`: one of each text and one of each video (released: --cdcr 1).
+            `matched`: every word with its best frame, every frame with its best word (--cdcr 2). `weighted`: these,
+            weighted as in WTI (--cdcr 3, the default there).
+        weight: lambda, of the whole term (released: --cdcr_lambda 0.001); 0 leaves it out.
+        on_diagonal: a1, of sum_k (C_kk - 1)^2 (released: --cdcr_alpha1 1; published commands: 0.11 to 0.16).
+        off_diagonal: a2, of the sum of the other C_kl^2 (released: --cdcr_alpha2 0.06; published commands: 0).
+    """
+
+    def __init__(
+        self,
+        tokens: DecorrelationTokens = "weighted",
+        weight: NotNegative = 0.001,
+        on_diagonal: NotNegative = 1.0,
+        off_diagonal: NotNegative = 0.06,
+    ) -> None:
+        self.tokens = tokens
+        self.weight = weight
+        self.on_diagonal = on_diagonal
+        self.off_diagonal = off_diagonal
 
 
 @dataclass
-class ChannelDecorrelation:
-    """Channel decorrelation regularization (CDCR): correlations of the channels of matching words and frames.
+class DRLOptions(Options):
+    """The options of DRL.
 
     Attributes:
-        tokens: which tokens are correlated. `random`: one of each text and one of each video (released: cdcr 1).
-            `matched`: every word with its best frame, every frame with its best word (cdcr 2). `weighted`: these,
-            weighted as in WTI (cdcr 3, the default there). `none` leaves the term out.
-        weight: lambda, of the whole term (released: 0.001).
-        on_diagonal: a1, of sum_k (C_kk - 1)^2 (published commands: 0.11 to 0.16).
-        off_diagonal: a2, of the sum of the other C_kl^2 (argument default 0.06; published commands: 0).
+        interaction: `WeightedTokenWise` by default, `TokenWise`, or `DotProduct`.
+        temporal_encoder: of the frames before the interaction (released: --agg_module), by default `SeqTransf`.
+        decorrelation: `ChannelDecorrelation` by default, or `NoDecorrelation`.
 
     Raises:
-        ValueError: a negative weight.
+        ValueError: a value out of its range, or decorrelation with weights that the interaction does not learn.
     """
 
-    tokens: DecorrelationTokens = "weighted"
-    weight: float = 0.001
-    on_diagonal: float = 1.0
-    off_diagonal: float = 0.06
+    interaction: Interaction = kind(WeightedTokenWise)
+    temporal_encoder: TemporalHeader = kind(SeqTransf)
+    decorrelation: Decorrelation = kind(ChannelDecorrelation)
 
     def __post_init__(self) -> None:
-        if self.tokens not in get_args(DecorrelationTokens):
+        super().__post_init__()
+        interaction, decorrelation = self.interaction, self.decorrelation
+        weighted = isinstance(decorrelation, ChannelDecorrelation) and decorrelation.tokens == "weighted"
+        if weighted and not isinstance(interaction, WeightedTokenWise):
             raise ValueError(
-                f"decorrelation.tokens is {self.tokens!r}; expected one of {', '.join(get_args(DecorrelationTokens))}"
-            )
-        if min(self.weight, self.on_diagonal, self.off_diagonal) < 0:
-            raise ValueError(
-                f"decorrelation.weight ({self.weight}), on_diagonal ({self.on_diagonal}) and off_diagonal "
-                f"({self.off_diagonal}) must be at least 0"
+                f"decorrelation.tokens: weighted needs WTI's weights, which {type(interaction).__name__} has not; "
+                "choose matched or random, or decorrelation: NoDecorrelation"
             )
 
 
@@ -131,69 +189,65 @@ def token_weights(dimension: int, layers: int) -> nn.Module:
     return nn.Sequential(*modules[:-1])
 
 
-class DRLHead(nn.Module):
-    """Words and frames to scores, and channel decorrelation of matching ones.
+class DRLHead(PairHead):
+    """Words and frames to scores (N, M) on the scale of a cosine, and channel decorrelation of matching ones.
 
     Args:
         dimension: D.
-        interaction: `wti` weighs the best match of every token by a learnt weight, `ti` takes their plain mean, `dp` is
-            the cosine of the last word with the pooled frames.
-        weight_layers: linear layers of the weighting networks, 1 to 3 (released: wti_arch).
-        mask_fill: what padded tokens enter the maxima with, 0 as released or not at all.
+        interaction: of words and frames; None is WTI as released.
+        memory_gib: as of `PairHead`.
     """
 
-    def __init__(
-        self, dimension: int, interaction: Interaction = "wti", weight_layers: int = 2, mask_fill: MaskFill = "zero"
-    ) -> None:
-        super().__init__()
-        self.interaction = interaction
-        self.mask_fill = mask_fill
-        if interaction == "wti":
-            self.word_weights = token_weights(dimension, weight_layers)
-            self.frame_weights = token_weights(dimension, weight_layers)
+    def __init__(self, dimension: int, interaction: Interaction | None = None, memory_gib: float = 2.0) -> None:
+        super().__init__(dimension, memory_gib=memory_gib)
+        self.interaction = interaction = interaction or WeightedTokenWise()
+        self.word_weights: nn.Module | None = None
+        self.frame_weights: nn.Module | None = None
+        if isinstance(interaction, WeightedTokenWise):
+            self.word_weights = token_weights(dimension, interaction.weight_layers)
+            self.frame_weights = token_weights(dimension, interaction.weight_layers)
+
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedTokens, PreparedTokens]:
+        """Return unit words of N texts and unit frames of M videos, with their masks and weights."""
+        return self.prepare_words(text), self.prepare_frames(video)
 
     def prepare_words(self, text: TextFeatures) -> PreparedTokens:
         """Return unit words (N, W, D) with their mask and weights (N, W)."""
-        network = self.word_weights if self.interaction == "wti" else None
-        return _prepared(text.words, text.word_mask.bool(), network)
+        return _prepared(text.words, text.word_mask.bool(), self.word_weights)
 
     def prepare_frames(self, video: VideoFeatures) -> PreparedTokens:
         """Return unit frames (M, F, D) with their mask and weights (M, F)."""
-        network = self.frame_weights if self.interaction == "wti" else None
-        return _prepared(video.frames, video.frame_mask.bool(), network)
+        return _prepared(video.frames, video.frame_mask.bool(), self.frame_weights)
 
-    def forward(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos, block by block.
+    def pair_numbers(self, text: Record, video: Record) -> int:
+        """Return how many numbers a pair takes: its similarities, and masked copies of them in either direction."""
+        assert isinstance(text, PreparedTokens)
+        assert isinstance(video, PreparedTokens)
+        return 4 * text.mask.shape[1] * video.mask.shape[1]
 
-        Args:
-            text: words (N, W, D) with their mask.
-            video: frames (M, F, D) with their mask.
-
-        Returns:
-            `similarity` (N, M) on the scale of a cosine.
-        """
-        words, frames = self.prepare_words(text), self.prepare_frames(video)
-        if self.interaction == "dp":
+    def score(self, words: PreparedTokens, frames: PreparedTokens) -> Scores:
+        """Return scores (n, m) of the words of n texts and the frames of m videos."""
+        if not isinstance(self.interaction, TokenWise):
             last = (words.mask.sum(1) - 1).clamp(min=0)
             sentence = words.tokens[torch.arange(len(words), device=last.device), last]
             return Scores(sentence @ unit(masked_mean(frames.tokens, frames.mask)).T)
-        # The similarities themselves, and masked copies of them in either direction.
-        pair_bytes = 4 * words.tokens.element_size() * words.mask.shape[1] * frames.mask.shape[1]
-        budget = 2**20 * (64 if words.tokens.device.type == "cpu" else 1024)
-        return score_in_blocks(self._score_block, words, frames, pair_bytes, budget)
+        similarity = token_similarities(frames.tokens, words.tokens)  # (F, m, W, n)
+        word_mask, frame_mask = words.mask.T, frames.mask.T[:, :, None, None]
+        of_words = self._best(similarity, word_mask, frame_mask, 0)  # (m, W, n)
+        of_frames = self._best(similarity, frame_mask, word_mask, 2)  # (F, m, n)
+        text_to_video = (of_words * words.weights.T).sum(1)
+        video_to_text = (of_frames * frames.weights.T.unsqueeze(-1)).sum(0)
+        return Scores((text_to_video + video_to_text).T / 2)
 
-    def _score_block(self, words: PreparedTokens, frames: PreparedTokens) -> Scores:
-        similarity = torch.einsum("nwd,mfd->nmwf", words.tokens, frames.tokens)
-        word_mask, frame_mask = words.mask[:, None, :, None], frames.mask[None, :, None, :]
-        of_words = self._best(similarity, word_mask, frame_mask, 3)  # (n, m, W)
-        of_frames = self._best(similarity, frame_mask, word_mask, 2)  # (n, m, F)
-        text_to_video = torch.einsum("nmw,nw->nm", of_words, words.weights)
-        video_to_text = torch.einsum("nmf,mf->nm", of_frames, frames.weights)
-        return Scores((text_to_video + video_to_text) / 2)
+    @property
+    def _fills_zero(self) -> bool:
+        return not isinstance(self.interaction, TokenWise) or self.interaction.mask_fill == "zero"
 
     def _best(self, similarity: Tensor, own: Tensor, others: Tensor, dim: int) -> Tensor:
         """Largest similarity over the other side's tokens along `dim`; 0 for tokens that are not there."""
-        if self.mask_fill == "zero":
+        if bool(own.all()) and bool(others.all()):
+            return similarity.amax(dim)
+        if self._fills_zero:
             return similarity.masked_fill(~(own & others), 0.0).amax(dim)
         best = similarity.masked_fill(~others, -torch.inf).amax(dim)
         there = (own & others).any(dim)
@@ -213,7 +267,7 @@ class DRLHead(nn.Module):
             return None
         similarity = torch.einsum("bwd,bfd->bwf", words.tokens, frames.tokens)
         both = words.mask[:, :, None] & frames.mask[:, None, :]
-        similarity = similarity.masked_fill(~both, 0.0 if self.mask_fill == "zero" else -torch.inf)
+        similarity = similarity.masked_fill(~both, 0.0 if self._fills_zero else -torch.inf)
         return (
             _matched(words, frames, similarity.argmax(2), tokens)
             + _matched(frames, words, similarity.argmax(1), tokens)
@@ -254,82 +308,18 @@ class DRL(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
-        contrast: what else the contrastive loss does with logits.
-        interaction: `wti`, `ti` (token-wise without weights) or `dp` (dot product of sentence and pooled video).
-        weight_layers: linear layers of WTI's weighting networks, 1 to 3 (released: wti_arch 2); None is 2.
-        mask_fill: padded tokens enter the maxima as `zero` (released), or `exclude` leaves them out; None is zero.
-        temporal_encoder: of the frames before the interaction (released: agg_module).
-        temporal_layers: blocks of seqTransf (released: 4) or layers of seqLSTM (released: 1).
-        decorrelation: channel decorrelation; None is the released default with `wti` and none otherwise.
-
-    Raises:
-        ValueError: a value out of range, or an option that the interaction does not use.
+        drl: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        contrast: ContrastiveLearning | None = None,
-        interaction: Interaction = "wti",
-        weight_layers: int | None = None,
-        mask_fill: MaskFill | None = None,
-        temporal_encoder: TemporalEncoder = "seqTransf",
-        temporal_layers: int | None = None,
-        decorrelation: ChannelDecorrelation | None = None,
-    ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
-        self._check(interaction, weight_layers, mask_fill, temporal_encoder, temporal_layers, decorrelation)
-        self.temporal: nn.Module | None = None
-        if temporal_encoder == "seqTransf":
-            self.temporal = temporal_transformer(encoder, temporal_layers or 4, frames)
-        elif temporal_encoder == "seqLSTM":
-            self.temporal = TemporalLSTM(encoder.dimension, layers=temporal_layers or 1)
-        if decorrelation is None:
-            decorrelation = ChannelDecorrelation("weighted" if interaction == "wti" else "none")
-        self.decorrelation = decorrelation
-        self.reads_padding = ("words", "frames") if interaction != "dp" and mask_fill != "exclude" else ()
-        self.head = DRLHead(encoder.dimension, interaction, weight_layers or 2, mask_fill or "zero")
-
-    @staticmethod
-    def _check(
-        interaction: Interaction,
-        weight_layers: int | None,
-        mask_fill: MaskFill | None,
-        temporal_encoder: TemporalEncoder,
-        temporal_layers: int | None,
-        decorrelation: ChannelDecorrelation | None,
-    ) -> None:
-        for name, value, choices in (
-            ("interaction", interaction, get_args(Interaction)),
-            ("mask_fill", mask_fill or "zero", get_args(MaskFill)),
-            ("temporal_encoder", temporal_encoder, get_args(TemporalEncoder)),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-        if weight_layers is not None and (interaction != "wti" or not 1 <= weight_layers <= 3):
-            raise ValueError(f"weight_layers is {weight_layers} with interaction {interaction}; 1 to 3, with wti only")
-        if interaction == "dp" and mask_fill is not None:
-            raise ValueError("interaction: dp takes no maxima over tokens; drop mask_fill, or use wti or ti")
-        if temporal_layers is not None and (temporal_encoder == "none" or temporal_layers < 1):
-            raise ValueError(
-                f"temporal_layers is {temporal_layers} with temporal_encoder {temporal_encoder}; expected at least 1, "
-                "with seqTransf or seqLSTM only"
-            )
-        if decorrelation is not None and decorrelation.tokens == "weighted" and interaction != "wti":
-            raise ValueError(
-                f"decorrelation.tokens: weighted needs WTI's weights, which interaction {interaction} has not; "
-                "choose matched, random or none"
-            )
+    def __init__(self, encoder: Encoder, drl: DRLOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
+        self.options = options = drl or DRLOptions()
+        interaction = options.interaction
+        padding = isinstance(interaction, TokenWise) and interaction.mask_fill == "zero"
+        self.reads_padding = ("words", "frames") if padding else ()
+        self.temporal = options.temporal_encoder.module(encoder, self.frames)
+        self.head = DRLHead(encoder.dimension, interaction, self.evaluation_config.memory_gib)
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Relate the frames (M, F, D) over time."""
@@ -348,13 +338,13 @@ class DRL(RetrievalModule):
         """
         similarity = self.score(pairs.text, pairs.video).similarity
         terms = {"info_nce": info_nce(self.contrastive_logits(self.temperature() * similarity))}
-        config = self.decorrelation
-        if config.tokens == "none" or config.weight == 0:
+        options = self.options.decorrelation
+        if not isinstance(options, ChannelDecorrelation) or options.weight == 0:
             return terms
-        correlation = self.head.correlations(pairs.text, pairs.video, config.tokens)
+        correlation = self.head.correlations(pairs.text, pairs.video, options.tokens)
         if correlation is None:
             warnings.warn("DRL: too few tokens for a variance; decorrelation is left out of this step", stacklevel=2)
             return terms
         on_diagonal, off_diagonal = decorrelation_sums(correlation)
-        weighted = config.on_diagonal * on_diagonal + config.off_diagonal * off_diagonal
-        return terms | {"decorrelation": config.weight * weighted}
+        weighted = options.on_diagonal * on_diagonal + options.off_diagonal * off_diagonal
+        return terms | {"decorrelation": options.weight * weighted}

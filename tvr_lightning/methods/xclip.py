@@ -16,69 +16,132 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.layers.aggregation import Aggregation, BidirectionalAggregation
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
-from tvr_lightning.layers.temporal import TemporalLSTM, temporal_transformer
+from tvr_lightning.layers.temporal import MeanP, SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.contrast import ContrastiveLearning
-from tvr_lightning.pairwise import score_in_blocks
-from tvr_lightning.training.distributed import Gather
-from tvr_lightning.training.optim import OptimizerConfig
+from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.pairwise import token_similarities
+from tvr_lightning.ranges import Options, Positive, kind
 
 XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
-XCLIPAggregation = Literal["attention", "softmax", "mean"]
-XCLIPHeader = Literal["meanP", "seqLSTM", "seqTransf"]
 
 
 class SimilarityAttention(nn.Module):
-    """Attention over a vector of similarities x: sum_s x_s (softmax(x / tau) A)_s (X-CLIP, AOSM).
+    """Attention over a vector of similarities x: sum_s x_s (softmax(lambda x) A)_s (X-CLIP, AOSM).
 
     The matrix comes after the softmax as released, so that weights need be neither positive nor add up to one.
 
     Args:
         slots: S; the matrix A is (S, S) and starts as the identity.
-        temperature: tau.
-        kind: `attention` as above, `softmax` without the matrix, `mean` without either.
+        temperature: lambda, factor inside the softmax.
     """
 
-    def __init__(self, slots: int, temperature: float = 0.01, kind: XCLIPAggregation = "attention") -> None:
+    def __init__(self, slots: int, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
-        self.kind = kind
-        self.weight = nn.Parameter(torch.eye(slots)) if kind == "attention" else None
+        self.weight = nn.Parameter(torch.eye(slots))
 
-    def forward(self, similarities: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Aggregate the last dimension.
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+        """Return (...) for similarities (S, ...), or with the slots at `dim`; minus infinity where no slot is there.
 
         Args:
-            similarities: (..., S).
-            mask: broadcastable to (..., S), True for slots that take part; all where it is not given.
-
-        Returns:
-            (...); 0 where no slot takes part.
+            similarities: (S, ...).
+            dim: the axis of the slots.
+            whole: promises that all slots are there.
         """
-        if mask is not None:
-            similarities = similarities.masked_fill(~mask, 0.0)
-        if self.kind == "mean":
-            if mask is None:
-                return similarities.mean(-1)
-            return similarities.sum(-1) / mask.expand_as(similarities).sum(-1).clamp(min=1)
-        logits = similarities / self.temperature
-        if mask is not None:
-            # Not minus infinity: a softmax over nothing must stay a number.
-            logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
-        weights = logits.softmax(-1)
-        if self.weight is not None:
-            weights = weights @ self.weight.to(weights.dtype)
-        return (similarities * weights).sum(-1)
+        absent = None if whole else similarities == -torch.inf
+        if absent is None or not bool(absent.any()):
+            return (self._weights(self.temperature * similarities, dim) * similarities).sum(dim)
+        logits = (self.temperature * similarities).masked_fill(absent, torch.finfo(similarities.dtype).min)
+        total = (self._weights(logits, dim) * similarities.masked_fill(absent, 0.0)).sum(dim)
+        return total.masked_fill(absent.all(dim), -torch.inf)
+
+    def _weights(self, logits: Tensor, dim: int) -> Tensor:
+        weights = logits.softmax(dim)
+        return (self.weight.to(weights.dtype).T @ weights.flatten(dim + 1)).view_as(weights)
+
+
+class AOSM(Aggregation):
+    """Attention over similarities: one softmax with a learnt matrix behind it.
+
+    Args:
+        softmax_lambda: factor inside the softmax (released: divided by 0.01).
+    """
+
+    def __init__(self, softmax_lambda: Positive = 100.0) -> None:
+        self.softmax_lambda = softmax_lambda
+
+    def module(self, slots: int) -> nn.Module:
+        """See `Aggregation.module`."""
+        return SimilarityAttention(slots, self.softmax_lambda)
+
+
+@dataclass
+class XCLIPOptions(Options):
+    """The options of X-CLIP.
+
+    Attributes:
+        similarity_header: what relates the frames before they are pooled to the video (released: --sim_header), by
+            default `SeqTransf`; frame contrasts always take CLIP's own frames.
+        contrasts: which of the four contrasts are averaged.
+        similarity_aggregation: `AOSM` by default, `SoftmaxAggregation`, or `MeanAggregation`.
+        mask_words: leave padded words out; the released code keeps them.
+        mask_frames: leave padded frames out of the frame contrasts; the released code keeps them.
+
+    Raises:
+        ValueError: a value out of its range, or an option of contrasts that are not made.
+    """
+
+    similarity_header: TemporalHeader = kind(SeqTransf)
+    contrasts: tuple[XCLIPContrast, ...] = get_args(XCLIPContrast)
+    similarity_aggregation: Aggregation = kind(AOSM)
+    mask_words: bool = False
+    mask_frames: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = get_args(XCLIPContrast)
+        if not self.contrasts or len(set(self.contrasts)) < len(self.contrasts):
+            raise ValueError(f"contrasts is {list(self.contrasts)}; name some of {', '.join(known)}, each once")
+        made = set(self.contrasts)
+        self.contrasts = tuple(name for name in known if name in made)
+        if made == {"video_sentence"} and self.similarity_aggregation != AOSM():
+            raise ValueError("video_sentence alone aggregates nothing: leave similarity_aggregation at its default")
+        if self.mask_words and not made & {"video_word", "frame_word"}:
+            raise ValueError(f"mask_words: none of the contrasts {list(self.contrasts)} has words to mask")
+        if self.mask_frames and not made & {"sentence_frame", "frame_word"}:
+            raise ValueError(f"mask_frames: none of the contrasts {list(self.contrasts)} has frames to mask")
+        if not isinstance(self.similarity_header, MeanP) and not made & {"video_sentence", "video_word"}:
+            raise ValueError(
+                f"the contrasts {', '.join(self.contrasts)} take CLIP's own frames and nothing would use the temporal "
+                "encoder: set similarity_header to MeanP"
+            )
+
+
+@dataclass
+class PreparedText(Record):
+    """What the contrasts read of N texts.
+
+    Attributes:
+        sentence: (N, 1, D) at unit length; `interacting_sentence` (N, D) is it times G where there is that matrix.
+        words: (N, W, D) at unit length; `interacting_words` are they times L where there is that matrix.
+        word_mask: (N, W) bool, True where there is a token.
+    """
+
+    sentence: Tensor
+    interacting_sentence: Tensor | None
+    words: Tensor
+    interacting_words: Tensor | None
+    word_mask: Tensor
 
 
 @dataclass
@@ -96,107 +159,92 @@ class PreparedVideo(Record):
     frame_mask: Tensor
 
 
-class XCLIPHead(nn.Module):
-    """Features to the scores of up to four contrasts and their mean.
+class XCLIPHead(PairHead):
+    """Features to the scores (N, M) of up to four contrasts and their mean.
 
     Args:
         dimension: D.
         words: W, word slots.
         frames: F, frame slots.
-        contrasts: which scores are made.
-        aggregation: of similarity vectors and matrices.
-        temperature: tau of the aggregation.
-        mask_words: leave padded words out.
-        mask_frames: leave padded frames out.
+        options: of the paper.
+        memory_gib: as of `PairHead`.
     """
 
     def __init__(
-        self,
-        dimension: int,
-        words: int,
-        frames: int,
-        contrasts: tuple[XCLIPContrast, ...] = get_args(XCLIPContrast),
-        aggregation: XCLIPAggregation = "attention",
-        temperature: float = 0.01,
-        mask_words: bool = False,
-        mask_frames: bool = False,
+        self, dimension: int, words: int, frames: int, options: XCLIPOptions | None = None, memory_gib: float = 2.0
     ) -> None:
-        super().__init__()
-        self.words, self.frames = words, frames
-        self.contrasts = tuple(name for name in get_args(XCLIPContrast) if name in contrasts)
-        self.mask_words, self.mask_frames = mask_words, mask_frames
-
-        def attention(slots: int) -> SimilarityAttention:
-            return SimilarityAttention(slots, temperature, aggregation)
-
+        options = options or XCLIPOptions()
+        contrasts, aggregation = options.contrasts, options.similarity_aggregation
+        # The similarities themselves, their softmax in either direction, and the products with both.
+        cells = words * frames if "frame_word" in contrasts else words + frames
+        super().__init__(dimension, extra=6 * cells, memory_gib=memory_gib)
+        self.options, self.words, self.frames = options, words, frames
         # Matrices of contrasts that are not made would wait for a gradient in vain.
         if "video_sentence" in contrasts:
             self.global_matrix = nn.Parameter(torch.eye(dimension))
         if "video_word" in contrasts:
-            self.video_word = attention(words)
+            self.video_word = aggregation.module(words)
         if "sentence_frame" in contrasts:
-            self.sentence_frame = attention(frames)
+            self.sentence_frame = aggregation.module(frames)
         if "frame_word" in contrasts:
             self.local_matrix = nn.Parameter(torch.eye(dimension))
-            self.words_of_frame = attention(words)
-            self.frames_after_words = attention(frames)
-            self.frames_of_word = attention(frames)
-            self.words_after_frames = attention(words)
+            self.frame_word = BidirectionalAggregation(aggregation, frames, words)
 
-    def forward(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos, block by block.
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, PreparedVideo]:
+        """Return what the contrasts read of the texts and of the videos.
 
         Args:
             text: sentence (N, D), words (N, W, D).
             video: `frames` (M, F, D) after the temporal encoder, `clip_frames` before it where the two differ.
 
-        Returns:
-            `similarity` (N, M), the mean of the contrasts on the scale of a cosine, and the contrasts as `parts`.
-
         Raises:
             ValueError: another number of words or frames than the head's matrices are for.
         """
-        words, frames = text.words.shape[1], video.frames.shape[1]
-        if (words, frames) != (self.words, self.frames):
+        found = (text.words.shape[1], video.frames.shape[1])
+        if found != (self.words, self.frames):
             raise ValueError(
                 f"X-CLIP was built for {self.words} words and {self.frames} frames, its matrices fit no others; got "
-                f"{words} words and {frames} frames: set model.init_args.words and frames, or those of the data"
+                f"{found[0]} words and {found[1]} frames: set model.init_args.words and frames, or those of the data"
             )
         before = video.frames if video.clip_frames is None else video.clip_frames
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
-        prepared = PreparedVideo(pooled, unit(before), video.frame_mask.bool())
-        texts = TextFeatures(unit(text.sentence), unit(text.words), text.word_mask.bool())
-        # The similarities themselves, their softmax in either direction, and the products with both.
-        pair_bytes = text.sentence.element_size() * 6 * (words * frames if "frame_word" in self.contrasts else 8)
-        budget = 2**20 * (64 if text.sentence.device.type == "cpu" else 1024)
-        return score_in_blocks(self._score_block, texts, prepared, pair_bytes, budget)
+        contrasts, sentence, words = self.options.contrasts, unit(text.sentence), unit(text.words)
+        by_global = sentence @ self.global_matrix if "video_sentence" in contrasts else None
+        by_local = words @ self.local_matrix if "frame_word" in contrasts else None
+        texts = PreparedText(sentence.unsqueeze(1), by_global, words, by_local, text.word_mask.bool())
+        return texts, PreparedVideo(pooled, unit(before), video.frame_mask.bool())
 
-    def _score_block(self, text: TextFeatures, video: PreparedVideo) -> Scores:
-        words = text.word_mask if self.mask_words else None  # (n, W)
-        frames = video.frame_mask if self.mask_frames else None  # (m, F)
-        parts = {}
-        if "video_sentence" in self.contrasts:
-            parts["video_sentence"] = text.sentence @ self.global_matrix @ video.pooled.T
-        if "video_word" in self.contrasts:
-            similarity = torch.einsum("nwd,md->nmw", text.words, video.pooled)
-            parts["video_word"] = self.video_word(similarity, None if words is None else words[:, None])
-        if "sentence_frame" in self.contrasts:
-            similarity = torch.einsum("nd,mfd->nmf", text.sentence, video.frames)
-            parts["sentence_frame"] = self.sentence_frame(similarity, None if frames is None else frames[None])
-        if "frame_word" in self.contrasts:
-            parts["frame_word"] = self._frame_word(text, video, words, frames)
+    def score(self, text: PreparedText, video: PreparedVideo) -> Scores:
+        """Score n texts against m videos.
+
+        Returns:
+            `similarity` (n, m), the mean of the contrasts on the scale of a cosine, and the contrasts as `parts`.
+        """
+        options, parts = self.options, {}
+        no_word = ~text.word_mask.T if options.mask_words else None  # (W, n)
+        no_frame = ~video.frame_mask.T.unsqueeze(-1) if options.mask_frames else None  # (F, m, 1)
+        whole = no_word is None and no_frame is None
+        if text.interacting_sentence is not None:
+            parts["video_sentence"] = text.interacting_sentence @ video.pooled.T
+        if "video_word" in options.contrasts:
+            similarity = token_similarities(video.pooled.unsqueeze(1), text.words).squeeze(0)  # (m, W, n)
+            parts["video_word"] = self.video_word(without(no_word, similarity), 1, no_word is None).T
+        if "sentence_frame" in options.contrasts:
+            similarity = token_similarities(video.frames, text.sentence).squeeze(2)  # (F, m, n)
+            parts["sentence_frame"] = self.sentence_frame(without(no_frame, similarity), 0, no_frame is None).T
+        if text.interacting_words is not None:
+            similarity = token_similarities(video.frames, text.interacting_words)  # (F, m, W, n)
+            similarity = without(None if no_frame is None else no_frame.unsqueeze(-1), without(no_word, similarity))
+            parts["frame_word"] = self.frame_word(similarity, words=2, whole=whole).T
+        # A video without a frame is nothing to a text, and no reason for losses that are not finite.
+        if not whole:
+            parts = {name: part.masked_fill(part == -torch.inf, 0.0) for name, part in parts.items()}
         return Scores(torch.stack(list(parts.values())).mean(0), parts)
 
-    def _frame_word(
-        self, text: TextFeatures, video: PreparedVideo, words: Tensor | None, frames: Tensor | None
-    ) -> Tensor:
-        """Words of every frame, then frames; frames of every word, then words; the mean of both (n, m)."""
-        similarity = torch.einsum("nwd,mfd->nmwf", text.words @ self.local_matrix, video.frames)
-        per_frame = self.words_of_frame(similarity.transpose(2, 3), None if words is None else words[:, None, None])
-        per_word = self.frames_of_word(similarity, None if frames is None else frames[None, :, None])
-        word_then_frame = self.frames_after_words(per_frame, None if frames is None else frames[None])
-        frame_then_word = self.words_after_frames(per_word, None if words is None else words[:, None])
-        return (word_then_frame + frame_then_word) / 2
+
+def without(absent: Tensor | None, similarity: Tensor) -> Tensor:
+    """Return similarities (S, ...) with minus infinity where a slot is `absent`, which broadcasts; None is nowhere."""
+    return similarity if absent is None else similarity.masked_fill(absent, -torch.inf)
 
 
 class XCLIP(RetrievalModule):
@@ -204,92 +252,17 @@ class XCLIP(RetrievalModule):
 
     Args:
         encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give.
-        contrast: what else the contrastive loss does with logits.
-        similarity_header: `seqTransf` (released) and `seqLSTM` relate the frames over time before they are pooled to
-            the video; `meanP` pools CLIP's frames. Frame contrasts always take CLIP's own frames.
-        temporal_layers: blocks of seqTransf (released: 4) or layers of seqLSTM (released: 1).
-        contrasts: which of the four contrasts are averaged.
-        aggregation: `attention` over similarities (AOSM), its `softmax` without the learnt matrices, or the `mean`.
-        softmax_temperature: tau (released: 0.01).
-        mask_words: leave padded words out; the released code keeps them.
-        mask_frames: leave padded frames out of the frame contrasts; the released code keeps them.
-
-    Raises:
-        ValueError: a value out of range, or options of which one makes another senseless.
+        xclip: the options of the paper.
+        shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        optimizer: OptimizerConfig | None = None,
-        evaluation: EvaluationConfig | None = None,
-        words: int = 32,
-        frames: int = 12,
-        gather: Gather = "global",
-        contrast: ContrastiveLearning | None = None,
-        similarity_header: XCLIPHeader = "seqTransf",
-        temporal_layers: int | None = None,
-        contrasts: tuple[XCLIPContrast, ...] = get_args(XCLIPContrast),
-        aggregation: XCLIPAggregation = "attention",
-        softmax_temperature: float = 0.01,
-        mask_words: bool = False,
-        mask_frames: bool = False,
-    ) -> None:
-        super().__init__(encoder, optimizer, evaluation, words, frames, gather, contrast)
-        self.reads_padding = (*(() if mask_words else ("words",)), *(() if mask_frames else ("frames",)))
-        contrasts = tuple(contrasts)
-        self._check(similarity_header, temporal_layers, contrasts, aggregation, softmax_temperature)
-        fine = set(contrasts) - {"video_sentence"}
-        if not fine and (aggregation != "attention" or softmax_temperature != 0.01):
-            raise ValueError("video_sentence alone aggregates nothing: leave aggregation and softmax_temperature alone")
-        if mask_words and not {"video_word", "frame_word"} & fine:
-            raise ValueError(f"mask_words: none of the contrasts {list(contrasts)} has words to mask")
-        if mask_frames and not {"sentence_frame", "frame_word"} & fine:
-            raise ValueError(f"mask_frames: none of the contrasts {list(contrasts)} has frames to mask")
-        self.temporal: nn.Module | None = None
-        if similarity_header == "seqTransf":
-            self.temporal = temporal_transformer(encoder, temporal_layers or 4, frames)
-        elif similarity_header == "seqLSTM":
-            self.temporal = TemporalLSTM(encoder.dimension, layers=temporal_layers or 1)
-        self.head = XCLIPHead(
-            encoder.dimension, words, frames, contrasts, aggregation, softmax_temperature, mask_words, mask_frames
-        )
-
-    @staticmethod
-    def _check(
-        header: XCLIPHeader,
-        temporal_layers: int | None,
-        contrasts: tuple[XCLIPContrast, ...],
-        aggregation: XCLIPAggregation,
-        softmax_temperature: float,
-    ) -> None:
-        known = get_args(XCLIPContrast)
-        if not contrasts or len(set(contrasts)) < len(contrasts) or set(contrasts) - set(known):
-            raise ValueError(f"contrasts is {list(contrasts)}; name some of {', '.join(known)}, each once")
-        for name, value, choices in (
-            ("similarity_header", header, get_args(XCLIPHeader)),
-            ("aggregation", aggregation, get_args(XCLIPAggregation)),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-        if softmax_temperature <= 0:
-            raise ValueError(f"softmax_temperature is {softmax_temperature}; it must be above 0")
-        if aggregation == "mean" and softmax_temperature != 0.01:
-            raise ValueError("aggregation: mean has no softmax; drop softmax_temperature")
-        if header == "meanP" and temporal_layers is not None:
-            raise ValueError("similarity_header: meanP has no temporal layers; drop temporal_layers or use seqTransf")
-        if temporal_layers is not None and temporal_layers < 1:
-            raise ValueError(f"temporal_layers is {temporal_layers}; expected at least 1, or similarity_header: meanP")
-        if header != "meanP" and not {"video_sentence", "video_word"} & set(contrasts):
-            raise ValueError(
-                f"the contrasts {', '.join(contrasts)} take CLIP's own frames and nothing would use the temporal "
-                "encoder: set similarity_header to meanP"
-            )
+    def __init__(self, encoder: Encoder, xclip: XCLIPOptions | None = None, **shared: Any) -> None:
+        super().__init__(encoder, **shared)
+        self.options = options = xclip or XCLIPOptions()
+        masked = {"words": options.mask_words, "frames": options.mask_frames}
+        self.reads_padding = tuple(name for name, left_out in masked.items() if not left_out)
+        self.temporal = options.similarity_header.module(encoder, self.frames)
+        self.head = XCLIPHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Relate the frames (M, F, D) over time, keeping CLIP's own as `clip_frames` for the frame contrasts."""

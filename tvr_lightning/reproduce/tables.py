@@ -9,7 +9,7 @@ runs:
   clip4clip:
     config: [clip4clip.yaml]         # recipes, later ones on top of earlier ones, relative to the recipes' folder
     backbone: vit-b-16               # optional: recipes/backbone/<name>.yaml
-    set: {model.init_args.similarity_header: meanP}    # optional: values on top
+    set: {model.init_args.words: 24} # optional: values on top
     on_fixture: fixture-vqa          # optional: recipes/<name>.yaml on top of the fixture's
     trained_by: other-run            # optional: evaluates that run's weights instead of training
     row: {method: CLIP4Clip}         # the printed line, by fields of PublishedRow

@@ -13,7 +13,8 @@ def compute_clip4clip(case: ParityCase) -> dict[str, Tensor]:
     """Compute features, similarity (N, M) with the factor exp(logit_scale), and loss of a CLIP4Clip case."""
     header = case.config.get("head")
     words, frames = case.input("input_ids").shape[1], case.input("video").shape[1]
-    found, _, _ = similarity_header(case.checkpoint)
+    kind = type(similarity_header(case.checkpoint)[0]).__name__
+    found = kind[0].lower() + kind[1:]  # as the released code writes it
     if header not in (None, found):
         raise CaseError(f"{case.path}: config head is {header!r}; by its checkpoint's names the header is {found!r}")
     module = import_clip4clip(case.checkpoint, str(case.path), words, frames)

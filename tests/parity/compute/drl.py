@@ -9,18 +9,28 @@ from torch import Tensor
 
 from tvr_lightning.authors.drl import NAMES, weight_layers
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.drl import DecorrelationTokens, DRLHead, Interaction, decorrelation_sums
+from tvr_lightning.methods.drl import (
+    DecorrelationTokens,
+    DotProduct,
+    DRLHead,
+    Interaction,
+    TokenWise,
+    WeightedTokenWise,
+    decorrelation_sums,
+)
 from tvr_lightning.training.losses import info_nce
 
-INTERACTIONS: tuple[Interaction, ...] = ("wti", "ti", "dp")
 CDCR: dict[int, DecorrelationTokens] = {2: "matched", 3: "weighted"}
 
 
-def _head(case: ParityCase, interaction: Interaction) -> DRLHead:
-    dimension = case.input("words").shape[-1]
-    if interaction != "wti":
-        return DRLHead(dimension, interaction)
-    return load_head(DRLHead(dimension, interaction, weight_layers(case.checkpoint)), case, NAMES)
+def _heads(case: ParityCase) -> dict[str, DRLHead]:
+    """A head for every interaction; WTI's only where the case has its weights."""
+    dimension, layers = case.input("words").shape[-1], weight_layers(case.checkpoint)
+    plain: dict[str, Interaction] = {"ti": TokenWise(), "dp": DotProduct()}
+    heads = {name: DRLHead(dimension, interaction) for name, interaction in plain.items()}
+    if layers:
+        heads["wti"] = load_head(DRLHead(dimension, WeightedTokenWise(layers)), case, NAMES)
+    return heads
 
 
 def compute_drl(case: ParityCase) -> dict[str, Tensor]:
@@ -28,10 +38,9 @@ def compute_drl(case: ParityCase) -> dict[str, Tensor]:
     words, frames = case.input("words"), case.input("frames")
     text = TextFeatures(words[:, 0], words, case.input("text_mask").bool())
     video = VideoFeatures(frames, case.input("video_mask").bool())
-    learnt = weight_layers(case.checkpoint) > 0
-    heads = {name: _head(case, name) for name in INTERACTIONS if learnt or name != "wti"}
+    heads = _heads(case)
     found = {f"similarity.{name}": head(text, video).similarity for name, head in heads.items()}
-    head = heads["wti" if learnt else "ti"]
+    head = heads["wti" if "wti" in heads else "ti"]
     trained = str(case.config.get("interaction", "wti"))
     if trained not in heads:
         raise CaseError(f"{case.path}: interaction {trained!r} without its weights; expected {', '.join(heads)}")
@@ -58,7 +67,7 @@ def compute_drl(case: ParityCase) -> dict[str, Tensor]:
 
 def _correlations(case: ParityCase, head: DRLHead, text: TextFeatures, video: VideoFeatures) -> dict[int, Tensor]:
     """Channel correlations (D, D) by the released number; the case says which tokens were drawn for number 1."""
-    numbers = (2, 3) if head.interaction == "wti" else (2,)
+    numbers = (2, 3) if isinstance(head.interaction, WeightedTokenWise) else (2,)
     found = {number: head.correlations(text, video, CDCR[number]) for number in numbers}
     if "cdcr1_text_index" in case.inputs:
         words, frames = head.prepare_words(text), head.prepare_frames(video)

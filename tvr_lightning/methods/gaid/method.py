@@ -100,6 +100,7 @@ class GAID(RetrievalModule):
         """Encode picture and sound of M videos; without sound, the error names the option that reads it."""
         video = self.encoder.encode_video(batch.video)
         if self.audio_encoder is not None:
+            # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L50-L57
             audio, audio_mask = self.audio_encoder.encode_audio(batch.video)
             video = dataclasses.replace(video, audio=audio, audio_mask=audio_mask)
         return self.encode_video(video)

@@ -152,6 +152,7 @@ class Gate(nn.Module):
             text: (N, D), or with `paired` (M, D), one text per video.
             paired: whether each video has a text of its own.
         """
+        # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L78-L82
         logits = self.of_video(video)  # (M, F or 1, E)
         if not self.text:
             return logits.sigmoid()
@@ -179,6 +180,8 @@ def branch_losses(
     cosines: Tensor, scale: Tensor, weighting: LossWeighting, contrast: LogitMap | None = None
 ) -> list[Tensor]:
     """Return L_pert and, with support texts, L_sup, unweighted by lambda (Eqs. 8-9).
+
+    https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L62-L78
 
     Args:
         cosines: (1 or 2, B, B) of `train_cosines`; the perturbed texts' weigh the pairs of both branches.

@@ -95,7 +95,8 @@ class GAREHead(PairHead):
     def pooled(self, texts: P, means: P, video: VideoFeatures) -> P:
         """Return what a text is compared with: v_j (section 2.1), or the frames by softmax_f(t_i . V_jf / temperature).
 
-        As released, padded frames lose their weight after the softmax, and the rest is not scaled up (modeling.py).
+        As released, padded frames lose their weight after the softmax, and the rest is not scaled up.
+        https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L184-L206
         """
         pooling = self.options.pooling
         if not isinstance(pooling, TextPooling):
@@ -166,8 +167,9 @@ class IncrementNetwork(nn.Module):
     """psi(query, C), one layer of cross-attention over the frames or the words of a pair (Eq. 7; psi_module.py).
 
     With q = LN1(query) and C' = LN1(C), the same LN1: o = W_O sum_k softmax_k(W_Q q . W_K C'_k / sqrt(D)) W_V C'_k,
-    h = LN2(o), psi = W_M LN3(h + dropout(W_1 h)). One head, as released. The released module also holds `log_std_proj`,
-    whose output is thrown away, and `linear2` and `mlp`, which nothing calls; they are not built.
+    h = LN2(o), psi = W_M LN3(h + dropout(W_1 h)). The released module also holds `log_std_proj`, whose output is thrown
+    away, and `linear2` and `mlp`, which nothing calls; they are not built. One head, as released:
+    https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/psi_module.py#L134
 
     Args:
         dimension: D.
@@ -187,6 +189,7 @@ class IncrementNetwork(nn.Module):
         self.linear1 = nn.Linear(dimension, dimension)
         self.mean_proj = nn.Linear(dimension, dimension)
         # The identity that psi_module.py starts from is overwritten by the released model's `init_weights`.
+        # https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L389-L404
         for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj, self.linear1, self.mean_proj):
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
@@ -201,6 +204,7 @@ class IncrementNetwork(nn.Module):
                 item without any spreads its attention evenly.
             side: whose vectors `context` holds.
         """
+        # https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/psi_module.py#L92-L93
         context = PlainFrames(context).layer_norm(self.layer_norm1).frames
         logits = query.layer_norm(self.layer_norm1).logits(context, self.q_proj, self.k_proj, side)  # (M, F or W, N, 1)
         if mask is not None:
@@ -222,7 +226,8 @@ def norm_variance(increment: Tensor, options: NormRegularization) -> Tensor:
         options: kind and floor.
 
     Returns:
-        Scalar; of `Variance`, 0 without gradient where it would be below minus the floor (modeling.py).
+        Scalar; of `Variance`, 0 without gradient where it would be below minus the floor, as released:
+        https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
     """
     length = increment.norm(dim=-1)
     if isinstance(options, Variance):
@@ -252,7 +257,9 @@ def directional_diversity(increment: Tensor, options: DirectionRegularization) -
 
 
 def relaxed_bottleneck(increment: Tensor, options: Bottleneck) -> Tensor:
-    """Return E_j KL(N(mu_j, sigma_j^2) || N(0, prior^2)) (Eq. 15; modeling.py).
+    """Return E_j KL(N(mu_j, sigma_j^2) || N(0, prior^2)) (Eq. 15).
+
+    https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
 
     Args:
         increment: (N, M, D); at least two on the side that is no anchor.

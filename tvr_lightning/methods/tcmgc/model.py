@@ -73,6 +73,8 @@ class TCMGCHead(PairHead):
         self.options, self.words, self.frames, self.frame_slots = options, words, frames, frame_slots
         self.attention: TextConditionedAttention | None = None
         if options.attention is not None:
+            # The identity that module_xpool.py starts from is overwritten by the released model's `init_weights`.
+            # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/modeling_tcmgc.py#L185
             self.attention = TextConditionedAttention(
                 dimension,
                 attention.heads,
@@ -164,6 +166,10 @@ class TCMGCHead(PairHead):
             assert video.clip_frames is not None  # checked in `prepare`
             pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
             return self.of_videos(pooled, len(text)), self.of_videos(unit(video.clip_frames), len(text))
+        # Released, everything is computed twice, to the same effect but for dropout.
+        # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/modeling_tcmgc.py#L284-L297
+        # The frame mask is commented out there, and so are W_Q, W_K, W_V and W_O.
+        # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/module_xpool.py#L36-L74
         frame_mask = video.frame_mask if self.options.mask_frames else None
         conditioned = self.attention(self.of_texts(text.queries, len(video)), video.frames, frame_mask).unit()
         return conditioned.select(0, 1), conditioned.select(1, conditioned.slots)
@@ -209,6 +215,9 @@ class TCMGCHead(PairHead):
 
 class LinearSoftmaxAggregation(nn.Module):
     """LSA: weights of scores of several granularities from a softmax over a linear map of them (Eqs. 31-32).
+
+    The released code reads the matrix without ever making it; the paper starts from the identity.
+    https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/modeling_tcmgc.py#L426
 
     Args:
         scores: G, rows and columns of the matrix (G, G), which starts as the identity.

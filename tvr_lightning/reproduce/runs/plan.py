@@ -31,7 +31,7 @@ FURTHER_FILES = (
     "model.init_args.audio_encoder.init_args.weights",
     "model.init_args.pretrained",
 )
-SHARED_SETTINGS = {"model.init_args.similarity_header": "meanP", "model.init_args.temporal_layers": None}
+SHARED_SETTINGS = {"model.init_args.clip4clip.similarity_header.class_path": "MeanP"}
 
 
 @dataclass(frozen=True)
