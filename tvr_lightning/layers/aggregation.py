@@ -34,10 +34,7 @@ class InteractiveSimilarityAggregation(nn.Module):
         relevance = scaled.softmax(dim)
         # The temperature of the second softmax stands in the matrix, which is smaller.
         matrix = self.temperature * self.weight.to(relevance.dtype).T
-        if dim == 0:
-            logits = (matrix @ relevance.flatten(1)).view_as(relevance)
-        else:
-            logits = (matrix @ relevance.flatten(dim + 1)).view_as(relevance)
+        logits = mapped_slots(matrix, relevance, dim)
         return weighted_sum(similarities, logits, dim, whole)
 
 
@@ -159,7 +156,23 @@ def weighted_sum(similarities: Tensor, logits: Tensor, dim: int = 0, whole: bool
     """
     absent = None if whole else similarities == -torch.inf
     if absent is None or not bool(absent.any()):
-        return (logits.softmax(dim) * similarities).sum(dim)
+        return summed(logits.softmax(dim), similarities, dim)
     weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(dim)
     total = (weights * similarities.masked_fill(absent, 0.0)).sum(dim)
     return total.masked_fill(absent.all(dim), -torch.inf)
+
+
+def summed(weights: Tensor, similarities: Tensor, dim: int) -> Tensor:
+    """Sum similarities (S, ...) with weights of their shape, which are lost, over the slots at `dim`."""
+    if torch.is_grad_enabled():
+        return (weights * similarities).sum(dim)
+    return weights.mul_(similarities).sum(dim)
+
+
+def mapped_slots(matrix: Tensor, values: Tensor, dim: int) -> Tensor:
+    """Return sum_s matrix[r, s] values_s of the shape of `values`, for slots at `dim` and a matrix (S, S)."""
+    if dim == 0:
+        return (matrix @ values.flatten(1)).view_as(values)
+    # As a batch, which reads the slots where they lie; `matmul` would copy all values to bring the slots to the end.
+    batch = values.reshape(-1, values.shape[dim], values.shape[dim + 1 :].numel())
+    return torch.bmm(matrix.expand(len(batch), -1, -1), batch).view(values.shape)

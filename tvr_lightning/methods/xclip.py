@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.aggregation import Aggregation, BidirectionalAggregation
+from tvr_lightning.layers.aggregation import Aggregation, BidirectionalAggregation, mapped_slots, summed
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import MeanP, SeqTransf, TemporalHeader
@@ -60,14 +60,14 @@ class SimilarityAttention(nn.Module):
         """
         absent = None if whole else similarities == -torch.inf
         if absent is None or not bool(absent.any()):
-            return (self._weights(self.temperature * similarities, dim) * similarities).sum(dim)
+            return summed(self._weights(self.temperature * similarities, dim), similarities, dim)
         logits = (self.temperature * similarities).masked_fill(absent, torch.finfo(similarities.dtype).min)
         total = (self._weights(logits, dim) * similarities.masked_fill(absent, 0.0)).sum(dim)
         return total.masked_fill(absent.all(dim), -torch.inf)
 
     def _weights(self, logits: Tensor, dim: int) -> Tensor:
         weights = logits.softmax(dim)
-        return (self.weight.to(weights.dtype).T @ weights.flatten(dim + 1)).view_as(weights)
+        return mapped_slots(self.weight.to(weights.dtype).T, weights, dim)
 
 
 class AOSM(Aggregation):
