@@ -23,11 +23,13 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
+import released_drl
 import released_gaid
 import released_gare
 import released_tcmgc
 import released_tmass
 import released_ucofia
+import released_xclip
 import released_xpool
 import torch
 from released_code import Sizes, Subject
@@ -36,11 +38,13 @@ from torch import Tensor
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 METHODS = {
+    "drl": released_drl.SUBJECT,
     "gaid": released_gaid.SUBJECT,
     "gare": released_gare.SUBJECT,
     "tcmgc": released_tcmgc.SUBJECT,
     "tmass": released_tmass.SUBJECT,
     "ucofia": released_ucofia.SUBJECT,
+    "xclip": released_xclip.SUBJECT,
     "xpool": released_xpool.SUBJECT,
 }
 MIB = 2**20
