@@ -30,6 +30,12 @@ class Side:
         origin: names what the basis was made of and how, for `once`; None where it need not be kept.
         pending: (D, D) matrix, or (D,) its diagonal, that is still to be applied to `vectors`. Where these are more
             than D, to scale, to centre and to add are done to the matrix, which is smaller.
+
+    Example:
+        >>> frames = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # M 1, K 2, D 2
+        >>> Side(torch.ones(1, 2, 1, 1), frames, pending=torch.tensor([2.0, 3.0])).basis
+        tensor([[[2., 0.],
+                 [0., 3.]]])
     """
 
     def __init__(
