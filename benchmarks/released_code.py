@@ -31,23 +31,23 @@ class Subject:
         build: (form, budget in MiB, sizes) to a head without dropout.
         score: (head, text, video) to (N, M) scores.
         released_block: (head, text, video) to the (N, M) scores of one block, computed as the released code does.
-        released_sizes: texts, and videos, of such a block; the fastest counts.
-        dense_budgets: budgets in MiB of our dense form; the fastest counts.
+        pair_numbers: (sizes) to the numbers of the largest tensor of the released computation, per pair.
         pairs: texts, and videos, of the comparison.
+        dense_budgets: budgets in MiB of our dense form, of which the fastest counts; none without such a form.
     """
 
     title: str
     build: Callable[[str, int | None, Sizes], nn.Module]
     score: Callable[[nn.Module, TextFeatures, VideoFeatures], Tensor]
     released_block: Callable[[nn.Module, TextFeatures, VideoFeatures], Tensor]
-    released_sizes: tuple[int, ...]
-    dense_budgets: tuple[int, ...]
+    pair_numbers: Callable[[Sizes], int]
     pairs: int
+    dense_budgets: tuple[int, ...] = (8, 32, 128)
 
-    def released(self, head: nn.Module, text: TextFeatures, video: VideoFeatures, size: int) -> Tensor:
-        """Score all pairs in blocks of `size` texts and videos as the released code does."""
-        rows = [text[i : i + size] for i in range(0, len(text), size)]
-        columns = [video[i : i + size] for i in range(0, len(video), size)]
+    def released(self, head: nn.Module, text: TextFeatures, video: VideoFeatures, texts: int, videos: int) -> Tensor:
+        """Score all pairs in blocks of so many texts and videos as the released code does."""
+        rows = [text[i : i + texts] for i in range(0, len(text), texts)]
+        columns = [video[i : i + videos] for i in range(0, len(video), videos)]
         return torch.cat([torch.cat([self.released_block(head, t, v) for v in columns], 1) for t in rows])
 
 

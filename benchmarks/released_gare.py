@@ -47,7 +47,6 @@ SUBJECT = Subject(
     build=build,
     score=lambda head, text, video: head(text, video).similarity,
     released_block=released_block,  # type: ignore[arg-type]
-    released_sizes=(16, 32, 64, 128),
-    dense_budgets=(8, 32, 128),
+    pair_numbers=lambda sizes: sizes.dimension,
     pairs=512,
 )

@@ -1,6 +1,6 @@
 """TC-MGC as released, restated plainly from the specification of modeling_tcmgc.py, lines 284-297.
 
-Every word attends on its own, every vector is built, and all of it twice; its evaluation takes blocks of 64 x 64.
+Every word attends on its own, every vector is built, and all of it twice.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ SUBJECT = Subject(
     build=build,
     score=lambda head, text, video: head(text, video, SCALE.to(text.sentence)).similarity,
     released_block=released_block,  # type: ignore[arg-type]
-    released_sizes=(64,),
-    dense_budgets=(8, 32, 128),
+    pair_numbers=lambda sizes: (1 + sizes.words) * sizes.dimension,
     pairs=128,
 )

@@ -7,13 +7,14 @@ from torch import nn
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.pairwise.factorised import Sides
 
-N, M, F, W, D = 4, 3, 5, 6, 16
+N, M, F, W = 4, 3, 5, 6
 FORMS = (PairVectors, DensePairVectors)
 
 
-@pytest.fixture
-def parts():
+@pytest.fixture(params=[16, 8], ids=["fewer vectors than D", "more vectors than D"])
+def parts(request):
     torch.manual_seed(0)
+    D = request.param
     linear, norm = nn.Linear(D, D), nn.LayerNorm(D, eps=1e-6)
     nn.init.normal_(norm.weight, 1.0, 0.3)
     nn.init.normal_(norm.bias, 0.0, 0.3)
@@ -30,6 +31,11 @@ def parts():
         "word_weights": torch.randn(M, W, N, 1, dtype=torch.double),
         "factor": torch.rand(M, N, W, dtype=torch.double) + 0.5,
     }
+
+
+def bare_with_bias(p):
+    torch.manual_seed(1)
+    return nn.Linear(*p["bare"].weight.shape).double()
 
 
 def attended(form, p):
@@ -86,6 +92,18 @@ def test_every_verb_agrees_between_the_forms(parts, name):
     torch.testing.assert_close(fast.dot(words), dense.dot(words), **close)
     torch.testing.assert_close(fast.dot_frames(frames), dense.dot_frames(frames), **close)
     torch.testing.assert_close(fast.norm(), dense.norm(), **close)
+    torch.testing.assert_close(fast.dot(words[:, :1]), dense.dot(words[:, :1]), **close)
+    common, bare, own = frames[0], parts["bare"], frames.mean(1)
+    torch.testing.assert_close(fast.dot_shared(common), dense.dot_shared(common), **close)
+    torch.testing.assert_close(fast.dot_frames(frames, bare.weight), dense.dot_frames(bare(frames)), **close)
+    for side, vectors in (("video", frames), ("text", words)):
+        logits = [x.logits(vectors, parts["linear"], bare_with_bias(parts), side) for x in (fast, dense)]
+        torch.testing.assert_close(*logits, **close)
+    cosines = [x.cosine_each(lambda j, texts: own[j] + words[texts].sum(1)) for x in (fast, dense)]
+    torch.testing.assert_close(*cosines, **close)
+    each = (own[:, None] + words.sum(1)).unsqueeze(2)
+    whole = dense.materialize().transpose(0, 1)
+    torch.testing.assert_close(cosines[0], torch.nn.functional.cosine_similarity(whole, each, dim=-1), **close)
     for other in ("gap", "tail of attention", "videos"):
         pair = [EXPRESSIONS[other](form, parts) for form in FORMS]
         if {fast.slots, pair[0].slots} <= {1, max(fast.slots, pair[0].slots)}:
@@ -96,11 +114,13 @@ def test_every_verb_agrees_between_the_forms(parts, name):
 def test_shapes_and_meaning_of_products(parts):
     vectors = tail(PairVectors, parts)
     whole = vectors.materialize()
-    assert whole.shape == (N, M, W, D)
+    assert whole.shape == (N, M, W, parts["frames"].shape[-1])
     torch.testing.assert_close(vectors.dot(parts["words"]), torch.einsum("nmqd,ntd->mntq", whole, parts["words"]))
     torch.testing.assert_close(
         vectors.dot_frames(parts["frames"]), torch.einsum("nmqd,mfd->mfnq", whole, parts["frames"])
     )
+    common = torch.randn(2, whole.shape[-1], dtype=whole.dtype)
+    torch.testing.assert_close(vectors.dot_shared(common), torch.einsum("nmqd,sd->msnq", whole, common))
     own = torch.randn(M, N, whole.shape[-1], dtype=whole.dtype)
     torch.testing.assert_close(vectors.dot_pairs(own), torch.einsum("nmqd,mnd->mnq", whole, own))
     torch.testing.assert_close(vectors.norm(), whole.norm(dim=-1).transpose(0, 1))
@@ -131,9 +151,9 @@ def test_gradients_agree_between_the_forms(parts):
 def test_addition_of_shared_coefficients_does_not_widen_the_basis(parts):
     hidden = attended(PairVectors, parts).layer_norm(parts["norm"])
     total = hidden + hidden.linear(parts["linear"])
-    assert total.sides.video.basis.shape == (M, F, D)
+    assert total.sides.video.basis.shape == parts["frames"].shape
     assert total.sides.shared is None
-    assert total.layer_norm(parts["norm"]).sides.shared.basis.shape == (1, D)
+    assert total.layer_norm(parts["norm"]).sides.shared.basis.shape == (1, parts["frames"].shape[-1])
 
 
 def test_no_tensor_of_a_pair_has_the_dimension(parts):
@@ -166,9 +186,10 @@ def test_dropout_needs_the_dense_form(parts):
 
 
 def test_zero_vectors_have_a_gradient(parts):
-    frames = torch.zeros(M, F, D, dtype=torch.double, requires_grad=True)
+    size = parts["frames"].shape[-1]
+    frames = torch.zeros(M, F, size, dtype=torch.double, requires_grad=True)
     unit = PairVectors.mix(parts["weights"], frames).unit()
-    assert torch.equal(unit.materialize(), torch.zeros(N, M, W, D, dtype=torch.double))
+    assert torch.equal(unit.materialize(), torch.zeros(N, M, W, size, dtype=torch.double))
     unit.dot(parts["words"]).sum().backward()
     assert frames.grad.isfinite().all()
 

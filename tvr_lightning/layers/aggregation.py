@@ -1,6 +1,6 @@
 """Aggregation of a vector, or a matrix, of similarities to one (UCoFiA's ISA and Bi-ISA, as TC-MGC takes them over).
 
-Slots come first, (S, ...), and minus infinity is a slot that is not there.
+Slots come first, (S, ...), unless another axis is named, and minus infinity is a slot that is not there.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ class InteractiveSimilarityAggregation(nn.Module):
         self.temperature = temperature
         self.weight = nn.Parameter(torch.eye(slots))
 
-    def forward(self, similarities: Tensor) -> Tensor:
-        """Return (...) for similarities (S, ...)."""
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+        """Return (...) for similarities (S, ...), or with the slots at `dim`; `whole` promises that all are there."""
         scaled = self.temperature * similarities
-        if bool((similarities == -torch.inf).all(0).any()):  # a softmax over nothing is no number
-            scaled = torch.where((similarities == -torch.inf).all(0), 0.0, scaled)
-        relevance = scaled.softmax(0)
-        mixed = (self.weight.to(relevance.dtype).T @ relevance.flatten(1)).view_as(relevance)
-        return weighted_sum(similarities, self.temperature * mixed)
+        if not whole and bool((similarities == -torch.inf).all(dim).any()):  # a softmax over nothing is no number
+            scaled = torch.where((similarities == -torch.inf).all(dim, keepdim=True), 0.0, scaled)
+        relevance = scaled.softmax(dim)
+        # The temperature of the second softmax stands in the matrix, which is smaller.
+        matrix = self.temperature * self.weight.to(relevance.dtype).T
+        logits = mapped_slots(matrix, relevance, dim)
+        return weighted_sum(similarities, logits, dim, whole)
 
 
 class SoftmaxSimilarityAggregation(nn.Module):
@@ -47,17 +49,17 @@ class SoftmaxSimilarityAggregation(nn.Module):
         super().__init__()
         self.temperature = temperature
 
-    def forward(self, similarities: Tensor) -> Tensor:
-        """Return (...) for similarities (S, ...)."""
-        return weighted_sum(similarities, self.temperature * similarities)
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+        """Return (...) for similarities (S, ...), or with the slots at `dim`; `whole` promises that all are there."""
+        return weighted_sum(similarities, self.temperature * similarities, dim, whole)
 
 
 class MeanSimilarityAggregation(nn.Module):
     """The mean over the slots that are there: (S, N, M) to (N, M) for instance."""
 
-    def forward(self, similarities: Tensor) -> Tensor:
-        """Return (...) for similarities (S, ...)."""
-        return weighted_sum(similarities, torch.zeros_like(similarities))
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+        """Return (...) for similarities (S, ...), or with the slots at `dim`; `whole` promises that all are there."""
+        return similarities.mean(dim) if whole else weighted_sum(similarities, torch.zeros_like(similarities), dim)
 
 
 class BidirectionalAggregation(nn.Module):
@@ -76,15 +78,21 @@ class BidirectionalAggregation(nn.Module):
         self.frames = kind.module(frames)
         self.words_after_frames = kind.module(words)
 
-    def directions(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
-        """Return word-then-frame and frame-then-word scores, each (...), for similarities (frames, words, ...)."""
-        word_then_frame = self.frames_after_words(self.words(similarities.transpose(0, 1)))
-        frame_then_word = self.words_after_frames(self.frames(similarities))
+    def directions(self, similarities: Tensor, words: int = 1, whole: bool = False) -> tuple[Tensor, Tensor]:
+        """Return word-then-frame and frame-then-word scores, each (...).
+
+        Args:
+            similarities: (frames, words, ...), or with the words at another axis.
+            words: the axis of the words.
+            whole: promises that all slots are there.
+        """
+        word_then_frame = self.frames_after_words(self.words(similarities, words, whole), 0, whole)
+        frame_then_word = self.words_after_frames(self.frames(similarities, 0, whole), words - 1, whole)
         return word_then_frame, frame_then_word
 
-    def forward(self, similarities: Tensor) -> Tensor:
-        """Return (...) for similarities (frames, words, ...)."""
-        word_then_frame, frame_then_word = self.directions(similarities)
+    def forward(self, similarities: Tensor, words: int = 1, whole: bool = False) -> Tensor:
+        """Return (...) for similarities (frames, words, ...); arguments as of `directions`."""
+        word_then_frame, frame_then_word = self.directions(similarities, words, whole)
         return (word_then_frame + frame_then_word) / 2
 
 
@@ -134,19 +142,37 @@ class MeanAggregation(Aggregation):
         return MeanSimilarityAggregation()
 
 
-def weighted_sum(similarities: Tensor, logits: Tensor) -> Tensor:
+def weighted_sum(similarities: Tensor, logits: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
     """Sum the slots with the weights softmax(logits); slots of minus infinity get no weight.
 
     Args:
-        similarities: (S, ...).
-        logits: (S, ...).
+        similarities: (S, ...), or with the slots at `dim`.
+        logits: of the same shape.
+        dim: the axis of the slots.
+        whole: promises that all slots are there, which spares a look at all of them.
 
     Returns:
         (...): minus infinity where no slot is there at all.
     """
-    absent = similarities == -torch.inf
-    if not bool(absent.any()):
-        return (logits.softmax(0) * similarities).sum(0)
-    weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(0)
-    total = (weights * similarities.masked_fill(absent, 0.0)).sum(0)
-    return total.masked_fill(absent.all(0), -torch.inf)
+    absent = None if whole else similarities == -torch.inf
+    if absent is None or not bool(absent.any()):
+        return summed(logits.softmax(dim), similarities, dim)
+    weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(dim)
+    total = (weights * similarities.masked_fill(absent, 0.0)).sum(dim)
+    return total.masked_fill(absent.all(dim), -torch.inf)
+
+
+def summed(weights: Tensor, similarities: Tensor, dim: int) -> Tensor:
+    """Sum similarities (S, ...) with weights of their shape, which are lost, over the slots at `dim`."""
+    if torch.is_grad_enabled():
+        return (weights * similarities).sum(dim)
+    return weights.mul_(similarities).sum(dim)
+
+
+def mapped_slots(matrix: Tensor, values: Tensor, dim: int) -> Tensor:
+    """Return sum_s matrix[r, s] values_s of the shape of `values`, for slots at `dim` and a matrix (S, S)."""
+    if dim == 0:
+        return (matrix @ values.flatten(1)).view_as(values)
+    # As a batch, which reads the slots where they lie; `matmul` would copy all values to bring the slots to the end.
+    batch = values.reshape(-1, values.shape[dim], values.shape[dim + 1 :].numel())
+    return torch.bmm(matrix.expand(len(batch), -1, -1), batch).view(values.shape)

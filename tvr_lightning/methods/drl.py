@@ -30,6 +30,7 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.pairwise import token_similarities
 from tvr_lightning.ranges import Kind, NotNegative, Options, Range, kind
 from tvr_lightning.training.losses import info_nce
 
@@ -230,13 +231,13 @@ class DRLHead(PairHead):
             last = (words.mask.sum(1) - 1).clamp(min=0)
             sentence = words.tokens[torch.arange(len(words), device=last.device), last]
             return Scores(sentence @ unit(masked_mean(frames.tokens, frames.mask)).T)
-        similarity = torch.einsum("nwd,mfd->nmwf", words.tokens, frames.tokens)
-        word_mask, frame_mask = words.mask[:, None, :, None], frames.mask[None, :, None, :]
-        of_words = self._best(similarity, word_mask, frame_mask, 3)  # (n, m, W)
-        of_frames = self._best(similarity, frame_mask, word_mask, 2)  # (n, m, F)
-        text_to_video = torch.einsum("nmw,nw->nm", of_words, words.weights)
-        video_to_text = torch.einsum("nmf,mf->nm", of_frames, frames.weights)
-        return Scores((text_to_video + video_to_text) / 2)
+        similarity = token_similarities(frames.tokens, words.tokens)  # (F, m, W, n)
+        word_mask, frame_mask = words.mask.T, frames.mask.T[:, :, None, None]
+        of_words = self._best(similarity, word_mask, frame_mask, 0)  # (m, W, n)
+        of_frames = self._best(similarity, frame_mask, word_mask, 2)  # (F, m, n)
+        text_to_video = (of_words * words.weights.T).sum(1)
+        video_to_text = (of_frames * frames.weights.T.unsqueeze(-1)).sum(0)
+        return Scores((text_to_video + video_to_text).T / 2)
 
     @property
     def _fills_zero(self) -> bool:
@@ -244,6 +245,8 @@ class DRLHead(PairHead):
 
     def _best(self, similarity: Tensor, own: Tensor, others: Tensor, dim: int) -> Tensor:
         """Largest similarity over the other side's tokens along `dim`; 0 for tokens that are not there."""
+        if bool(own.all()) and bool(others.all()):
+            return similarity.amax(dim)
         if self._fills_zero:
             return similarity.masked_fill(~(own & others), 0.0).amax(dim)
         best = similarity.masked_fill(~others, -torch.inf).amax(dim)

@@ -94,15 +94,22 @@ class PairHead(nn.Module, ABC):
         with torch.autocast(text.sentence.device.type, enabled=False):
             return self.in_blocks(lambda some, few: self.score(some, few, *given), *self.prepare(text, video))
 
-    def in_blocks(self, score: Callable[[Any, Any], Scores], text: Record, video: Record) -> Scores:
-        """Score N prepared texts against M prepared videos with `score`, block by block."""
+    def in_blocks(self, score: Callable[[Any, Any], Scores], text: Record, video: Record, extra: int = 0) -> Scores:
+        """Score N prepared texts against M prepared videos with `score`, block by block.
+
+        Args:
+            score: any n of the texts against any m of the videos.
+            text: prepared texts.
+            video: prepared videos.
+            extra: numbers that a pair takes besides those that the head counts.
+        """
         tensor = next(tensor for tensor in text.tensors() if tensor.is_floating_point())
         order = self.order(text)
         scores = score_in_blocks(
             score,
             text if order is None else text[order],
             video,
-            pair_bytes=tensor.element_size() * self.pair_numbers(text, video),
+            pair_bytes=tensor.element_size() * (self.pair_numbers(text, video) + extra),
             budget=self.block_bytes(tensor.device),
             few=self.side,
         )

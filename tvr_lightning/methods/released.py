@@ -79,14 +79,14 @@ def score_gaid(
         target, sentence = own_pooled(head, own, few, fused), head.normalized(query.sentence)
         if head.radius is None:
             return _cosines(sentence, target)
-        std = head.std(query.sentence, few, fused)
+        std = head.std(fused.cosine(query.sentence), few.frame_mask.unsqueeze(1))
         if draws is None:
             return _cosines(head.perturbed(sentence, std), target)
         pooled = head.pooled(query, few, fused).materialize()[:, :, 0].transpose(0, 1)
         best = trial_cosines(sentence, std, pooled, draws.to(sentence)).argmax(1)
         return _cosines(drawn_text(sentence, std, draws.to(sentence), best), target)
 
-    return _in_blocks(head, score, text, video, own_text)
+    return _in_blocks(head, score, text, video, own_text, extra=4 * head.dimension)  # every pair's deviation
 
 
 def own_pooled(head: PoolingHead, own: Query, video: VideoFeatures, frames: Tensor | PairFrames) -> Tensor:
@@ -101,11 +101,12 @@ def _in_blocks(
     text: TextFeatures,
     video: VideoFeatures,
     own_text: TextFeatures,
+    extra: int = 0,
 ) -> Scores:
     with torch.autocast(text.sentence.device.type, enabled=False):
         queries, videos = head.prepare(text.float(), video.float())
         own, _ = head.prepare(own_text.float(), videos)
-        return head.in_blocks(score, queries, Described(videos, own))
+        return head.in_blocks(score, queries, Described(videos, own), extra)
 
 
 def _cosines(texts: Tensor, target: Tensor) -> Scores:

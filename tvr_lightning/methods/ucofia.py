@@ -34,6 +34,7 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.pairwise import mapped_by, token_similarities
 from tvr_lightning.ranges import Layers, Options, kind
 
 UCoFiAScore = Literal["video_sentence", "sentence_frame", "word_patch"]
@@ -70,6 +71,21 @@ class UCoFiAOptions(Options):
         patches = self.patch_selection != PatchSelection() or not self.patch_matrix
         if patches and "word_patch" not in self.scores:
             raise ValueError("options of patches need word_patch among scores: add it, or leave them at their defaults")
+
+
+@dataclass
+class PreparedText(Record):
+    """What the alignments read of N texts.
+
+    Attributes:
+        mapped: (N, D) unit sentences times the sentence's and the video's matrix, where videos are aligned.
+        sentence: (N, 1, D) at unit length.
+        words: (N, W, D) unit words times L and, where patches have it, L1.
+    """
+
+    mapped: Tensor | None
+    sentence: Tensor
+    words: Tensor | None
 
 
 @dataclass
@@ -117,8 +133,8 @@ class UCoFiAHead(PairHead):
             self.patch_matrix = nn.Parameter(torch.eye(dimension)) if options.patch_matrix else None
             self.word_patch = BidirectionalAggregation(aggregation, frames * patches, words)
 
-    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TextFeatures, PreparedVideo]:
-        """Return unit texts, and what the alignments read of the videos.
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, PreparedVideo]:
+        """Return what the alignments read of the texts and of the videos.
 
         Raises:
             ValueError: other numbers of words, frames or patches than the head's matrices are for.
@@ -129,19 +145,22 @@ class UCoFiAHead(PairHead):
                 f"UCoFiA was built for {self.words} words and {self.frames} frames, its matrices fit no others; got "
                 f"{found[0]} words and {found[1]} frames: set model.init_args.words and frames, or those of the data"
             )
-        patches = None
+        sentence, mapped, words, patches = unit(text.sentence), None, None, None
+        if "video_sentence" in self.options.scores:  # (s G) . (v G1) = (s G G1^T) . v
+            mapped = mapped_by(sentence, self.sentence_matrix, self.video_matrix.T)
         if "word_patch" in self.options.scores:
             if video.patches is None or video.patches.shape[2] != self.patches:
                 raise ValueError(
                     f"UCoFiA aligns words with {self.patches} patches per frame, which encode_video selects"
                 )
             patches = video.patches.flatten(1, 2)
+            behind = () if self.patch_matrix is None else (self.patch_matrix.T,)  # (w L) . (p L1) = (w L L1^T) . p
+            words = mapped_by(unit(text.words), self.word_matrix, *behind)
         before = video.frames if video.clip_frames is None else video.clip_frames
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
-        texts = TextFeatures(unit(text.sentence), unit(text.words), text.word_mask)
-        return texts, PreparedVideo(pooled, unit(before), patches)
+        return PreparedText(mapped, sentence.unsqueeze(1), words), PreparedVideo(pooled, unit(before), patches)
 
-    def score(self, text: TextFeatures, video: PreparedVideo, scale: Tensor) -> Scores:
+    def score(self, text: PreparedText, video: PreparedVideo, scale: Tensor) -> Scores:
         """Score n texts against m videos.
 
         Args:
@@ -154,15 +173,15 @@ class UCoFiAHead(PairHead):
             scale it is the released logits, in which word_patch alone has none; `parts`: the alignments' scores
             without the scale.
         """
-        parts, scores = {}, self.options.scores
-        if "video_sentence" in scores:
-            parts["video_sentence"] = text.sentence @ self.sentence_matrix @ (video.pooled @ self.video_matrix).T
-        if "sentence_frame" in scores:
-            parts["sentence_frame"] = self.sentence_frame(torch.einsum("nd,mfd->fnm", text.sentence, video.frames))
-        if "word_patch" in scores and video.patches is not None:
-            patches = video.patches if self.patch_matrix is None else video.patches @ self.patch_matrix
-            similarity = torch.einsum("nwd,mpd->pwnm", text.words @ self.word_matrix, patches)
-            parts["word_patch"] = self.word_patch(similarity)
+        parts = {}
+        if text.mapped is not None:
+            parts["video_sentence"] = text.mapped @ video.pooled.T
+        if "sentence_frame" in self.options.scores:
+            similarity = token_similarities(video.frames, text.sentence).squeeze(2)  # (F, m, n)
+            parts["sentence_frame"] = self.sentence_frame(similarity, whole=True).T
+        if text.words is not None and video.patches is not None:
+            similarity = token_similarities(video.patches, text.words)  # (F P', m, W, n)
+            parts["word_patch"] = self.word_patch(similarity, words=2, whole=True).T
         scaled = [part / scale if name == "word_patch" else part for name, part in parts.items()]
         return Scores(torch.stack(scaled).mean(0), parts)
 

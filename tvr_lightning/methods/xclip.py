@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.layers.aggregation import Aggregation, BidirectionalAggregation
+from tvr_lightning.layers.aggregation import Aggregation, BidirectionalAggregation, mapped_slots, summed
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import MeanP, SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
+from tvr_lightning.pairwise import token_similarities
 from tvr_lightning.ranges import Options, Positive, kind
 
 XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
@@ -49,18 +50,24 @@ class SimilarityAttention(nn.Module):
         self.temperature = temperature
         self.weight = nn.Parameter(torch.eye(slots))
 
-    def forward(self, similarities: Tensor) -> Tensor:
-        """Return (...) for similarities (S, ...); minus infinity where no slot is there at all."""
-        absent = similarities == -torch.inf
-        if not bool(absent.any()):
-            return (self._weights(self.temperature * similarities) * similarities).sum(0)
-        logits = (self.temperature * similarities).masked_fill(absent, torch.finfo(similarities.dtype).min)
-        total = (self._weights(logits) * similarities.masked_fill(absent, 0.0)).sum(0)
-        return total.masked_fill(absent.all(0), -torch.inf)
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+        """Return (...) for similarities (S, ...), or with the slots at `dim`; minus infinity where no slot is there.
 
-    def _weights(self, logits: Tensor) -> Tensor:
-        weights = logits.softmax(0)
-        return (self.weight.to(weights.dtype).T @ weights.flatten(1)).view_as(weights)
+        Args:
+            similarities: (S, ...).
+            dim: the axis of the slots.
+            whole: promises that all slots are there.
+        """
+        absent = None if whole else similarities == -torch.inf
+        if absent is None or not bool(absent.any()):
+            return summed(self._weights(self.temperature * similarities, dim), similarities, dim)
+        logits = (self.temperature * similarities).masked_fill(absent, torch.finfo(similarities.dtype).min)
+        total = (self._weights(logits, dim) * similarities.masked_fill(absent, 0.0)).sum(dim)
+        return total.masked_fill(absent.all(dim), -torch.inf)
+
+    def _weights(self, logits: Tensor, dim: int) -> Tensor:
+        weights = logits.softmax(dim)
+        return mapped_slots(self.weight.to(weights.dtype).T, weights, dim)
 
 
 class AOSM(Aggregation):
@@ -121,6 +128,23 @@ class XCLIPOptions(Options):
 
 
 @dataclass
+class PreparedText(Record):
+    """What the contrasts read of N texts.
+
+    Attributes:
+        sentence: (N, 1, D) at unit length; `interacting_sentence` (N, D) is it times G where there is that matrix.
+        words: (N, W, D) at unit length; `interacting_words` are they times L where there is that matrix.
+        word_mask: (N, W) bool, True where there is a token.
+    """
+
+    sentence: Tensor
+    interacting_sentence: Tensor | None
+    words: Tensor
+    interacting_words: Tensor | None
+    word_mask: Tensor
+
+
+@dataclass
 class PreparedVideo(Record):
     """What the contrasts read of M videos.
 
@@ -166,8 +190,8 @@ class XCLIPHead(PairHead):
             self.local_matrix = nn.Parameter(torch.eye(dimension))
             self.frame_word = BidirectionalAggregation(aggregation, frames, words)
 
-    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TextFeatures, PreparedVideo]:
-        """Return unit texts, and what the contrasts read of the videos.
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, PreparedVideo]:
+        """Return what the contrasts read of the texts and of the videos.
 
         Args:
             text: sentence (N, D), words (N, W, D).
@@ -184,32 +208,37 @@ class XCLIPHead(PairHead):
             )
         before = video.frames if video.clip_frames is None else video.clip_frames
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
-        texts = TextFeatures(unit(text.sentence), unit(text.words), text.word_mask.bool())
+        contrasts, sentence, words = self.options.contrasts, unit(text.sentence), unit(text.words)
+        by_global = sentence @ self.global_matrix if "video_sentence" in contrasts else None
+        by_local = words @ self.local_matrix if "frame_word" in contrasts else None
+        texts = PreparedText(sentence.unsqueeze(1), by_global, words, by_local, text.word_mask.bool())
         return texts, PreparedVideo(pooled, unit(before), video.frame_mask.bool())
 
-    def score(self, text: TextFeatures, video: PreparedVideo) -> Scores:
+    def score(self, text: PreparedText, video: PreparedVideo) -> Scores:
         """Score n texts against m videos.
 
         Returns:
             `similarity` (n, m), the mean of the contrasts on the scale of a cosine, and the contrasts as `parts`.
         """
-        contrasts, parts = self.options.contrasts, {}
-        no_word = ~text.word_mask.T.unsqueeze(-1) if self.options.mask_words else None  # (W, n, 1)
-        no_frame = ~video.frame_mask.T.unsqueeze(1) if self.options.mask_frames else None  # (F, 1, m)
-        if "video_sentence" in contrasts:
-            parts["video_sentence"] = text.sentence @ self.global_matrix @ video.pooled.T
-        if "video_word" in contrasts:
-            similarity = torch.einsum("nwd,md->wnm", text.words, video.pooled)
-            parts["video_word"] = self.video_word(without(no_word, similarity))
-        if "sentence_frame" in contrasts:
-            similarity = torch.einsum("nd,mfd->fnm", text.sentence, video.frames)
-            parts["sentence_frame"] = self.sentence_frame(without(no_frame, similarity))
-        if "frame_word" in contrasts:
-            similarity = torch.einsum("nwd,mfd->fwnm", text.words @ self.local_matrix, video.frames)
-            similarity = without(None if no_frame is None else no_frame.unsqueeze(1), without(no_word, similarity))
-            parts["frame_word"] = self.frame_word(similarity)
+        options, parts = self.options, {}
+        no_word = ~text.word_mask.T if options.mask_words else None  # (W, n)
+        no_frame = ~video.frame_mask.T.unsqueeze(-1) if options.mask_frames else None  # (F, m, 1)
+        whole = no_word is None and no_frame is None
+        if text.interacting_sentence is not None:
+            parts["video_sentence"] = text.interacting_sentence @ video.pooled.T
+        if "video_word" in options.contrasts:
+            similarity = token_similarities(video.pooled.unsqueeze(1), text.words).squeeze(0)  # (m, W, n)
+            parts["video_word"] = self.video_word(without(no_word, similarity), 1, no_word is None).T
+        if "sentence_frame" in options.contrasts:
+            similarity = token_similarities(video.frames, text.sentence).squeeze(2)  # (F, m, n)
+            parts["sentence_frame"] = self.sentence_frame(without(no_frame, similarity), 0, no_frame is None).T
+        if text.interacting_words is not None:
+            similarity = token_similarities(video.frames, text.interacting_words)  # (F, m, W, n)
+            similarity = without(None if no_frame is None else no_frame.unsqueeze(-1), without(no_word, similarity))
+            parts["frame_word"] = self.frame_word(similarity, words=2, whole=whole).T
         # A video without a frame is nothing to a text, and no reason for losses that are not finite.
-        parts = {name: part.masked_fill(part == -torch.inf, 0.0) for name, part in parts.items()}
+        if not whole:
+            parts = {name: part.masked_fill(part == -torch.inf, 0.0) for name, part in parts.items()}
         return Scores(torch.stack(list(parts.values())).mean(0), parts)
 
 

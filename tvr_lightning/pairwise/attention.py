@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from tvr_lightning.pairwise.base import Pairwise
 from tvr_lightning.pairwise.blends import PairFrames, PlainFrames
 
-C = TypeVar("C", bound=PairFrames)
 P = TypeVar("P", bound=Pairwise)
 
 
@@ -74,7 +73,7 @@ class TextConditionedAttention(nn.Module):
 
     def queries(self, text: Tensor) -> Tensor:
         """Return what the texts ask with, W_Q LN1(text), for text vectors (N, Q, D) of the same shape (Eqs. 2, 8)."""
-        return self._projected("q_proj", PlainFrames(text).layer_norm(self.layer_norm1)).frames
+        return PlainFrames(text).layer_norm(self.layer_norm1).linear(*self._layers("q_proj")).frames
 
     def forward(self, queries: Pairwise, frames: Tensor | PairFrames, frame_mask: Tensor | None = None) -> Pairwise:
         """Return z of every pair and query slot, in the form of `queries`.
@@ -86,17 +85,20 @@ class TextConditionedAttention(nn.Module):
                 TC-MGC's released code. A video without frames spreads its attention evenly.
         """
         context = self._context(frames)
-        values = self._projected("v_proj", context).per_head(self.heads)
-        return self.finish(values.mix(self._weights(queries, context, frame_mask), type(queries)))
+        weights = self._weights(queries, context, frame_mask)
+        if self.heads == 1:  # W_O may go to the values, because the weights add up to 1
+            return self._read(context.linear(*self._layers("v_proj", "out_proj")).mix(weights, type(queries)))
+        mixed = context.linear(*self._layers("v_proj")).per_head(self.heads).mix(weights, type(queries))
+        for layer in self._layers("out_proj"):
+            mixed = mixed.linear(layer)
+        return self._read(mixed)
 
     def frame_weights(self, queries: Pairwise, frames: Tensor, frame_mask: Tensor | None = None) -> Tensor:
         """Return how much every pair attends to each frame, (M, heads F, N, Q); arguments as in `forward`."""
         return self._weights(queries, self._context(frames), frame_mask)
 
-    def finish(self, mixed: P) -> P:
-        """Return z = LN3(h + dropout(FC(h))), h = LN2(W_O o), of the mixed values o."""
-        if "out_proj" in self.cross_attn:
-            mixed = mixed.linear(self._layer("out_proj"))
+    def _read(self, mixed: P) -> P:
+        """Return z = LN3(h + dropout(FC(h))), h = LN2(o), of the mixed values o behind W_O."""
         hidden = mixed.layer_norm(self.layer_norm2)
         branch = hidden.linear(self.linear_proj).dropout(self.dropout if self.training else 0.0)
         return (hidden + branch if self.residual else branch).layer_norm(self.layer_norm3)
@@ -106,7 +108,10 @@ class TextConditionedAttention(nn.Module):
 
     def _weights(self, queries: Pairwise, context: PairFrames, frame_mask: Tensor | None) -> Tensor:
         """Return the attention (M, heads F, N, Q) of every head over the frames; each head's adds up to 1."""
-        products = self._projected("k_proj", context).per_head(self.heads).dot(queries)
+        if self.heads == 1:
+            products = context.dot(queries, *self._layers("k_proj"))
+        else:
+            products = context.linear(*self._layers("k_proj")).per_head(self.heads).dot(queries)
         logits = products * math.sqrt(self.heads / self.layer_norm1.normalized_shape[0])
         logits = logits.unflatten(1, (self.heads, -1))  # (M, heads, F, N, Q)
         if frame_mask is not None:
@@ -114,10 +119,8 @@ class TextConditionedAttention(nn.Module):
             logits = logits.masked_fill(padded, torch.finfo(logits.dtype).min)
         return logits.softmax(2).flatten(1, 2)
 
-    def _projected(self, name: str, frames: C) -> C:
-        return frames.linear(self._layer(name)) if name in self.cross_attn else frames
-
-    def _layer(self, name: str) -> nn.Linear:
-        layer = self.cross_attn[name]
-        assert isinstance(layer, nn.Linear)  # a ModuleDict does not tell
-        return layer
+    def _layers(self, *names: str) -> list[nn.Linear]:
+        """Return the layers of these names; none where nothing is projected."""
+        layers = [self.cross_attn[name] for name in names if name in self.cross_attn]
+        assert all(isinstance(layer, nn.Linear) for layer in layers)  # a ModuleDict does not tell
+        return layers  # type: ignore[return-value]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
+from tvr_lightning.pairwise.once import once
 
 P = TypeVar("P", bound="Pairwise")
+TEXTS_AT_A_TIME = 256
+"""How many vectors of D are made at a time where each pair has its own: they stay in a processor's cache."""
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -21,6 +27,42 @@ def at_least_float32(tensor: Tensor) -> Tensor:
         (torch.float32, torch.float64)
     """
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
+    """Return linear layers applied one after another, as one matrix where that is cheaper.
+
+    Args:
+        vectors: (..., D).
+        layers: each D to D; vectors are returned as they are where there is none.
+
+    Returns:
+        (..., D).
+
+    Example:
+        >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> vectors = torch.randn(5, 2)
+        >>> torch.allclose(chained(vectors, first, second), second(first(vectors)), atol=1e-6)
+        True
+    """
+    if not layers:
+        return vectors
+    first, *others = [_parameters(layer, vectors) for layer in layers]
+    if vectors.shape[:-1].numel() <= vectors.shape[-1]:
+        vectors = F.linear(vectors, *first)
+        for weight, bias in others:
+            vectors = F.linear(vectors, weight, bias)
+        return vectors
+    weight, bias = first
+    for place, (second, second_bias) in enumerate(others, start=2):
+        key = ("chained", *(id(layer) for layer in layers[:place]), vectors.dtype)
+        bias = F.linear(bias, second, second_bias)
+        weight = once(key, partial(torch.mm, second, weight))
+    return F.linear(vectors, weight, bias)
+
+
+def _parameters(layer: nn.Linear, like: Tensor) -> tuple[Tensor, Tensor]:
+    return layer.weight.to(like.dtype), layer.bias.to(like.dtype)
 
 
 class Pairwise(ABC):
@@ -197,13 +239,31 @@ class Pairwise(ABC):
         """
 
     @abstractmethod
-    def dot_frames(self, vectors: Tensor) -> Tensor:
-        """Return inner products with F vectors of the own video: `vectors` (M, F, D) to (M, F, N, Q).
+    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return inner products with F vectors of the own video, or with what a matrix makes of them.
+
+        Args:
+            vectors: (M, F, D).
+            weight: (D, D) matrix to apply to every vector first, which may be moved to where there are fewer.
+
+        Returns:
+            (M, F, N, Q) products x[j, i, q] . weight vectors[j, f].
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
             >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
             >>> x.dot_frames(torch.tensor([[[1.0, 1.0]], [[1.0, 1.0]]])).flatten()
+            tensor([7., 2.])
+        """
+
+    @abstractmethod
+    def dot_shared(self, vectors: Tensor) -> Tensor:
+        """Return inner products with S vectors that all pairs have alike: `vectors` (S, D) to (M, S, N, Q).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> x.dot_shared(torch.tensor([[1.0, 1.0]])).flatten()
             tensor([7., 2.])
         """
 
@@ -240,6 +300,37 @@ class Pairwise(ABC):
             torch.Size([1, 2, 1, 2])
         """
 
+    def logits(
+        self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
+    ) -> Tensor:
+        """Return inner products of query(x) and key(vectors), with the matrices applied where there are fewer vectors.
+
+        Args:
+            vectors: (M, K, D) of each video, or (N, K, D) of each text.
+            query: D to D, of the pair vectors x.
+            key: D to D, of `vectors`.
+            side: whose vectors they are.
+
+        Returns:
+            (M, K, N, Q) products query(x[j, i, q]) . key(vectors[j or i, k]).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_texts(torch.randn(1, 1, 2), videos=3)
+            >>> query, key = nn.Linear(2, 2), nn.Linear(2, 2)
+            >>> frames = torch.randn(3, 5, 2)
+            >>> torch.allclose(x.logits(frames, query, key), x.linear(query).dot_frames(key(frames)), atol=1e-5)
+            True
+        """
+        vectors = at_least_float32(vectors)
+        keys = F.linear(vectors, *_parameters(key, vectors))
+        weight, bias = _parameters(query, keys)
+        return self._along(keys @ weight, side) + _of_side((keys @ bias).unsqueeze(-1), side)
+
+    def _along(self, vectors: Tensor, side: Literal["video", "text"]) -> Tensor:
+        """Return (M, K, N, Q) products with `vectors` (M, K, D) of the own video, or (N, K, D) of the own text."""
+        return self.dot_frames(vectors) if side == "video" else self.dot(vectors).transpose(1, 2)
+
     def norm(self) -> Tensor:
         """Return the (M, N, Q) Euclidean lengths.
 
@@ -275,3 +366,36 @@ class Pairwise(ABC):
             tensor([0.6000, 0.0000])
         """
         return self.inner(other) / (self.norm() * other.norm())
+
+    def cosine_each(self, made: Callable[[int, slice], Tensor]) -> Tensor:
+        """Return cosines with a vector of the own pair that is made when it is needed, and lost thereafter.
+
+        Args:
+            made: (j, texts) to the vectors (n, D) of video j and the n texts of that slice.
+
+        Returns:
+            (M, N, Q).
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=3)  # M 2, N 3, Q 1, D 2
+            >>> x.cosine_each(lambda j, texts: torch.eye(2)[j].expand(len(range(3)[texts]), -1)).squeeze(-1)
+            tensor([[0.6000, 0.6000, 0.6000],
+                    [1.0000, 1.0000, 1.0000]])
+        """
+        meet, cosines = self._meeting(), []
+        for j in range(self.videos):
+            for start in range(0, self.texts, TEXTS_AT_A_TIME):
+                texts = slice(start, min(start + TEXTS_AT_A_TIME, self.texts))
+                vectors = at_least_float32(made(j, texts))
+                cosines.append(meet(j, texts, vectors) / vectors.norm(dim=-1, keepdim=True).clamp(min=COSINE_EPS))
+        return torch.cat(cosines).view(self.videos, self.texts, self.slots) / self.norm()
+
+    @abstractmethod
+    def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
+        """Return what gives the products (n, Q) of video j's vectors for a slice of n texts with vectors (n, D)."""
+
+
+def _of_side(values: Tensor, side: Literal["video", "text"]) -> Tensor:
+    """Return (M, K, 1) numbers of videos, or (N, K, 1) of texts, so that they meet (M, K, N, Q)."""
+    return values.unsqueeze(2) if side == "video" else values.transpose(0, 1).unsqueeze(0)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
-from tvr_lightning.pairwise.base import Pairwise
+from tvr_lightning.pairwise.base import Pairwise, chained
 from tvr_lightning.pairwise.dense import DensePairVectors
 
 Self = TypeVar("Self", bound="PairFrames")
@@ -31,16 +31,16 @@ class PairFrames(ABC):
         """Return `layer` applied to every frame, with the layer's own eps."""
 
     @abstractmethod
-    def linear(self: Self, layer: nn.Linear) -> Self:
-        """Return `layer` applied to every frame."""
+    def linear(self: Self, *layers: nn.Linear) -> Self:
+        """Return `layers` applied to every frame, one after another."""
 
     @abstractmethod
     def per_head(self: Self, heads: int) -> Self:
         """Return every frame once per head, head after head, with zeros outside the head's columns."""
 
     @abstractmethod
-    def dot(self, queries: Pairwise) -> Tensor:
-        """Return (M, F, N, Q) inner products with the queries of the own pair."""
+    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
+        """Return (M, F, N, Q) inner products with the queries of the own pair, of frames or of what `layer` makes."""
 
     @abstractmethod
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
@@ -67,17 +67,19 @@ class PlainFrames(PairFrames):
         """See `PairFrames.layer_norm`."""
         return PlainFrames(_layer_norm(layer, self.frames))
 
-    def linear(self, layer: nn.Linear) -> PlainFrames:
+    def linear(self, *layers: nn.Linear) -> PlainFrames:
         """See `PairFrames.linear`."""
-        return PlainFrames(F.linear(self.frames, *_parameters(layer, self.frames)))
+        return PlainFrames(chained(self.frames, *layers))
 
     def per_head(self, heads: int) -> PlainFrames:
         """See `PairFrames.per_head`."""
         return PlainFrames(_once_per_head(self.frames, heads))
 
-    def dot(self, queries: Pairwise) -> Tensor:
+    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
         """See `PairFrames.dot`."""
-        return queries.dot_frames(self.frames)
+        if layer is None:
+            return queries.dot_frames(self.frames)
+        return queries.dot_frames(self.frames, layer.weight) + queries.dot_shared(layer.bias[None])
 
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
         """See `PairFrames.mix`."""
@@ -117,23 +119,34 @@ class BlendedFrames(PairFrames):
         weight, bias = _parameters(layer, scale)
         return BlendedFrames([(scale if c is None else scale * c, basis * weight) for c, basis in centred], bias[None])
 
-    def linear(self, layer: nn.Linear) -> BlendedFrames:
+    def linear(self, *layers: nn.Linear) -> BlendedFrames:
         """See `PairFrames.linear`."""
-        weight, bias = _parameters(layer, self.parts[0][1])
-        offset = bias[None] if self.offset is None else F.linear(self.offset, weight, bias)
-        return BlendedFrames([(c, F.linear(basis, weight)) for c, basis in self.parts], offset)
+        if not layers:
+            return self
+        # A vector of zeros comes along, to tell what the layers' biases become.
+        offset = self.parts[0][1].new_zeros(1, self.parts[0][1].shape[-1]) if self.offset is None else self.offset
+        sizes = [basis.shape[:2].numel() for _, basis in self.parts] + [len(offset), 1]
+        rows = torch.cat([*(basis.flatten(0, 1) for _, basis in self.parts), offset, torch.zeros_like(offset[:1])])
+        *mapped, common, zero = chained(rows, *layers).split(sizes)
+        bases = [(part - zero).view_as(basis) for part, (_, basis) in zip(mapped, self.parts, strict=True)]
+        return BlendedFrames([(c, basis) for (c, _), basis in zip(self.parts, bases, strict=True)], common)
 
     def per_head(self, heads: int) -> BlendedFrames:
         """See `PairFrames.per_head`."""
         parts = [(c if c is None else c.repeat(1, heads, 1), _once_per_head(basis, heads)) for c, basis in self.parts]
         return BlendedFrames(parts, None if self.offset is None else _once_per_head(self.offset, heads))
 
-    def dot(self, queries: Pairwise) -> Tensor:
+    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
         """See `PairFrames.dot`."""
-        products = _total(_times(c, queries.dot_frames(basis)) for c, basis in self.parts)
-        if self.offset is None:
+        weight = None if layer is None else layer.weight
+        products = _total(_times(c, queries.dot_frames(basis, weight)) for c, basis in self.parts)
+        offset = self.offset
+        if layer is not None:
+            matrix, bias = _parameters(layer, products)
+            offset = bias[None] if offset is None else F.linear(offset, matrix, bias)
+        if offset is None:
             return products
-        common = queries.dot_frames(self.offset.expand(len(products), -1, -1))  # (M, H, N, Q)
+        common = queries.dot_shared(offset)  # (M, H, N, Q)
         return products + common.repeat_interleave(products.shape[1] // common.shape[1], dim=1)
 
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
@@ -172,17 +185,18 @@ class DenseFrames(PairFrames):
         """See `PairFrames.layer_norm`."""
         return DenseFrames(_layer_norm(layer, self.frames))
 
-    def linear(self, layer: nn.Linear) -> DenseFrames:
+    def linear(self, *layers: nn.Linear) -> DenseFrames:
         """See `PairFrames.linear`."""
-        return DenseFrames(F.linear(self.frames, *_parameters(layer, self.frames)))
+        return DenseFrames(chained(self.frames, *layers))
 
     def per_head(self, heads: int) -> DenseFrames:
         """See `PairFrames.per_head`."""
         return DenseFrames(_once_per_head(self.frames, heads))
 
-    def dot(self, queries: Pairwise) -> Tensor:
+    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
         """See `PairFrames.dot`."""
-        return torch.einsum("nmqd,mnfd->mfnq", queries.materialize(), self.frames)
+        frames = self.frames if layer is None else self.linear(layer).frames
+        return torch.einsum("nmqd,mnfd->mfnq", queries.materialize(), frames)
 
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
         """See `PairFrames.mix`; always dense, for no basis is shared."""

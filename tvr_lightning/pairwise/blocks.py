@@ -9,6 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tvr_lightning.features import Record, Scores
+from tvr_lightning.pairwise.once import persisting
 
 T = TypeVar("T", bound=Record)
 V = TypeVar("V", bound=Record)
@@ -63,14 +64,18 @@ def score_in_blocks(
     text_step, video_step = (many_step, few_step) if few == "video" else (few_step, many_step)
     whole = text_step == len(text) and video_step == len(video)
     texts = [text] if text_step == len(text) else [text[i : i + text_step] for i in range(0, len(text), text_step)]
+    starts = range(0, len(video), video_step)
+    one_piece = [side for side, pieces in ((text, len(texts)), (video, len(starts))) if pieces == 1 and not whole]
+    kept = [tensor for side in one_piece for tensor in side.tensors()]  # they meet every block
     columns = []
-    for start in range(0, len(video), video_step):
-        block = video if whole else video[start : start + video_step]
-        if torch.is_grad_enabled() and not whole:
-            rows = [_recomputed(score, some, block) for some in texts]
-        else:
-            rows = [score(some, block) for some in texts]
-        columns.append(_joined(rows, dim=0))
+    with persisting(kept, len(texts) * len(starts)):
+        for start in starts:
+            block = video if len(starts) == 1 else video[start : start + video_step]
+            if torch.is_grad_enabled() and not whole:
+                rows = [_recomputed(score, some, block) for some in texts]
+            else:
+                rows = [score(some, block) for some in texts]
+            columns.append(_joined(rows, dim=0))
     return _joined(columns, dim=1)
 
 

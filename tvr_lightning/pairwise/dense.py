@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -86,14 +87,24 @@ class DensePairVectors(Pairwise):
         # Video by video: one product over both would first copy the texts' vectors for every video.
         return torch.stack([vectors @ video.transpose(1, 2) for video in self.vectors])
 
-    def dot_frames(self, vectors: Tensor) -> Tensor:
-        """See `Pairwise.dot_frames`."""
+    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
+        """See `Pairwise.dot_frames`; frames are always fewer than pairs."""
         flat = self.vectors.flatten(1, 2).transpose(1, 2)
-        return (vectors.to(flat.dtype) @ flat).unflatten(2, (self.texts, self.slots))
+        vectors = vectors.to(flat.dtype)
+        vectors = vectors if weight is None else F.linear(vectors, weight.to(flat.dtype))
+        return (vectors @ flat).unflatten(2, (self.texts, self.slots))
+
+    def dot_shared(self, vectors: Tensor) -> Tensor:
+        """See `Pairwise.dot_shared`."""
+        return (self.vectors @ vectors.to(self.vectors.dtype).T).movedim(-1, 1)
 
     def dot_pairs(self, vectors: Tensor) -> Tensor:
         """See `Pairwise.dot_pairs`."""
         return (self.vectors @ vectors.to(self.vectors.dtype).unsqueeze(-1)).squeeze(-1)
+
+    def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
+        """See `Pairwise._meeting`."""
+        return lambda j, texts, vectors: (self.vectors[j, texts] @ vectors.unsqueeze(-1)).squeeze(-1)
 
     def inner(self, other: DensePairVectors) -> Tensor:
         """See `Pairwise.inner`."""

@@ -7,7 +7,7 @@ the coefficients in the small Gram matrix of the basis. So no tensor with a D ax
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,18 +15,125 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.pairwise.base import Pairwise, at_least_float32
+from tvr_lightning.pairwise.once import once, origin_of, share_of_a_block
 
 
-class Side(NamedTuple):
+class Side:
     """Coefficients over the vectors that one side of a pair owns.
 
-    Attributes:
+    Args:
         coefficients: (M, K, N, Q); None where slot q simply is basis vector q (then K is Q, or 1 for every slot).
-        basis: (M, K, D) of each video, (N, K, D) of each text, or (K, D) where all pairs share it.
+        vectors: (M, K, D) of each video, (N, K, D) of each text, or (K, D) where all pairs share it: the basis, or
+            what becomes the basis by `pending`.
+        factor: (M, N, Q), what all coefficients of a vector are multiplied by besides. It waits here, because a product
+            has one number per pair to multiply with it where the coefficients have K.
+        origin: names what the basis was made of and how, for `once`; None where it need not be kept.
+        pending: (D, D) matrix, or (D,) its diagonal, that is still to be applied to `vectors`. Where these are more
+            than D, to scale, to centre and to add are done to the matrix, which is smaller.
+
+    Example:
+        >>> frames = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # M 1, K 2, D 2
+        >>> Side(torch.ones(1, 2, 1, 1), frames, pending=torch.tensor([2.0, 3.0])).basis
+        tensor([[[2., 0.],
+                 [0., 3.]]])
     """
 
-    coefficients: Tensor | None
-    basis: Tensor
+    def __init__(
+        self,
+        coefficients: Tensor | None,
+        vectors: Tensor,
+        factor: Tensor | None = None,
+        origin: tuple[Hashable, ...] | None = None,
+        pending: Tensor | None = None,
+    ) -> None:
+        self.coefficients, self.vectors, self.factor = coefficients, vectors, factor
+        self.origin, self.pending = origin, pending
+        self._basis = vectors if pending is None else None
+        self._met: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def basis(self) -> Tensor:
+        """The vectors of the basis, of the shape of `vectors`."""
+        if self._basis is None:
+            assert self.pending is not None
+            diagonal = self.pending.ndim == 1
+            self._basis = self.vectors * self.pending if diagonal else F.linear(self.vectors, self.pending)
+        return self._basis
+
+    @property
+    def single(self) -> bool:
+        """Whether every slot is the one vector of the basis, besides the factor."""
+        return self.coefficients is None and self.vectors.shape[-2] == 1
+
+    @property
+    def many(self) -> bool:
+        """Whether there are more vectors than a matrix has rows, none of which `once` keeps."""
+        return self.origin is None and self.vectors.shape[:-1].numel() > self.vectors.shape[-1]
+
+    def centred(self) -> Side:
+        """Return the side with the mean over D taken off every vector of the basis."""
+        if self.many and self.pending is not None and self.pending.ndim == 2:
+            return self._waiting(self.vectors, self.pending - self.pending.mean(0))
+        return self.mapped("centred", lambda basis: basis - basis.mean(-1, keepdim=True))
+
+    def times(self, key: Hashable, weight: Tensor) -> Side:
+        """Return the side with every vector of the basis times `weight` (D,), element by element."""
+        if self.many:
+            return self._waiting(self.basis, weight)
+        return self.mapped((key, "times"), lambda basis: basis * weight)
+
+    def linear(self, key: Hashable, weight: Tensor) -> Side:
+        """Return the side with the matrix `weight` (D, D) applied to the basis."""
+        if not self.many:
+            return self.mapped((key, "linear"), lambda basis: F.linear(basis, weight))
+        if self.pending is not None and self.pending.ndim == 1:
+            return self._waiting(self.vectors, weight * self.pending)
+        return self._waiting(self.basis, weight)
+
+    def plus(self, other: Side) -> Side:
+        """Return the sum with a side of the same coefficients and the same factor."""
+        if self.vectors is other.vectors and self.many and self.pending is not None and other.pending is not None:
+            ranks = self.pending.ndim, other.pending.ndim
+            maps = [
+                torch.diag(side.pending) if rank < max(ranks) and side.pending is not None else side.pending
+                for side, rank in zip((self, other), ranks, strict=True)
+            ]
+            assert maps[0] is not None
+            assert maps[1] is not None
+            return self._waiting(self.vectors, maps[0] + maps[1])
+        return Side(self.coefficients, self.basis + other.basis, self.factor)
+
+    def mapped(self, key: Hashable, function: Callable[[Tensor], Tensor]) -> Side:
+        """Return the side with `function` of its basis, which is computed once per call where the key says so."""
+        origin = None if self.origin is None else (*self.origin, key)
+        return Side(self.coefficients, once(origin, lambda: function(self.basis)), self.factor, origin)
+
+    def _waiting(self, vectors: Tensor, pending: Tensor) -> Side:
+        return Side(self.coefficients, vectors, self.factor, None, pending)
+
+    def scaled(self, factor: Tensor) -> Side:
+        """Return the side times a number per vector, `factor` (M, N, Q)."""
+        return self.with_factor(factor if self.factor is None else self.factor * factor)
+
+    def with_factor(self, factor: Tensor | None) -> Side:
+        """Return the side with another factor."""
+        side = Side(self.coefficients, self.vectors, factor, self.origin, self.pending)
+        side._basis, side._met = self._basis, self._met
+        return side
+
+    def with_frames(self, vectors: Tensor) -> Tensor:
+        """Return products (M, F, N, L) of a basis of texts with `vectors` (M, F, D).
+
+        They are kept as long as the side: a cosine with a mix of frames asks for what its weights were made of.
+        """
+        for met, products in self._met:
+            if met is vectors:
+                return products
+        products = F.linear(vectors.flatten(0, 1), self.basis.flatten(0, 1))
+        products = products.view(*vectors.shape[:2], *self.basis.shape[:2])
+        if self.single:
+            self._met.append((vectors, products))
+        return products
 
 
 class Sides(NamedTuple):
@@ -69,7 +176,7 @@ class PairVectors(Pairwise):
     """
 
     def __init__(self, shape: tuple[int, int, int], sides: Sides, offset: Tensor | None = None) -> None:
-        like = next((side.basis for side in sides if side is not None), offset)
+        like = next((side.vectors for side in sides if side is not None), offset)
         if like is None:
             raise ValueError("PairVectors need a basis of the videos, of the texts, a shared one, or an offset")
         self.videos, self.texts, self.slots = shape
@@ -85,12 +192,14 @@ class PairVectors(Pairwise):
     @classmethod
     def from_texts(cls, vectors: Tensor, videos: int) -> PairVectors:
         """See `Pairwise.from_texts`."""
-        return cls((videos, len(vectors), vectors.shape[1]), Sides(text=Side(None, at_least_float32(vectors))))
+        side = Side(None, at_least_float32(vectors), origin=origin_of(vectors))
+        return cls((videos, len(vectors), vectors.shape[1]), Sides(text=side))
 
     @classmethod
     def from_videos(cls, vectors: Tensor, texts: int) -> PairVectors:
         """See `Pairwise.from_videos`."""
-        return cls((len(vectors), texts, vectors.shape[1]), Sides(video=Side(None, at_least_float32(vectors))))
+        side = Side(None, at_least_float32(vectors), origin=origin_of(vectors))
+        return cls((len(vectors), texts, vectors.shape[1]), Sides(video=side))
 
     @classmethod
     def mix(cls, weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> PairVectors:
@@ -102,7 +211,7 @@ class PairVectors(Pairwise):
     def linear(self, layer: nn.Linear) -> PairVectors:
         """See `Pairwise.linear`: maps the basis, and the offset together with the layer's bias."""
         weight = layer.weight.to(self._dtype)
-        sides = self.sides.map(lambda side: Side(side.coefficients, F.linear(side.basis, weight)))
+        sides = self.sides.map(lambda side: side.linear(id(layer), weight))
         offset = None if self.offset is None else F.linear(self.offset, weight)
         if layer.bias is not None:
             bias = layer.bias.to(self._dtype)
@@ -110,17 +219,13 @@ class PairVectors(Pairwise):
         return PairVectors(self.shape, sides, offset)
 
     def layer_norm(self, layer: nn.LayerNorm) -> PairVectors:
-        """See `Pairwise.layer_norm`: centres the basis and scales the coefficients of a pair by one number."""
-
-        def centred(basis: Tensor) -> Tensor:
-            return basis - basis.mean(-1, keepdim=True)
-
-        sides = self.sides.map(lambda side: Side(side.coefficients, centred(side.basis)))
-        offset = None if self.offset is None else centred(self.offset)
+        """See `Pairwise.layer_norm`: centres the basis and scales the vectors of a pair by one number."""
+        sides = self.sides.map(Side.centred)
+        offset = None if self.offset is None else self.offset - self.offset.mean()
         middle = PairVectors(self.shape, sides, offset)
         variance = middle.inner(middle).clamp(min=0) / self._like.shape[-1]
         weight, bias = layer.weight.to(variance.dtype), layer.bias.to(variance.dtype)
-        sides = sides.map(lambda side: Side(side.coefficients, side.basis * weight))
+        sides = sides.map(lambda side: side.times(id(layer), weight))
         scaled = PairVectors(self.shape, sides, None if offset is None else offset * weight)
         scaled = scaled.scale((variance + layer.eps).rsqrt())
         return PairVectors(self.shape, scaled.sides, bias)
@@ -140,17 +245,20 @@ class PairVectors(Pairwise):
 
     def __add__(self, other: PairVectors) -> PairVectors:
         """See `Pairwise.__add__`: parts that share their coefficients add their bases."""
-        return self._combined(other, 1.0)
+        return self._combined(other)
 
     def __sub__(self, other: PairVectors) -> PairVectors:
         """See `Pairwise.__sub__`."""
-        return self._combined(other, -1.0)
+        sides = other.sides.map(lambda side: side.mapped("negative", torch.neg))
+        return self._combined(PairVectors(other.shape, sides, None if other.offset is None else -other.offset))
 
     def scale(self, factor: Tensor) -> PairVectors:
         """See `Pairwise.scale`: an offset becomes a shared vector with a coefficient per pair."""
-        factor = factor.to(self._dtype).unsqueeze(1)
-        sides = self.sides._replace(shared=self._with_offset())
-        return PairVectors(self.shape, sides.map(lambda side: Side(self._full(side) * factor, side.basis)))
+        factor, common = factor.to(self._dtype), self._with_offset()
+        if common is not None:  # one vector or two: as many numbers as the factor has
+            common = Side(self._full(common) * factor.unsqueeze(1), common.basis)
+        video, text = (None if side is None else side.scaled(factor) for side in self.sides[:2])
+        return PairVectors(self.shape, Sides(video, text, common))
 
     def pool(self, weights: Tensor) -> PairVectors:
         """See `Pairwise.pool`."""
@@ -162,9 +270,11 @@ class PairVectors(Pairwise):
         """See `Pairwise.select`."""
 
         def chosen(side: Side) -> Side:
-            if side.coefficients is None:
-                return side if side.basis.shape[-2] == 1 else Side(None, side.basis[:, start:stop])
-            return Side(self._full(side)[..., start:stop], side.basis)
+            factor = None if side.factor is None else side.factor.expand(*self.shape)[..., start:stop]
+            if side.coefficients is not None:
+                coefficients = side.coefficients.expand(-1, -1, -1, self.slots)[..., start:stop]
+                return Side(coefficients, side.basis, factor)
+            return side.with_factor(factor) if side.single else Side(None, side.basis[:, start:stop], factor)
 
         slots = len(range(*slice(start, stop).indices(self.slots)))
         return PairVectors((self.videos, self.texts, slots), self.sides.map(chosen), self.offset)
@@ -172,91 +282,202 @@ class PairVectors(Pairwise):
     def dot(self, vectors: Tensor) -> Tensor:
         """See `Pairwise.dot`."""
         vectors = vectors.to(self._dtype)
-        result: Tensor | None = None
-        if self.sides.text is not None:
-            products = vectors @ self.sides.text.basis.transpose(1, 2)  # (N, T, L)
-            if self.sides.text.coefficients is None:
-                result = products.expand(self.videos, -1, -1, self.slots)
+        terms: list[Tensor] = []
+        text, video, common = self.sides.text, self.sides.video, self._with_offset()
+        if text is not None:
+            products = vectors @ text.basis.transpose(1, 2)  # (N, T, L)
+            if text.coefficients is not None:
+                terms.append(torch.einsum("ntl,mlnq->mntq", products, self._full(text)))
             else:
-                result = torch.einsum("ntl,mlnq->mntq", products, self._full(self.sides.text))
-        common = self._with_offset()
-        shared = None if common is None else torch.einsum("sd,ntd->snt", common.basis, vectors)
-        if self.sides.video is not None and self.sides.video.coefficients is None:
-            products = torch.einsum("mkd,ntd->mntk", self.sides.video.basis, vectors).expand(-1, -1, -1, self.slots)
-            result = products if result is None else result + products
-        elif self.sides.video is not None:
-            products = self._video_products(vectors, common, shared)
-            return products if result is None else result + products
-        if common is not None and shared is not None:
-            rest = torch.einsum("snt,msnq->mntq", shared, self._full(common))
-            result = rest if result is None else result + rest
-        assert result is not None  # the constructor refuses vectors without any part
-        return result
+                terms.append(products if text.factor is None else products * text.factor.unsqueeze(2))
+        if video is not None and video.coefficients is None:
+            products = torch.einsum("mkd,ntd->mntk", video.basis, vectors)
+            terms.append(products if video.factor is None else products * video.factor.unsqueeze(2))
+        elif video is not None:
+            terms.append(self._video_products(video, vectors, common))
+            common = None
+        if common is not None:
+            shared = torch.einsum("sd,ntd->snt", common.basis, vectors)
+            terms.append(torch.einsum("snt,msnq->mntq", shared, self._full(common)))
+        return _total(terms).expand(self.videos, self.texts, vectors.shape[1], self.slots)
 
-    def _video_products(self, vectors: Tensor, common: Side | None, shared: Tensor | None) -> Tensor:
-        """Return (M, N, T, Q) products of the videos' part and the common part, video by video.
-
-        One product over all videos would first copy the coefficients to bring the axes (M, N) side by side.
-        """
-        assert self.sides.video is not None
-        basis, coefficients = self.sides.video.basis, self._full(self.sides.video)
-        products = F.linear(basis.flatten(0, 1), vectors.flatten(0, 1))
-        products = products.view(*basis.shape[:2], *vectors.shape[:2])  # (M, K, N, T)
+    def _video_products(self, video: Side, vectors: Tensor, common: Side | None) -> Tensor:
+        """Return (M, N, T, Q) products of the videos' part and the common part with `vectors` (N, T, D)."""
+        coefficients = video.coefficients
+        assert coefficients is not None  # the caller asks
+        count = vectors.shape[1]
+        if self.slots == 1 and count > 2:
+            # The one vector of a pair costs 2 D (K + T) where K T products cost 2 D K T.
+            basis, coefficients = video.basis, self._full(video)
+            if common is not None:
+                basis = torch.cat([basis, common.basis.expand(self.videos, -1, -1)], dim=1)
+                coefficients = torch.cat([coefficients, self._full(common)], dim=1)
+            own = coefficients[..., 0].transpose(1, 2) @ basis  # (M, N, D)
+            return (vectors @ own.permute(1, 2, 0)).permute(2, 0, 1).unsqueeze(-1)
+        products = F.linear(video.basis.flatten(0, 1), vectors.flatten(0, 1))
+        products = products.view(*video.basis.shape[:2], *vectors.shape[:2])  # (M, K, N, T)
+        shared = None if common is None else F.linear(common.basis, vectors.flatten(0, 1)).view(-1, *vectors.shape[:2])
+        if count == 1:
+            value = _weighted(products, coefficients)  # (M, N, Q)
+            value = value if video.factor is None else value * video.factor
+            if common is not None and shared is not None:
+                value = value + (shared * self._full(common)).sum(1)
+            return value.unsqueeze(2)
+        # Video by video: one product over all would first copy the coefficients to bring the axes (M, N) side by side.
+        coefficients = self._full(video)
         if common is not None and shared is not None:
-            extra = self._full(common)
             rows = [torch.cat([mine, shared]) for mine in products]
-            columns = [torch.cat([mine, theirs]) for mine, theirs in zip(coefficients, extra, strict=True)]
+            both = zip(coefficients, self._full(common), strict=True)
+            columns = [torch.cat([mine, theirs]) for mine, theirs in both]
         else:
             rows, columns = list(products), list(coefficients)
         return torch.stack(
             [torch.bmm(r.permute(1, 2, 0), c.permute(1, 0, 2)) for r, c in zip(rows, columns, strict=True)]
         )
 
-    def dot_frames(self, vectors: Tensor) -> Tensor:
-        """See `Pairwise.dot_frames`."""
+    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
+        """See `Pairwise.dot_frames`: moves the weight to the bases where they have fewer vectors."""
         vectors = vectors.to(self._dtype)
-        size = (self.videos, vectors.shape[1], self.texts, self.slots)
-        result: Tensor | None = None
-        if self.sides.text is not None:
-            products = F.linear(vectors.flatten(0, 1), self.sides.text.basis.flatten(0, 1))
-            products = products.view(*vectors.shape[:2], *self.sides.text.basis.shape[:2])  # (M, F, N, L)
-            if self.sides.text.coefficients is None:
-                result = products.expand(size)
+        if weight is not None and self._basis_vectors() < vectors.shape[0] * vectors.shape[1]:
+            return self._pulled_back(weight).dot_frames(vectors)
+        if weight is not None:
+            vectors = F.linear(vectors, weight.to(self._dtype))
+        video, text, shared = self.sides
+        terms: list[tuple[Tensor, Tensor | None]] = []
+        if text is not None:
+            products = text.with_frames(vectors)  # (M, F, N, L)
+            if text.coefficients is not None:
+                products = torch.einsum("mfnl,mlnq->mfnq", products, text.coefficients)
+            terms.append((products, text.factor))
+        for side in (video, shared):
+            if side is None:
+                continue
+            products = vectors @ side.basis.transpose(-1, -2)  # (M, F, K)
+            if side.coefficients is None:
+                terms.append((products.unsqueeze(2), side.factor))
             else:
-                result = torch.einsum("mfnl,mlnq->mfnq", products, self._full(self.sides.text))
-        for side in (self.sides.video, self._with_offset()):
-            if side is not None:
-                products = vectors @ side.basis.transpose(-1, -2)
-                part = (products @ self._full(side).flatten(2)).view(size)
-                result = part if result is None else result + part
-        assert result is not None  # the constructor refuses vectors without any part
-        return result
+                mixed = (products @ side.coefficients.flatten(2)).unflatten(2, side.coefficients.shape[2:])
+                terms.append((mixed, side.factor))
+        if len(terms) > 1 and terms[0][1] is terms[1][1]:
+            terms[:2] = [(terms[0][0] + terms[1][0], terms[0][1])]
+        values = [value if factor is None else value * factor.unsqueeze(1) for value, factor in terms]
+        if self.offset is not None:
+            values.append((vectors @ self.offset)[..., None, None])
+        return _total(values).expand(self.videos, vectors.shape[1], self.texts, self.slots)
+
+    def logits(
+        self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
+    ) -> Tensor:
+        """See `Pairwise.logits`: maps the bases where they have fewer vectors."""
+        vectors = vectors.to(self._dtype)
+        if self._basis_vectors() >= vectors.shape[0] * vectors.shape[1]:
+            return super().logits(vectors, query, key, side)
+        asked, bias = self.linear(query), key.bias.to(self._dtype)
+        if side == "text":
+            return asked._along(F.linear(vectors, key.weight.to(self._dtype), bias), side)
+        return asked.dot_frames(vectors, key.weight) + asked.dot_shared(bias[None])
+
+    def dot_shared(self, vectors: Tensor) -> Tensor:
+        """See `Pairwise.dot_shared`."""
+        vectors = vectors.to(self._dtype)
+        values = []
+        for side, kind in self._all_sides():
+            if kind == "text":
+                products = F.linear(vectors, side.basis.flatten(0, 1)).view(len(vectors), *side.basis.shape[:2])
+                if side.coefficients is None:
+                    value = products.unsqueeze(0)  # (1, S, N, L)
+                else:
+                    value = torch.einsum("snl,mlnq->msnq", products, side.coefficients)
+            else:
+                products = vectors @ side.basis.transpose(-1, -2)  # (M, S, K), or (S, K)
+                products = products.expand(self.videos, -1, -1)
+                if side.coefficients is None:
+                    value = products.unsqueeze(2)
+                else:
+                    value = (products @ side.coefficients.flatten(2)).unflatten(2, side.coefficients.shape[2:])
+            values.append(value if side.factor is None else value * side.factor.unsqueeze(1))
+        return _total(values).expand(self.videos, len(vectors), self.texts, self.slots)
 
     def dot_pairs(self, vectors: Tensor) -> Tensor:
         """See `Pairwise.dot_pairs`."""
         vectors = vectors.to(self._dtype)
-        result: Tensor | None = None
+        values = []
         for side, kind in self._all_sides():
             axes = {"video": "mkd", "text": "nkd", "shared": "kd"}[kind]
-            products = torch.einsum(f"mnd,{axes}->mkn", vectors, side.basis)
-            part = (products.unsqueeze(-1) * self._full(side)).sum(1)
-            result = part if result is None else result + part
-        assert result is not None  # the constructor refuses vectors without any part
-        return result
+            products = torch.einsum(f"mnd,{axes}->mkn", vectors, side.basis).unsqueeze(-1)
+            if side.coefficients is None:
+                value = products[:, 0] if side.single else products[..., 0].permute(0, 2, 1)
+            else:
+                value = _weighted(products, side.coefficients)
+            values.append(value if side.factor is None else value * side.factor)
+        return _total(values).expand(self.shape)
+
+    def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
+        """See `Pairwise._meeting`."""
+        of_videos = [(side.basis, self._full(side)) for side, kind in self._all_sides() if kind != "text"]
+        bases = [basis.expand(self.videos, -1, -1) for basis, _ in of_videos]
+        rows = torch.cat(bases, dim=1) if of_videos else self._like.new_zeros(self.videos, 0, self._like.shape[-1])
+        coefficients = torch.cat([each for _, each in of_videos], dim=1) if of_videos else None
+        text = self.sides.text
+        of_texts = None if text is None else (text.basis, self._full(text))
+
+        def meet(j: int, texts: slice, vectors: Tensor) -> Tensor:
+            vectors, values = vectors.to(self._dtype), []
+            if coefficients is not None:
+                values.append(((rows[j] @ vectors.T).unsqueeze(-1) * coefficients[j, :, texts]).sum(0))
+            if of_texts is not None:
+                products = of_texts[0][texts] @ vectors.unsqueeze(-1)  # (n, L, 1)
+                values.append((products * of_texts[1][j, :, texts].transpose(0, 1)).sum(1))
+            return _total(values)
+
+        return meet
 
     def inner(self, other: PairVectors) -> Tensor:
         """See `Pairwise.inner`: quadratic forms in the Gram matrices of the bases."""
         mine, theirs = self._all_sides(), other._all_sides()
-        result: Tensor | None = None
+        terms = []
         for a, (first, first_kind) in enumerate(mine):
             for b, (second, second_kind) in enumerate(theirs):
                 if self is other and b < a:  # counted with its mirror image
                     continue
-                term = _form(self._full(first), first, first_kind, other._full(second), second, second_kind)
-                term = 2 * term if self is other and b > a else term
-                result = term if result is None else result + term
-        assert result is not None  # the constructor refuses vectors without any part
-        return result
+                term = self._form(first, first_kind, other, second, second_kind)
+                terms.append(2 * term if self is other and b > a else term)
+        return _total(terms).expand(self.videos, self.texts, max(self.slots, other.slots))
+
+    def _form(self, first: Side, first_kind: str, other: PairVectors, second: Side, second_kind: str) -> Tensor:
+        """Return (M, N, Q) values, or with axes of 1, of the bilinear form of two sides' coefficients."""
+        if first_kind != "text" and (second_kind == "text" or (first.single and not second.single)):
+            return other._form(second, second_kind, self, first, first_kind)
+        if first_kind == "text" and first.single:
+            value = self._form_of_texts(first, other, second, second_kind)
+        elif first_kind == "text" or second_kind == "text":
+            value = _general_form(self._raw(first), first, first_kind, other._raw(second), second, second_kind)
+        else:
+            gram = second.basis @ first.basis.transpose(-1, -2)  # (M, L, K), or (L, K) where both are shared
+            if first.single:
+                value = gram[..., None].expand(self.videos, -1, -1, -1) if gram.ndim == 3 else gram[None, ..., None]
+            else:
+                coefficients = self._raw(first)
+                value = (gram @ coefficients.flatten(2)).unflatten(2, coefficients.shape[2:])
+            value = value[:, 0] if second.single else _weighted(value, other._raw(second), fresh=True)
+        for side in (first, second):
+            value = value if side.factor is None else value * side.factor
+        return value
+
+    def _form_of_texts(self, first: Side, other: PairVectors, second: Side, second_kind: str) -> Tensor:
+        """Return `_form` without factors for a first side of one vector per text."""
+        if second_kind == "text":
+            products = (second.basis * first.basis).sum(-1)  # (N, L)
+            if second.coefficients is None:
+                return products.unsqueeze(0)
+            return (products.T[None, :, :, None] * second.coefficients).sum(1)
+        if second_kind == "shared":
+            products = F.linear(second.basis, first.basis.squeeze(1))[None, ..., None]  # (1, S, N, 1)
+        else:
+            products = first.with_frames(second.basis)  # (M, K, N, 1)
+        if second.coefficients is None:
+            return products[:, 0] if second.single else products[..., 0].permute(0, 2, 1)
+        return _weighted(products, second.coefficients)
 
     def materialize(self) -> Tensor:
         """See `Pairwise.materialize`."""
@@ -271,18 +492,34 @@ class PairVectors(Pairwise):
     def _dtype(self) -> torch.dtype:
         return self._like.dtype
 
+    def _basis_vectors(self) -> float:
+        """Return how many vectors the bases hold that this block maps: those of a persisting side share its cost."""
+        sides = [side for side in self.sides if side is not None]
+        counts = [side.vectors.shape[:-1].numel() * share_of_a_block(side.origin) for side in sides]
+        return sum(counts) + (self.offset is not None)
+
+    def _pulled_back(self, weight: Tensor) -> PairVectors:
+        """Return vectors whose products with any y are those of these with `weight` y."""
+        matrix = weight.to(self._dtype)
+        sides = self.sides.map(lambda side: side.mapped(("pulled", id(weight)), lambda basis: basis @ matrix))
+        return PairVectors(self.shape, sides, None if self.offset is None else self.offset @ matrix)
+
     def _ones(self) -> Tensor:
         return self._like.new_ones(1, 1, 1, 1).expand(self.videos, 1, self.texts, self.slots)
 
-    def _full(self, side: Side) -> Tensor:
-        """Return the (M, K, N, Q) coefficients of a side, those of an identity and of single slots written out."""
+    def _raw(self, side: Side) -> Tensor:
+        """Return the (M, K, N, Q) coefficients of a side without its factor, with identities written out."""
         if side.coefficients is not None:
             return side.coefficients.expand(-1, -1, -1, self.slots)
-        count = side.basis.shape[-2]
+        count = side.vectors.shape[-2]
         if count == 1:
             return self._ones()
         identity = torch.eye(count, dtype=side.basis.dtype, device=side.basis.device).view(1, count, 1, count)
         return identity.expand(self.videos, -1, self.texts, -1)
+
+    def _full(self, side: Side) -> Tensor:
+        """Return the (M, K, N, Q) coefficients of a side, times its factor."""
+        return self._raw(side) if side.factor is None else self._raw(side) * side.factor.unsqueeze(1)
 
     def _with_offset(self) -> Side | None:
         """Return the shared part with the offset as one more vector of coefficient 1."""
@@ -294,14 +531,13 @@ class PairVectors(Pairwise):
         sides = zip((*self.sides[:2], self._with_offset()), ("video", "text", "shared"), strict=True)
         return [(side, kind) for side, kind in sides if side is not None]
 
-    def _combined(self, other: PairVectors, sign: float) -> PairVectors:
+    def _combined(self, other: PairVectors) -> PairVectors:
         slots = max(self.slots, other.slots)
         if {self.slots, other.slots} - {1, slots} or self.shape[:2] != other.shape[:2]:
             raise ValueError(f"pair vectors of shapes (M, N, Q) {self.shape} and {other.shape} do not combine")
-        signed = other.sides.map(lambda side: Side(side.coefficients, sign * side.basis))
-        pairs = zip(self.sides, signed, strict=True)
+        pairs = zip(self.sides, other.sides, strict=True)
         sides = Sides(*(self._joined_with(mine, other, theirs, slots) for mine, theirs in pairs))
-        offset = None if other.offset is None else sign * other.offset
+        offset = other.offset
         if self.offset is not None:
             offset = self.offset if offset is None else self.offset + offset
         return PairVectors((self.videos, self.texts, slots), sides, offset)
@@ -309,8 +545,9 @@ class PairVectors(Pairwise):
     def _joined_with(self, mine: Side | None, other: PairVectors, theirs: Side | None, slots: int) -> Side | None:
         if mine is None or theirs is None:
             return theirs if mine is None else mine
-        if mine.coefficients is theirs.coefficients and mine.basis.shape == theirs.basis.shape:
-            return Side(mine.coefficients, mine.basis + theirs.basis)
+        alike = mine.coefficients is theirs.coefficients and mine.factor is theirs.factor
+        if alike and mine.vectors.shape == theirs.vectors.shape:
+            return mine.plus(theirs)
         return _joined(Side(self._full(mine), mine.basis), Side(other._full(theirs), theirs.basis), slots)
 
 
@@ -324,11 +561,23 @@ def _joined(first: Side | None, second: Side, slots: int) -> Side:
     return Side(torch.cat(coefficients, dim=1), torch.cat([first.basis, second.basis], dim=-2))
 
 
-def _form(a: Tensor, first: Side, first_kind: str, b: Tensor, second: Side, second_kind: str) -> Tensor:
-    """Return (M, N, Q) values of the bilinear form of coefficients `a` and `b` in the Gram matrix of their bases."""
-    if "text" not in (first_kind, second_kind):
-        gram = second.basis @ first.basis.transpose(-1, -2)  # (M, L, K), or (L, K) where both are shared
-        return ((gram @ a.flatten(2)).unflatten(2, a.shape[2:]) * b).sum(1)
+def _total(terms: list[Tensor]) -> Tensor:
+    result = terms[0]  # the constructor of pair vectors refuses vectors without any part
+    for term in terms[1:]:
+        result = result + term
+    return result
+
+
+def _weighted(values: Tensor, coefficients: Tensor, fresh: bool = False) -> Tensor:
+    """Return the sum (M, N, Q) over K of `values` times coefficients (M, K, N, Q); values that are `fresh` are lost."""
+    whole = values.shape == torch.broadcast_shapes(values.shape, coefficients.shape)
+    if fresh and whole and not torch.is_grad_enabled():
+        return values.mul_(coefficients).sum(1)
+    return (values * coefficients).sum(1)
+
+
+def _general_form(a: Tensor, first: Side, first_kind: str, b: Tensor, second: Side, second_kind: str) -> Tensor:
+    """Return (M, N, Q) values of the bilinear form of coefficients `a` and `b`, one of them of texts."""
     axes = {"video": "mkd", "text": "nkd", "shared": "kd"}
     rows, columns = axes[first_kind], axes[second_kind].replace("k", "l")
     kept = "".join(axis for axis in "mknl" if axis in rows + columns)

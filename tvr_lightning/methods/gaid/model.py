@@ -14,7 +14,14 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.stochastic import Radius, support_text, trial_cosines
-from tvr_lightning.methods.gaid.options import DASP, GAIDOptions, GatedFusion, LossWeighting, NoPerturbation
+from tvr_lightning.methods.gaid.options import (
+    DASP,
+    STP,
+    GAIDOptions,
+    GatedFusion,
+    LossWeighting,
+    NoPerturbation,
+)
 from tvr_lightning.methods.xpool import PoolingHead, Query
 from tvr_lightning.pairwise import PairFrames, PairGate, PlainFrames
 from tvr_lightning.training.losses import LogitMap, info_nce, positive_weights
@@ -36,7 +43,8 @@ class GAIDHead(PoolingHead):
         options = options or GAIDOptions()
         fusion, moved = options.fusion, not isinstance(options.perturbation, NoPerturbation)
         gated = isinstance(fusion, GatedFusion)
-        extra = 4 * dimension if moved else 0  # the deviation
+        # Each trial of STP meets the deviation of every pair; DASP's is made when it is needed.
+        extra = 4 * dimension if isinstance(options.perturbation, STP) else 8 * frames
         super().__init__(
             dimension, frames, options.attention, basis=2 if gated else 1, extra=extra, memory_gib=memory_gib
         )
@@ -60,12 +68,16 @@ class GAIDHead(PoolingHead):
         text = self.normalized(query.sentence)
         if self.radius is None:
             return Scores(pooled.unit().dot(unit(text).unsqueeze(1))[:, :, 0, 0].T)
-        std = self.std(query.sentence, video, fused)
+        cosines = fused.cosine(query.sentence)  # (m, n, F)
         if draws is not None:  # Eq. 3, once per trial
             vectors = pooled.materialize()[:, :, 0].transpose(0, 1)
+            std = self.std(cosines, video.frame_mask.unsqueeze(1))
             return Scores(trial_cosines(text, std, vectors, draws.to(text)).amax(1).T)
-        perturbed = self.perturbed(text, std)  # Eq. 5
-        return Scores(pooled.unit().dot_pairs(unit(perturbed))[..., 0].T)
+
+        def perturbed(j: int, texts: slice) -> Tensor:  # Eq. 5
+            return self.perturbed(text[texts], self.std(cosines[j, texts], video.frame_mask[j]))
+
+        return Scores(pooled.cosine_each(perturbed)[..., 0].T)
 
     def fused(self, text: Tensor, video: VideoFeatures, paired: bool = False) -> PairFrames:
         """Return the fused frames of every pair, or for the paired text (M, D) of every video (Eqs. 1-2)."""
@@ -79,10 +91,10 @@ class GAIDHead(PoolingHead):
         """Return texts (N, D) as they are perturbed: as they are (released), or at unit length (paper)."""
         return unit(text) if self.options.normalize_text else text
 
-    def std(self, text: Tensor, video: VideoFeatures, fused: PairFrames) -> Tensor:
-        """Return the cross-modal deviation of every pair (M, N, D), from the cosines of text and fused frames."""
+    def std(self, cosines: Tensor, frame_mask: Tensor) -> Tensor:
+        """Return the cross-modal deviation (..., D) from the cosines (..., F) of a text and its fused frames."""
         assert self.radius is not None  # callers ask for it only where texts are moved
-        return self.radius(fused.cosine(text), video.frame_mask.unsqueeze(1)).exp()
+        return self.radius(cosines, frame_mask).exp()
 
     def perturbed(self, text: Tensor, std: Tensor, sigma: Tensor | None = None) -> Tensor:
         """Return t_pert, of the shape of `std`: of training with draws sigma, of inference without."""
@@ -90,7 +102,7 @@ class GAIDHead(PoolingHead):
             assert sigma is not None  # STP draws always
             return text + sigma * std  # Eq. 3
         if sigma is None:
-            return text + self.alpha * std  # Eq. 5
+            return torch.addcmul(text, self.alpha, std)  # Eq. 5: t + alpha std
         return text + (self.alpha * sigma + 1 - self.alpha) * std  # Eq. 4
 
     def train_cosines(self, text: TextFeatures, video: VideoFeatures, sigma: Tensor | None = None) -> Tensor:

@@ -30,7 +30,7 @@ from tvr_lightning.methods.gare.options import (
     Variance,
 )
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.pairwise import Pairwise
+from tvr_lightning.pairwise import Pairwise, PlainFrames
 
 P = TypeVar("P", bound=Pairwise)
 
@@ -205,29 +205,17 @@ class IncrementNetwork(nn.Module):
             side: whose vectors `context` holds.
         """
         # https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/psi_module.py#L92-L93
-        norm, dtype = self.layer_norm1, context.dtype
-        context = F.layer_norm(context, norm.normalized_shape, norm.weight.to(dtype), norm.bias.to(dtype), norm.eps)
-        keys = _linear(self.k_proj, context)
-        # W_O goes to the values, and W_Q to the keys, because they are fewer than the pairs: attention adds up to one,
-        # so that the bias of W_O may stand inside it.
-        values = _linear(self.out_proj, _linear(self.v_proj, context))
-        asked, bias = keys @ self.q_proj.weight.to(dtype), keys @ self.q_proj.bias.to(dtype)
-        normed = query.layer_norm(norm)
-        if side == "video":
-            logits = normed.dot_frames(asked) + bias[:, :, None, None]  # (M, F, N, 1)
-        else:
-            logits = (normed.dot(asked) + bias[None, :, :, None]).transpose(1, 2)  # (M, W, N, 1)
+        context = PlainFrames(context).layer_norm(self.layer_norm1).frames
+        logits = query.layer_norm(self.layer_norm1).logits(context, self.q_proj, self.k_proj, side)  # (M, F or W, N, 1)
         if mask is not None:
             real = mask.bool()[:, :, None, None] if side == "video" else mask.bool().T[None, :, :, None]
             logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
         weights = (logits / math.sqrt(context.shape[-1])).softmax(1)
+        # W_O goes to the values: attention adds up to one, so that its bias may stand inside.
+        values = PlainFrames(context).linear(self.v_proj, self.out_proj).frames
         hidden = type(query).mix(weights, values, side).layer_norm(self.layer_norm2)
         branch = hidden.linear(self.linear1).dropout(self.dropout if self.training else 0.0)
         return (hidden + branch).layer_norm(self.layer_norm3).linear(self.mean_proj)
-
-
-def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
 
 
 def norm_variance(increment: Tensor, options: NormRegularization) -> Tensor:

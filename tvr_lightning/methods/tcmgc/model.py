@@ -141,23 +141,23 @@ class TCMGCHead(PairHead):
             scale: exp(logit_scale), scalar.
         """
         coarse, fine = self.visual_vectors(text, video)
-        contrasts, parts = self.options.contrasts, {}
+        contrasts, parts, whole = self.options.contrasts, {}, self._whole
         if "video_sentence" in contrasts:  # Eq. 12; the matrix G is the released code's
             parts["video_sentence"] = coarse.dot(text.interacting_sentence)[:, :, 0, 0].T
         if "video_word" in contrasts:  # Eqs. 13, 18-19
             similarity = self._without_padding(coarse.dot(text.words), text, video, words=True, frames=False)
             similarity = self._reorganized(similarity, "video_word", dim=2)  # (k, M, N, 1)
-            parts["video_word"] = self.video_word_aggregation(similarity)[:, :, 0].T
+            parts["video_word"] = self.video_word_aggregation(similarity, whole=whole)[:, :, 0].T
         if "sentence_frame" in contrasts:  # Eqs. 14, 20-21
             similarity = self._without_padding(fine.dot(text.sentence), text, video, words=False, frames=True)
             similarity = self._reorganized(similarity, "sentence_frame", dim=3)  # (k + 1, M, N, 1)
-            parts["sentence_frame"] = self.sentence_frame_aggregation(similarity)[:, :, 0].T
+            parts["sentence_frame"] = self.sentence_frame_aggregation(similarity, whole=whole)[:, :, 0].T
         if "frame_word" in contrasts:  # Eqs. 15-17, 22-30; the matrix L is the released code's
             similarity = fine.dot(text.interacting_words)
             similarity = self._without_padding(similarity, text, video, words=True, frames=True)
             similarity = self._reorganized(similarity, "words", dim=2)  # (k, M, N, frame slots)
             similarity = self._reorganized(similarity, "frames", dim=3)  # (k, k, M, N)
-            parts["frame_word"] = self.frame_word_aggregation(similarity).T
+            parts["frame_word"] = self.frame_word_aggregation(similarity, whole=whole).T
         return Scores(self.aggregate(torch.stack(list(parts.values())), scale), parts)
 
     def visual_vectors(self, text: PreparedText, video: VideoFeatures) -> tuple[Pairwise, Pairwise]:
@@ -174,10 +174,15 @@ class TCMGCHead(PairHead):
         conditioned = self.attention(self.of_texts(text.queries, len(video)), video.frames, frame_mask).unit()
         return conditioned.select(0, 1), conditioned.select(1, conditioned.slots)
 
+    @property
+    def _whole(self) -> bool:
+        """Whether no slot is taken for padding, as released."""
+        return not self.options.mask_words and (self.attention is not None or not self.options.mask_frames)
+
     def _reorganized(self, similarity: Tensor, name: str, dim: int) -> Tensor:
         """Keep the largest similarities of a contrast, fuse or remove the others (section 3.4)."""
         mode: Reorganization = getattr(self.options.reorganization, name)
-        return reorganize(similarity, self._kept[name], mode, dim)
+        return reorganize(similarity, self._kept[name], mode, dim, self._whole)
 
     def _without_padding(
         self, similarity: Tensor, text: PreparedText, video: VideoFeatures, words: bool, frames: bool

@@ -47,7 +47,7 @@ def kept_slots(slots: int, keep_rate: float, mode: Reorganization, name: str) ->
     return kept
 
 
-def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int = 0) -> Tensor:
+def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int = 0, whole: bool = False) -> Tensor:
     """Keep the largest similarities in falling order; remove the others, or append their softmax-weighted sum.
 
     Args:
@@ -56,6 +56,7 @@ def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int =
         mode: `off` keeps all in their order, `removal` the `kept` largest, `fusion` these and one fused slot, whose
             softmax has no temperature (TC-MGC's released code; Appendix C).
         dim: where the slots are.
+        whole: promises that all slots are there.
 
     Returns:
         (S', ...), slots first: S' is S, `kept` or `kept` + 1.
@@ -67,7 +68,7 @@ def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int =
         return largest(slots, kept)
     ordered = slots.sort(0, descending=True).values
     rest = ordered[kept:]
-    return torch.cat([ordered[:kept], weighted_sum(rest, rest).unsqueeze(0)])
+    return torch.cat([ordered[:kept], weighted_sum(rest, rest, whole=whole).unsqueeze(0)])
 
 
 def largest(slots: Tensor, kept: int) -> Tensor:

@@ -1,0 +1,98 @@
+"""What belongs to one side of the pairs alone, computed once per call although pairs are scored block by block.
+
+Blocks split one side; the tensors of the other one meet every block. What the verbs make of those alone, such as a
+projection of all texts, is kept from block to block while nobody asks for gradients: with gradients on, a block is
+computed anew in the backward pass, and needs its own graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Origin = tuple[Hashable, ...]
+
+
+@dataclass
+class _Call:
+    roots: set[Hashable]
+    blocks: int
+    found: dict[Origin, Tensor] = field(default_factory=dict)
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("pairwise_call", default=None)
+
+
+@contextmanager
+def persisting(tensors: Iterable[Tensor], blocks: int) -> Iterator[None]:
+    """Keep what is made of `tensors` alone while the context lasts; without gradients only.
+
+    Args:
+        tensors: (any shape) that every block meets.
+        blocks: how many blocks there are.
+
+    Example:
+        >>> texts, made = torch.eye(2), []
+        >>> with torch.no_grad(), persisting([texts], blocks=2):
+        ...     for block in range(2):
+        ...         doubled = once((*origin_of(texts), "twice"), lambda: made.append(block) or 2 * texts)
+        >>> made, doubled
+        ([0], tensor([[2., 0.],
+                [0., 2.]]))
+    """
+    if torch.is_grad_enabled():
+        token = _CALL.set(None)
+    else:
+        token = _CALL.set(_Call({_place(tensor) for tensor in tensors}, blocks))
+    try:
+        yield
+    finally:
+        _CALL.reset(token)
+
+
+def origin_of(tensor: Tensor) -> Origin | None:
+    """Return a name of a persisting tensor, or of a view of all of it (any shape); None where it does not persist.
+
+    Example:
+        >>> origin_of(torch.eye(2)) is None
+        True
+    """
+    call = _CALL.get()
+    place = _place(tensor)
+    return (place, tuple(tensor.shape)) if call is not None and place in call.roots else None
+
+
+def once(origin: Origin | None, function: Callable[[], Tensor]) -> Tensor:
+    """Return `function()` (any shape), kept under its origin; computed every time where that is None.
+
+    Example:
+        >>> once(None, lambda: torch.ones(1))
+        tensor([1.])
+    """
+    call = _CALL.get()
+    if call is None or origin is None:
+        return function()
+    if origin not in call.found:
+        call.found[origin] = function()
+    return call.found[origin]
+
+
+def share_of_a_block(origin: Origin | None) -> float:
+    """Return which share of the cost of something made once falls to one block.
+
+    Example:
+        >>> share_of_a_block(None)
+        1.0
+    """
+    call = _CALL.get()
+    return 1.0 if call is None or origin is None else 1.0 / call.blocks
+
+
+def _place(tensor: Tensor) -> Hashable:
+    """Name the elements of a tensor: those of persisting ones are never freed, so that no other has the name."""
+    return (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.numel(), tensor.is_contiguous())
