@@ -87,6 +87,18 @@ def test_layers_in_a_row_are_the_same_folded_and_one_by_one():
     assert mapped_by(many) is many
 
 
+def test_matrices_that_come_and_go_are_told_apart(sides):
+    """The memory of one is often that of the next."""
+    text, video = sides
+    with torch.no_grad(), persisting([text.sentence], blocks=2):
+        vectors = PairVectors.from_texts(text.sentence.unsqueeze(1), M)
+        for factor in range(1, 6):
+            found = vectors.linear(factor * torch.eye(D)).materialize()
+            torch.testing.assert_close(found, factor * text.sentence[:, None, None].expand_as(found))
+            found = vectors.dot_frames(video.frames, factor * torch.eye(D))
+            torch.testing.assert_close(found, vectors.dot_frames(factor * video.frames))
+
+
 def test_token_similarities_and_their_bad_input():
     video, text = torch.randn(M, F, D), torch.randn(N, 2, D)
     torch.testing.assert_close(token_similarities(video, text), torch.einsum("mfd,nwd->fmwn", video, text))

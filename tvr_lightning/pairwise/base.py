@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.pairwise.once import once
+from tvr_lightning.pairwise.once import name_of, once
 
 P = TypeVar("P", bound="Pairwise")
 TEXTS_AT_A_TIME = 256
@@ -55,7 +55,7 @@ def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
         return vectors
     weight, bias = first
     for place, (second, second_bias) in enumerate(others, start=2):
-        key = ("chained", *(id(layer) for layer in layers[:place]), vectors.dtype)
+        key = ("chained", *(name_of(layer) for layer in layers[:place]), vectors.dtype)
         bias = F.linear(bias, second, second_bias)
         weight = once(key, partial(torch.mm, second, weight))
     return F.linear(vectors, weight, bias)
@@ -63,6 +63,17 @@ def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
 
 def _parameters(layer: nn.Linear, like: Tensor) -> tuple[Tensor, Tensor]:
     return layer.weight.to(like.dtype), layer.bias.to(like.dtype)
+
+
+def parameters_of(layer: nn.Linear | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Return weight (D, D) and bias (D,) of a layer, or of a matrix, which has none, as numbers of a type.
+
+    Example:
+        >>> parameters_of(torch.eye(1), torch.float64)
+        (tensor([[1.]], dtype=torch.float64), None)
+    """
+    weight, bias = (layer, None) if isinstance(layer, Tensor) else (layer.weight, layer.bias)
+    return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 class Pairwise(ABC):
@@ -131,8 +142,8 @@ class Pairwise(ABC):
         """
 
     @abstractmethod
-    def linear(self: P, layer: nn.Linear) -> P:
-        """Return `layer` applied to every vector.
+    def linear(self: P, layer: nn.Linear | Tensor) -> P:
+        """Return a layer, or a matrix (D, D) as a layer's `weight` without bias, applied to every vector.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
@@ -141,6 +152,9 @@ class Pairwise(ABC):
             >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
             >>> x.linear(double).norm().flatten().detach()
             tensor([10.,  4.])
+            >>> x.linear(torch.tensor([[0.0, 1.0], [1.0, 0.0]])).materialize()[0, :, 0]
+            tensor([[4., 3.],
+                    [2., 0.]])
         """
 
     @abstractmethod

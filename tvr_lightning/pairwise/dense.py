@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tvr_lightning.pairwise.base import Pairwise, at_least_float32
+from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_of
 
 
 class DensePairVectors(Pairwise):
@@ -47,10 +47,9 @@ class DensePairVectors(Pairwise):
             return cls(mixed.unflatten(1, weights.shape[2:]))
         return cls(torch.einsum("mknq,nkd->mnqd", weights, basis))
 
-    def linear(self, layer: nn.Linear) -> DensePairVectors:
+    def linear(self, layer: nn.Linear | Tensor) -> DensePairVectors:
         """See `Pairwise.linear`."""
-        bias = None if layer.bias is None else layer.bias.to(self.vectors.dtype)
-        return DensePairVectors(F.linear(self.vectors, layer.weight.to(self.vectors.dtype), bias))
+        return DensePairVectors(F.linear(self.vectors, *parameters_of(layer, self.vectors.dtype)))
 
     def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:
         """See `Pairwise.layer_norm`."""

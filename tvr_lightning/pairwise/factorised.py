@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tvr_lightning.pairwise.base import Pairwise, at_least_float32
-from tvr_lightning.pairwise.once import once, origin_of, share_of_a_block
+from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_of
+from tvr_lightning.pairwise.once import name_of, once, origin_of, share_of_a_block
 
 
 class Side:
@@ -208,13 +208,12 @@ class PairVectors(Pairwise):
         shape = (weights.shape[0], weights.shape[2], weights.shape[3])
         return cls(shape, Sides(video=part) if side == "video" else Sides(text=part))
 
-    def linear(self, layer: nn.Linear) -> PairVectors:
+    def linear(self, layer: nn.Linear | Tensor) -> PairVectors:
         """See `Pairwise.linear`: maps the basis, and the offset together with the layer's bias."""
-        weight = layer.weight.to(self._dtype)
-        sides = self.sides.map(lambda side: side.linear(id(layer), weight))
+        weight, bias = parameters_of(layer, self._dtype)
+        sides = self.sides.map(lambda side: side.linear(name_of(layer), weight))
         offset = None if self.offset is None else F.linear(self.offset, weight)
-        if layer.bias is not None:
-            bias = layer.bias.to(self._dtype)
+        if bias is not None:
             offset = bias if offset is None else offset + bias
         return PairVectors(self.shape, sides, offset)
 
@@ -225,7 +224,7 @@ class PairVectors(Pairwise):
         middle = PairVectors(self.shape, sides, offset)
         variance = middle.inner(middle).clamp(min=0) / self._like.shape[-1]
         weight, bias = layer.weight.to(variance.dtype), layer.bias.to(variance.dtype)
-        sides = sides.map(lambda side: side.times(id(layer), weight))
+        sides = sides.map(lambda side: side.times(name_of(layer), weight))
         scaled = PairVectors(self.shape, sides, None if offset is None else offset * weight)
         scaled = scaled.scale((variance + layer.eps).rsqrt())
         return PairVectors(self.shape, scaled.sides, bias)
@@ -501,7 +500,7 @@ class PairVectors(Pairwise):
     def _pulled_back(self, weight: Tensor) -> PairVectors:
         """Return vectors whose products with any y are those of these with `weight` y."""
         matrix = weight.to(self._dtype)
-        sides = self.sides.map(lambda side: side.mapped(("pulled", id(weight)), lambda basis: basis @ matrix))
+        sides = self.sides.map(lambda side: side.mapped(("pulled", name_of(weight)), lambda basis: basis @ matrix))
         return PairVectors(self.shape, sides, None if self.offset is None else self.offset @ matrix)
 
     def _ones(self) -> Tensor:

@@ -23,6 +23,7 @@ class _Call:
     roots: set[Hashable]
     blocks: int
     found: dict[Origin, Tensor] = field(default_factory=dict)
+    named: dict[int, object] = field(default_factory=dict)
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("pairwise_call", default=None)
@@ -80,6 +81,20 @@ def once(origin: Origin | None, function: Callable[[], Tensor]) -> Tensor:
     if origin not in call.found:
         call.found[origin] = function()
     return call.found[origin]
+
+
+def name_of(thing: object) -> Hashable:
+    """Return a name of a layer or matrix that nothing else has while the call lasts.
+
+    Example:
+        >>> layer = torch.nn.Linear(2, 2)
+        >>> name_of(layer) == name_of(layer)
+        True
+    """
+    call = _CALL.get()
+    if call is not None:
+        call.named[id(thing)] = thing  # held, so that no later one takes its place in memory
+    return id(thing)
 
 
 def share_of_a_block(origin: Origin | None) -> float:
