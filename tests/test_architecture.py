@@ -50,7 +50,7 @@ def test_a_paper_s_equations_know_no_blocks_budgets_or_protocols():
     models = sorted((PACKAGE / "methods").glob("*/model.py"))
     assert models
     refused = ("tvr_lightning.pairwise.blocks", "tvr_lightning.evaluation", "tvr_lightning.methods.released")
-    named = ("score_in_blocks", "block_bytes", "memory_budget", "Protocol", "as-released")
+    named = ("score_in_blocks", "block_bytes", "memory_budget", "memory_gib", "Protocol", "as-released")
     for path in models:
         text = path.read_text(encoding="utf-8")
         found = {

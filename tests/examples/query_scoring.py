@@ -59,11 +59,10 @@ class QueryScoringHead(PairHead):
         dimension: D.
         frames: F.
         options: of the paper.
-        memory_gib: budget for scoring, that of the evaluation.
     """
 
-    def __init__(self, dimension: int, frames: int, options: QueryScoringOptions, memory_gib: float = 2.0) -> None:
-        super().__init__(dimension, basis=frames, memory_gib=memory_gib)
+    def __init__(self, dimension: int, frames: int, options: QueryScoringOptions) -> None:
+        super().__init__(dimension, basis=frames)
         # One element, not zero dimensions, so that it can be sharded.
         start = torch.tensor([math.log(options.temperature)])
         self.log_temperature = nn.Parameter(start, requires_grad=options.learnt)
@@ -100,8 +99,8 @@ class QueryScoring(RetrievalModule):
 
     def __init__(self, encoder: Encoder, query_scoring: QueryScoringOptions | None = None, **options: Any) -> None:
         super().__init__(encoder, **options)
-        own, memory = query_scoring or QueryScoringOptions(), self.evaluation_config.memory_gib
-        self.head = QueryScoringHead(encoder.dimension, self.frames, own, memory)
+        head = QueryScoringHead(encoder.dimension, self.frames, query_scoring or QueryScoringOptions())
+        self.head = head.within(self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score any N texts against any M videos: `similarity` (N, M), cosines."""

@@ -195,11 +195,10 @@ class DRLHead(PairHead):
     Args:
         dimension: D.
         interaction: of words and frames; None is WTI as released.
-        memory_gib: as of `PairHead`.
     """
 
-    def __init__(self, dimension: int, interaction: Interaction | None = None, memory_gib: float = 2.0) -> None:
-        super().__init__(dimension, memory_gib=memory_gib)
+    def __init__(self, dimension: int, interaction: Interaction | None = None) -> None:
+        super().__init__(dimension)
         self.interaction = interaction = interaction or WeightedTokenWise()
         self.word_weights: nn.Module | None = None
         self.frame_weights: nn.Module | None = None
@@ -319,7 +318,7 @@ class DRL(RetrievalModule):
         padding = isinstance(interaction, TokenWise) and interaction.mask_fill == "zero"
         self.reads_padding = ("words", "frames") if padding else ()
         self.temporal = options.temporal_encoder.module(encoder, self.frames)
-        self.head = DRLHead(encoder.dimension, interaction, self.evaluation_config.memory_gib)
+        self.head = DRLHead(encoder.dimension, interaction).within(self.evaluation_config.memory_gib)
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Relate the frames (M, F, D) over time."""

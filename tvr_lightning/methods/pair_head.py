@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, PairVectors, Pairwise, score_in_blocks
 
+H = TypeVar("H", bound="PairHead")
 GIB = 2**30
 CACHES = 32 * 2**20
 """What a block may take on a CPU without gradients: larger ones leave its caches."""
@@ -30,9 +31,9 @@ class PairHead(nn.Module, ABC):
         dropout: probability on the elements of pair vectors in training, which needs the vectors themselves.
         extra: numbers that a pair takes while it is scored besides its vectors.
         side: whose vectors the basis holds: few of its items are scored at a time, against all of the other side.
-        memory_gib: budget in GiB for what scoring pairs holds at a time.
 
     Attributes:
+        memory_gib: budget in GiB for what scoring pairs holds at a time; see `within`.
         required_form: form to use in place of the cheaper one, to compare both.
     """
 
@@ -45,13 +46,21 @@ class PairHead(nn.Module, ABC):
         dropout: float = 0.0,
         extra: int = 0,
         side: Literal["video", "text"] = "video",
-        memory_gib: float = 2.0,
     ) -> None:
         super().__init__()
         self.dimension, self.basis, self.slots, self.pair_dropout, self.extra = dimension, basis, slots, dropout, extra
         self.side: Literal["video", "text"] = side
-        self.memory_gib = memory_gib
+        self.memory_gib = 2.0
         self.required_form: type[Pairwise] | None = None
+
+    def within(self: H, memory_gib: float) -> H:
+        """Return the head itself, which now scores within a budget: of a method, `evaluation.memory_gib`.
+
+        Args:
+            memory_gib: GiB for what scoring pairs holds at a time.
+        """
+        self.memory_gib = memory_gib
+        return self
 
     @property
     def form(self) -> type[Pairwise]:

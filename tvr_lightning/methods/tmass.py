@@ -88,15 +88,12 @@ class TMASSHead(PoolingHead):
         dimension: D.
         frames: F, which a linear radius is tied to.
         options: of the paper.
-        memory_gib: as of `PairHead`.
     """
 
-    def __init__(
-        self, dimension: int, frames: int, options: TMASSOptions | None = None, memory_gib: float = 2.0
-    ) -> None:
+    def __init__(self, dimension: int, frames: int, options: TMASSOptions | None = None) -> None:
         options = options or TMASSOptions()
         # The radius, the pooled video and their products.
-        super().__init__(dimension, frames, options.attention, extra=8 * dimension, memory_gib=memory_gib)
+        super().__init__(dimension, frames, options.attention, extra=8 * dimension)
         self.radius = Radius(frames, dimension, options.radius)
 
     def log_radius(self, text: Tensor, video: VideoFeatures) -> Tensor:
@@ -151,7 +148,7 @@ class TMASS(RetrievalModule):
         super().__init__(encoder, **shared)
         self.options = tmass or TMASSOptions()
         self.protocol = protocol
-        self.head = TMASSHead(encoder.dimension, self.frames, self.options, self.evaluation_config.memory_gib)
+        self.head = TMASSHead(encoder.dimension, self.frames, self.options).within(self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score any N texts against any M videos.

@@ -111,16 +111,13 @@ class UCoFiAHead(PairHead):
         words: W.
         frames: F.
         options: of the paper.
-        memory_gib: as of `PairHead`.
     """
 
-    def __init__(
-        self, dimension: int, words: int, frames: int, options: UCoFiAOptions | None = None, memory_gib: float = 2.0
-    ) -> None:
+    def __init__(self, dimension: int, words: int, frames: int, options: UCoFiAOptions | None = None) -> None:
         options = options or UCoFiAOptions()
         patches, scores = 1 + options.patch_selection.kept, options.scores
         cells = words * frames * patches if "word_patch" in scores else frames
-        super().__init__(dimension, extra=8 * cells, memory_gib=memory_gib)
+        super().__init__(dimension, extra=8 * cells)
         self.options, self.words, self.frames, self.patches = options, words, frames, patches
         aggregation = options.similarity_aggregation
         if "video_sentence" in scores:
@@ -203,7 +200,9 @@ class UCoFiA(RetrievalModule):
         layers = options.temporal_layers
         self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
         self.selector = PatchSelector(encoder.dimension, options.patch_selection) if self.needs_patches else None
-        self.head = UCoFiAHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
+        self.head = UCoFiAHead(encoder.dimension, self.words, self.frames, options).within(
+            self.evaluation_config.memory_gib
+        )
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Select patches (M, F, P', D) of every frame and relate the frames (M, F, D), keeping CLIP's own."""

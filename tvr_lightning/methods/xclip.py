@@ -167,17 +167,14 @@ class XCLIPHead(PairHead):
         words: W, word slots.
         frames: F, frame slots.
         options: of the paper.
-        memory_gib: as of `PairHead`.
     """
 
-    def __init__(
-        self, dimension: int, words: int, frames: int, options: XCLIPOptions | None = None, memory_gib: float = 2.0
-    ) -> None:
+    def __init__(self, dimension: int, words: int, frames: int, options: XCLIPOptions | None = None) -> None:
         options = options or XCLIPOptions()
         contrasts, aggregation = options.contrasts, options.similarity_aggregation
         # The similarities themselves, their softmax in either direction, and the products with both.
         cells = words * frames if "frame_word" in contrasts else words + frames
-        super().__init__(dimension, extra=6 * cells, memory_gib=memory_gib)
+        super().__init__(dimension, extra=6 * cells)
         self.options, self.words, self.frames = options, words, frames
         # Matrices of contrasts that are not made would wait for a gradient in vain.
         if "video_sentence" in contrasts:
@@ -262,7 +259,9 @@ class XCLIP(RetrievalModule):
         masked = {"words": options.mask_words, "frames": options.mask_frames}
         self.reads_padding = tuple(name for name, left_out in masked.items() if not left_out)
         self.temporal = options.similarity_header.module(encoder, self.frames)
-        self.head = XCLIPHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
+        self.head = XCLIPHead(encoder.dimension, self.words, self.frames, options).within(
+            self.evaluation_config.memory_gib
+        )
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Relate the frames (M, F, D) over time, keeping CLIP's own as `clip_frames` for the frame contrasts."""

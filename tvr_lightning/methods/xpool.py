@@ -62,21 +62,11 @@ class PoolingHead(PairHead):
         options: of the attention.
         basis: vectors per frame of a video, 2 where a gate blends two.
         extra: as of `PairHead`.
-        memory_gib: as of `PairHead`.
     """
 
-    def __init__(
-        self,
-        dimension: int,
-        frames: int,
-        options: XPoolOptions,
-        *,
-        basis: int = 1,
-        extra: int = 0,
-        memory_gib: float = 2.0,
-    ) -> None:
+    def __init__(self, dimension: int, frames: int, options: XPoolOptions, *, basis: int = 1, extra: int = 0) -> None:
         vectors = basis * options.heads * frames
-        super().__init__(dimension, basis=vectors, dropout=options.dropout, extra=extra, memory_gib=memory_gib)
+        super().__init__(dimension, basis=vectors, dropout=options.dropout, extra=extra)
         self.attention = TextConditionedAttention(dimension, options.heads, options.dropout)
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Query, VideoFeatures]:
@@ -102,13 +92,10 @@ class XPoolHead(PoolingHead):
         dimension: D.
         frames: F.
         options: of the attention.
-        memory_gib: as of `PairHead`.
     """
 
-    def __init__(
-        self, dimension: int, frames: int, options: XPoolOptions | None = None, memory_gib: float = 2.0
-    ) -> None:
-        super().__init__(dimension, frames, options or XPoolOptions(), memory_gib=memory_gib)
+    def __init__(self, dimension: int, frames: int, options: XPoolOptions | None = None) -> None:
+        super().__init__(dimension, frames, options or XPoolOptions())
 
     def score(self, query: Query, video: VideoFeatures) -> Scores:
         """Return cosines of n texts and m videos."""
@@ -127,7 +114,7 @@ class XPool(RetrievalModule):
 
     def __init__(self, encoder: Encoder, xpool: XPoolOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
-        self.head = XPoolHead(encoder.dimension, self.frames, xpool, self.evaluation_config.memory_gib)
+        self.head = XPoolHead(encoder.dimension, self.frames, xpool).within(self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score any N texts against any M videos.

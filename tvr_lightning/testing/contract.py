@@ -157,6 +157,14 @@ class MethodContract:
             part.memory_gib = budget
         close(found, whole)
 
+    def test_its_heads_have_the_memory_budget_of_the_evaluation(self) -> None:
+        """`evaluation.memory_gib` is the one budget of a run."""
+        method = small(self.recipe, "--model.init_args.evaluation.memory_gib=0.5")[0]
+        heads: list[Any] = [part for part in method.modules() if hasattr(part, "memory_gib")]
+        assert all(head.memory_gib == 0.5 for head in heads), (
+            "build the head with .within(evaluation_config.memory_gib)"
+        )
+
     @torch.no_grad()
     def test_compact_features_score_as_whole_ones(
         self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures]

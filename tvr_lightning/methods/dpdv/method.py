@@ -71,7 +71,9 @@ class DPDV(RetrievalModule):
             self.reduction = PatchFeatureMerging(encoder.dimension, reduction)
         elif self.needs_patches and isinstance(reduction, SelectedPatches):
             self.reduction = PatchSelector(encoder.dimension, reduction.selection)
-        self.head = DPDVHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
+        self.head = DPDVHead(encoder.dimension, self.words, self.frames, options).within(
+            self.evaluation_config.memory_gib
+        )
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Relate the frames (M, F, D) over time and reduce the patches (M, F, P, D) of every frame to (M, F, P', D)."""

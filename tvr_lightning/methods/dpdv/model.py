@@ -112,18 +112,10 @@ class DPDVHead(PairHead):
         words: W, which UCoFiA's aggregation fixes.
         frames: F, likewise.
         options: of the paper.
-        memory_gib: as of `PairHead`.
     """
 
-    def __init__(
-        self,
-        dimension: int,
-        words: int = 32,
-        frames: int = 12,
-        options: DPDVOptions | None = None,
-        memory_gib: float = 2.0,
-    ) -> None:
-        super().__init__(dimension, memory_gib=memory_gib)
+    def __init__(self, dimension: int, words: int = 32, frames: int = 12, options: DPDVOptions | None = None) -> None:
+        super().__init__(dimension)
         self.options = options = options or DPDVOptions()
         self.macro = self.micro = None
         if "macro" in options.views:  # Eqs. 5 and 6

@@ -79,7 +79,7 @@ class GAID(RetrievalModule):
         if deaf and audio_encoder is not None:
             raise ValueError("audio_encoder conflicts with gaid.fusion: NoFusion, which hears nothing; drop one")
         self.protocol = protocol
-        self.head = GAIDHead(encoder.dimension, self.frames, options, self.evaluation_config.memory_gib)
+        self.head = GAIDHead(encoder.dimension, self.frames, options).within(self.evaluation_config.memory_gib)
         self.audio_encoder = None if deaf else audio_encoder or audio_companion(encoder)
         self.audio_projection: nn.Linear | None = None
         if self.audio_encoder is not None and self.audio_encoder.dimension != encoder.dimension:

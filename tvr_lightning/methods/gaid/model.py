@@ -34,20 +34,15 @@ class GAIDHead(PoolingHead):
         dimension: D.
         frames: F, which the radius is tied to.
         options: of the paper.
-        memory_gib: as of `PairHead`.
     """
 
-    def __init__(
-        self, dimension: int, frames: int, options: GAIDOptions | None = None, memory_gib: float = 2.0
-    ) -> None:
+    def __init__(self, dimension: int, frames: int, options: GAIDOptions | None = None) -> None:
         options = options or GAIDOptions()
         fusion, moved = options.fusion, not isinstance(options.perturbation, NoPerturbation)
         gated = isinstance(fusion, GatedFusion)
         # Each trial of STP meets the deviation of every pair; DASP's is made when it is needed.
         extra = 4 * dimension if isinstance(options.perturbation, STP) else 8 * frames
-        super().__init__(
-            dimension, frames, options.attention, basis=2 if gated else 1, extra=extra, memory_gib=memory_gib
-        )
+        super().__init__(dimension, frames, options.attention, basis=2 if gated else 1, extra=extra)
         self.options = options
         self.gate = Gate(dimension, fusion) if isinstance(fusion, GatedFusion) else None
         self.radius = Radius(frames, dimension) if moved else None

@@ -54,7 +54,9 @@ class GARE(RetrievalModule):
             self.temperature.requires_grad_(False)
         layers = options.temporal_layers
         self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
-        self.head = GAREHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
+        self.head = GAREHead(encoder.dimension, self.words, self.frames, options).within(
+            self.evaluation_config.memory_gib
+        )
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Relate the frames (M, F, D) over time, unless there are no temporal layers."""

@@ -43,12 +43,9 @@ class GAREHead(PairHead):
         words: W, which psi may attend to.
         frames: F.
         options: of the paper.
-        memory_gib: as of `PairHead`.
     """
 
-    def __init__(
-        self, dimension: int, words: int, frames: int, options: GAREOptions | None = None, memory_gib: float = 2.0
-    ) -> None:
+    def __init__(self, dimension: int, words: int, frames: int, options: GAREOptions | None = None) -> None:
         options = options or GAREOptions()
         increment = options.increment
         super().__init__(
@@ -56,7 +53,6 @@ class GAREHead(PairHead):
             basis=frames + words * increment.words,
             dropout=increment.dropout,
             side="text" if increment.words else "video",
-            memory_gib=memory_gib,
         )
         self.options, self.frames = options, frames
         no_gap = isinstance(increment, TextIncrement)

@@ -53,7 +53,9 @@ class TCMGC(RetrievalModule):
         self.reads_padding = tuple(part for part, mask in masked.items() if not mask)
         layers = options.temporal_layers
         self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
-        self.head = TCMGCHead(encoder.dimension, self.words, self.frames, options, self.evaluation_config.memory_gib)
+        self.head = TCMGCHead(encoder.dimension, self.words, self.frames, options).within(
+            self.evaluation_config.memory_gib
+        )
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
         """Relate the frames (M, F, D) over time (Eq. 1), keeping CLIP's own where they are contrasted."""

@@ -49,15 +49,12 @@ class TCMGCHead(PairHead):
         words: W, the word slots.
         frames: F.
         options: of the paper.
-        memory_gib: as of `PairHead`.
 
     Raises:
         ValueError: options, sizes and keep rate do not fit each other.
     """
 
-    def __init__(
-        self, dimension: int, words: int, frames: int, options: TCMGCOptions | None = None, memory_gib: float = 2.0
-    ) -> None:
+    def __init__(self, dimension: int, words: int, frames: int, options: TCMGCOptions | None = None) -> None:
         options = options or TCMGCOptions()
         attention = options.attention or LanguageVideoAttention(dropout=0.0)
         # A word asks for a frame of its own, so conditioned frames are as many as words (Eq. 11).
@@ -68,7 +65,6 @@ class TCMGCHead(PairHead):
             slots=1 + words,
             dropout=attention.dropout,
             extra=2 * words * frame_slots,
-            memory_gib=memory_gib,
         )
         self.options, self.words, self.frames, self.frame_slots = options, words, frames, frame_slots
         self.attention: TextConditionedAttention | None = None
