@@ -202,7 +202,8 @@ def _find(where: str, name: str, base: type) -> type:
             if found is not None:
                 return found
             reason = f"{module} has no {last}"
-    raise _Wrong(f"{where}: {name}: {reason}; there are {nearest(last, classes)}")
+    own = "" if module else "; one of your own is named with its module, as module.Class"
+    raise _Wrong(f"{where}: {name}: {reason}; there are {nearest(last, classes)}{own}")
 
 
 def subclasses(base: type) -> dict[str, type]:
