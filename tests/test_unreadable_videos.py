@@ -106,7 +106,7 @@ class Counting(CLIP4Clip):
 
 def fit(rank: int, root: str, world: int) -> dict[str, list]:
     """Weights after one epoch, with how many pairs every step had and what was skipped."""
-    method = Counting(tiny(), OptimizerConfig(lr=1e-2, encoder_lr=1e-2, warmup=0.0), words=12, frames=2)
+    method = Counting(tiny(), optimizer=OptimizerConfig(lr=1e-2, encoder_lr=1e-2, warmup=0.0), words=12, frames=2)
     method.sizes = []
     data = MSRVTT(root=root, on_corrupt="skip", captions_per_epoch="one", **SIZES)
     trainer(rank, world, max_epochs=1, log_every_n_steps=1).fit(method, datamodule=data)

@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+
+from tvr_lightning.media.workers import undisturbed
 
 LOADER = """
 import os, time
@@ -68,3 +71,26 @@ def test_no_worker_outlives_a_killed_process(program, number, tmp_path):
     while any(runs(each) for each in started):
         assert time.monotonic() < until, "workers are still there after a minute"
         time.sleep(0.05)
+
+
+def test_an_interruption_waits_until_workers_are_started_whichever_thread_takes_it():
+    """The keyboard's signal goes to any thread that does not hold it back; Python then interrupts the main one."""
+    ended, steps = threading.Event(), []
+    other = threading.Thread(target=ended.wait)
+    other.start()
+
+    def start_workers() -> None:
+        with undisturbed():
+            signal.pthread_kill(other.ident, signal.SIGINT)
+            for step in range(20):
+                time.sleep(0.01)
+                steps.append(step)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_workers()
+    finally:
+        ended.set()
+        other.join()
+    assert len(steps) == 20
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

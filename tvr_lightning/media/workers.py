@@ -41,14 +41,21 @@ def worker_died(error: RuntimeError) -> WorkerDiedError | None:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Hold Ctrl-C back while workers are started, since half of a DataLoader's workers cannot be ended in order."""
-    if not hasattr(signal, "pthread_sigmask"):
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # The mask is what the workers' server inherits as it starts. It is this thread's alone: any other thread may take
+    # the signal in its place, upon which Python would interrupt this one, so that the handler waits as well.
+    pressed: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def worker_context() -> BaseContext:
