@@ -161,6 +161,8 @@ class MethodContract:
         """`evaluation.memory_gib` is the one budget of a run."""
         method = small(self.recipe, "--model.init_args.evaluation.memory_gib=0.5")[0]
         heads: list[Any] = [part for part in method.modules() if hasattr(part, "memory_gib")]
+        if not heads:
+            pytest.skip("the method has no head that scores in blocks")
         assert all(head.memory_gib == 0.5 for head in heads), (
             "build the head with .within(evaluation_config.memory_gib)"
         )
