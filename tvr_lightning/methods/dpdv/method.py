@@ -57,7 +57,7 @@ class DPDV(RetrievalModule):
         ValueError: a single frame, which two paths cannot share.
     """
 
-    def __init__(self, encoder: Encoder, dpdv: DPDVOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, dpdv: DPDVOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = dpdv or DPDVOptions()
         if options.paths and self.frames < 2:

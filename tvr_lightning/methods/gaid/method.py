@@ -68,6 +68,7 @@ class GAID(RetrievalModule):
     def __init__(
         self,
         encoder: Encoder,
+        *,
         gaid: GAIDOptions | None = None,
         audio_encoder: AudioEncoder | None = None,
         protocol: Protocol = "query",

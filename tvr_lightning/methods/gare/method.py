@@ -45,7 +45,7 @@ class GARE(RetrievalModule):
         shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(self, encoder: Encoder, gare: GAREOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, gare: GAREOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = gare or GAREOptions()
         self.reads_padding = () if options.mask_frames else ("frames",)

@@ -46,7 +46,7 @@ class TCMGC(RetrievalModule):
         ValueError: options, sizes and keep rate do not fit each other.
     """
 
-    def __init__(self, encoder: Encoder, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = tcmgc or TCMGCOptions()
         masked = {"words": options.mask_words, "frames": options.mask_frames}
