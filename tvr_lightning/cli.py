@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
@@ -163,7 +164,7 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     if overrides:
         options["overrides"] = overrides
     # Whoever searches has videos, and no use for a recipe on synthetic ones.
-    hint = None if verb.run.startswith("tvr_lightning.search") else _fixture_command(rest, verb)
+    hint = None if verb.run.startswith("tvr_lightning.search") else partial(_fixture_command, rest, verb)
     return _guard(lambda: verb.function()(**options), hint)
 
 
@@ -229,17 +230,17 @@ def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
         AuditedCLI(args=None if from_command_line else [verb, *rest])
         return 0
 
-    return _guard(run, _fixture_command(rest))
+    return _guard(run, partial(_fixture_command, rest))
 
 
-def _guard(run: Callable[[], int], hint: str | None) -> int:
+def _guard(run: Callable[[], int], hint: Callable[[], str] | None) -> int:
     """Turn what a user can mend into a message and an exit status; anything else keeps its traceback."""
     from tvr_lightning.errors import MissingAssetError, UserError
 
     try:
         return run()
     except MissingAssetError as error:
-        print(f"tvr: {error}" if hint is None else f"tvr: {error}\n\n{hint}", file=sys.stderr)
+        print(f"tvr: {error}" if hint is None else f"tvr: {error}\n\n{hint()}", file=sys.stderr)
         return error.exit_status
     except UserError as error:
         print(f"tvr: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ import yaml
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.published import PRINTED, published_rows
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import known_tables, load_table
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
@@ -38,6 +39,22 @@ def test_shipped_tables_stand_for_printed_lines(name):
     assert len({run.entry for run in table.runs}) == len(table.runs)
     if printed - {run.entry for run in table.runs}:
         assert table.note, "a note says why printed lines have no run"
+
+
+def test_a_run_that_trains_nothing_evaluates_and_waits_for_none():
+    table = load_table("zero-shot", RECIPES)
+    plan = make_plan([table], Setting(RECIPES, Path("fixture"), fixture_videos=20))
+    assert {run.verb for run in plan.runs.values()} == {"test"}
+    assert all(not run.needs for run in plan.runs.values())
+    # The fixture's own encoder stands for every backbone, so that a dataset is one run for all of them.
+    assert len(plan.runs) == 3
+
+
+@pytest.mark.parametrize("trains", [True, "no"])
+def test_a_run_cannot_train_and_take_anothers_weights(trains, tmp_path):
+    runs = {"a": {"config": ["method.yaml"], "row": {"method": "X-Pool"}, "trained_by": "b", "trains": trains}}
+    with pytest.raises(UserError, match=r"run a: trains is .*; give true or false"):
+        load_table("mine", write(tmp_path, runs=runs))
 
 
 def test_lines_without_a_run_stay_in_the_table():
