@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
 import docstring_parser
@@ -248,8 +247,9 @@ def _guard(run: Callable[[], int], hint: Callable[[], str] | None) -> int:
 
 
 def _fixture_command(rest: Sequence[str], verb: Verb | None = None) -> str:
-    named = [word.removeprefix("--config=") for word in rest if word.endswith(".yaml")]
-    recipe = next((path for path in named if _names_method(path)), "recipes/clip4clip.yaml")
+    from tvr_lightning.recipe_files import recipes_of
+
+    recipe = next((name for name in recipes_of(rest) if _names_method(name)), "recipes/clip4clip.yaml")
     return (
         "This works right now, without data or weights:\n"
         "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
@@ -258,9 +258,12 @@ def _fixture_command(rest: Sequence[str], verb: Verb | None = None) -> str:
 
 
 def _names_method(recipe: str) -> bool:
-    from tvr_lightning.recipe import read_recipe
+    from tvr_lightning.recipe_files import RecipeError, read_recipe
 
-    model = read_recipe(recipe).get("model") if Path(recipe).is_file() else None
+    try:
+        model = read_recipe(recipe).get("model")
+    except RecipeError:
+        return False
     return isinstance(model, dict) and "class_path" in model
 
 
@@ -271,8 +274,8 @@ def _help(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="tvr",
         description="Text-video retrieval papers, reproduced with PyTorch Lightning.",
-        epilog="Each verb has its own --help; fit, validate, test and predict take --config FILE, several on "
-        "top of one another.",
+        epilog="Each verb has its own --help; fit, validate, test and predict take --config RECIPE, a file or "
+        "the name of one of this project's, several on top of one another.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="tvr VERB [options]",
     )

@@ -1,0 +1,74 @@
+"""The wheel, installed outside the checkout, holds all that a user needs: recipes, tables, the page of the search."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SMALL = (
+    "--data.init_args.batch_size=4", "--data.init_args.num_workers=0", "--data.init_args.frames=2",
+    "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
+    "{width: 64, text_layers: 4, vision_layers: 1}}",
+    "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+)  # fmt: skip
+
+
+class Installed:
+    """The wheel unpacked by pip into a folder of its own, which alone is added to what this Python has."""
+
+    def __init__(self, folder: Path) -> None:
+        source, self.site, self.home = folder / "source", folder / "site", folder / "home"
+        self.home.mkdir()
+        source.mkdir()
+        for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, source)
+        for name in ("tvr_lightning", "recipes"):
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        self.run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
+        (self.wheel,) = folder.glob("*.whl")
+        self.run(*pip, "install", "--quiet", "--no-deps", "--target", str(self.site), str(self.wheel))
+        shutil.rmtree(source)
+
+    def run(self, *command: str) -> str:
+        """Run a command outside the checkout, and return what it printed."""
+        kept = {name: value for name, value in os.environ.items() if name not in ("TVR_DATA", "PYTHONPATH")}
+        environment = kept | {"PYTHONPATH": str(self.site), "XDG_STATE_HOME": str(self.home / "state")}
+        done = subprocess.run(command, cwd=self.home, env=environment, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def tvr(self, *words: str) -> str:
+        """Run the `tvr` command."""
+        return self.run(sys.executable, "-m", "tvr_lightning.cli", *words)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Installed:
+    return Installed(tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_wheel_holds_every_recipe(installed):
+    def names(folder: Path) -> set[Path]:
+        return {path.relative_to(folder) for path in folder.rglob("*.yaml")}
+
+    assert names(installed.site / "tvr_lightning" / "recipes") == names(ROOT / "recipes")
+
+
+def test_fit_index_and_search_outside_a_checkout(installed):
+    where = installed.run(sys.executable, "-c", "import tvr_lightning; print(tvr_lightning.__file__)")
+    assert Path(where.strip()).is_relative_to(installed.site)
+    installed.tvr("data", "synth", "msrvtt", "--videos", "16", "--workers", "1")
+    installed.tvr("fit", "--config", "clip4clip", "--config", "recipes/fixture.yaml", *SMALL)
+    run = installed.home / "runs" / "clip4clip-msrvtt" / "version_0"
+    assert (run / "results.json").is_file()
+    (clip, *_) = sorted((installed.home / "fixture" / "msrvtt" / "videos").glob("*.mp4"))
+    checkpoint = str(run / "checkpoints" / "last.ckpt")
+    installed.tvr("index", str(clip), "--out", "index", "--ckpt", checkpoint)
+    assert str(clip) in installed.tvr("search", "a red star", "--index", "index")
+    assert "gare-1/gare" in installed.tvr("reproduce", "gare-1", "--only", "gare", "--dry-run")
