@@ -14,7 +14,7 @@ from tvr_lightning.media.video import VideoError
 from tvr_lightning.methods import GARE, XPool
 from tvr_lightning.model import Model
 
-SMALL = {"width": 64, "text_layers": 1, "vision_layers": 1, "image_size": 32}
+SMALL = {"width": 64, "text_layers": 4, "vision_layers": 1, "image_size": 32}
 TEXTS = ["a red star moves left", "a small dog", "a person sings"]
 
 

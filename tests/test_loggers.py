@@ -82,8 +82,9 @@ def test_results_config_checkpoints_and_resuming_do_not_depend_on_the_logger(nam
     arguments = [
         "fit", f"--config={RECIPES / 'xpool.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
         f"--data.init_args.root={fixture_root}", "--data.init_args.batch_size=4", "--data.init_args.num_workers=0",
-        "--data.init_args.frames=2", "--trainer.max_epochs=1", "--trainer.accelerator=cpu",
+        "--data.init_args.frames=2", "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1",
         "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.log_every_n_steps=1",
+        "--trainer.accelerator=cpu",
         "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
         "{width: 64, text_layers: 1, vision_layers: 1}}", f"--trainer.logger={logger}",
     ]  # fmt: skip

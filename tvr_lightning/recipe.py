@@ -94,6 +94,8 @@ class ResultsConfig:
 class RecipeCLI(LightningCLI):
     """LightningCLI in subclass mode for recipes: links, callbacks, logger, and the table that closes a run."""
 
+    trainer: RunTrainer
+
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         super().__init__(
             LightningModule,  # a RetrievalModule, or VideoQuestionAnswering
@@ -253,7 +255,7 @@ class RecipeCLI(LightningCLI):
         except (ValueError, TypeError) as error:
             raise RecipeError(refusals(str(error))) from error
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
         """Build the trainer with this project's callbacks and, unless the recipe names one, a TensorBoard logger.
 
         Whatever logger it is, the run's own files go to results.directory.
@@ -301,6 +303,7 @@ class RecipeCLI(LightningCLI):
                     SaveRunning(self.options.checkpoints.every_n_steps),
                 ]
         made = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        assert isinstance(made, RunTrainer)
         made.run_folder = None if fast else folder
         return made
 
@@ -449,7 +452,7 @@ class RecipeCLI(LightningCLI):
 
     def _check_writable(self) -> None:
         """Refuse a folder that takes no files before the first epoch is lost."""
-        if self.trainer.fast_dev_run:  # nothing is kept
+        if self.trainer.run_folder is None:  # nothing is kept
             return
         folder = self.resume_from.parent if self.resume_from else self._runs()
         present = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
