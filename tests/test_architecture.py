@@ -10,7 +10,7 @@ FLOW = [
     "_version", "_torchvision", "errors", "recipe_files", "progress", "files", "ranges", "options", "checkpoints",
     "features", "media", "store", "data", "synthetic", "encoders", "extract", "layers", "pairwise", "training",
     "evaluation", "methods", "trained", "explain", "recipe", "authors", "audit", "reproduce", "search", "model",
-    "testing", "verbs", "cli",
+    "mteb_model", "testing", "verbs", "cli",
 ]  # fmt: skip
 
 

@@ -78,3 +78,19 @@ def load(source: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> 
         SearchError: it is none of a retrieval method, or does not say how it was made.
     """
     return Model(Scorer(ScorerSource(checkpoint=str(source)), device, trust))
+
+
+def zero_shot(architecture: str = "ViT-B-32", weights: str = "openai", frames: int = 12, device: str = "cpu") -> Model:
+    """Return an untrained encoder: its frames are averaged and compared with its sentences, as CLIP4Clip does.
+
+    Args:
+        architecture: open_clip's name.
+        weights: a file, an open_clip tag, or `none` for random ones.
+        frames: F per video.
+        device: where it runs.
+
+    Raises:
+        MissingAssetError: the weights are absent.
+        SearchError: no architecture has them.
+    """
+    return Model(Scorer(ScorerSource(architecture=architecture, weights=weights, frames=frames), device))
