@@ -24,7 +24,7 @@ FEATURES ?= features/$(BACKBONE)
 # Sound and patches are stored for those that need them: patches take most of the space.
 WHAT := [text, frames$(if $(filter dpdv,$(HEADS)),$(COMMA) patches)$(if $(filter gaid,$(HEADS)),$(COMMA) audio)]
 
-.PHONY: demo demo-search test test-slow lint smoke zero-shot heads reproduce-table1 clean
+.PHONY: demo demo-search test test-slow lint smoke zero-shot heads reproduce-table1 verify-released clean
 
 # The stamp is newer than what decides the installation, or the installation is made again.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -85,6 +85,11 @@ heads: $(VENV)/.installed
 reproduce-table1: $(VENV)/.installed
 	$(BIN)/tvr reproduce gare-1 tc-mgc-1a tc-mgc-1b ncl-1 dpdv-1 gaid-1 $(SHARE) --out $(TABLE1); status=$$?; \
 	  $(BIN)/tvr report $(TABLE1) && exit $$status
+
+# The authors' own checkpoints, named by method (xpool.pth, gare.bin, ...), on the real test videos of $TVR_DATA.
+CHECKPOINTS ?= released
+verify-released: $(VENV)/.installed
+	$(BIN)/tvr verify-released $(CHECKPOINTS)
 
 clean:
 	rm -rf build $(FIXTURE) runs

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 declare_missing_operators()
 
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "load", "push_to_hub"]
 
 
 def load(source: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> Model:
@@ -22,3 +22,16 @@ def load(source: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> 
     from tvr_lightning.model import load as load_model  # only now, so that the package imports quickly
 
     return load_model(source, device, trust)
+
+
+def push_to_hub(
+    checkpoint: str | Path,
+    name: str,
+    results: str | Path | None = None,
+    private: bool = False,
+    token: str | None = None,
+) -> str:
+    """Publish a trained method on the Hugging Face Hub: `tvr_lightning.hub.push_to_hub`."""
+    from tvr_lightning.hub import push_to_hub as push
+
+    return push(checkpoint, name, results, private, token)

@@ -123,6 +123,12 @@ VERBS = (
         ("directory",),
     ),
     Verb(
+        "verify-released",
+        "measure the authors' released checkpoints beside the print",
+        "tvr_lightning.reproduce.released:run_verify_released",
+        ("checkpoints",),
+    ),
+    Verb(
         "profile",
         "measure what a method costs",
         "tvr_lightning.reproduce.profile.verb:run_profile",

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.hub import PREFIX, from_hub
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 
 TEXTS = 256
@@ -69,14 +70,18 @@ def load(source: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> 
     """Load a trained method.
 
     Args:
-        source: checkpoint that `tvr fit` or `tvr convert` wrote.
+        source: checkpoint that `tvr fit` or `tvr convert` wrote, or `hf:user/name` of a method on the hub.
         device: where it runs, such as `cuda`.
         trust: modules whose classes the checkpoint may name besides this package's; they are imported.
 
     Raises:
         CheckpointError: it is absent, damaged, or names classes of other modules.
         SearchError: it is none of a retrieval method, or does not say how it was made.
+        HubError: the hub has no such method, or does not answer.
     """
+    if str(source).startswith(PREFIX):
+        with from_hub(str(source).removeprefix(PREFIX)) as checkpoint:
+            return Model(Scorer(ScorerSource(checkpoint=str(checkpoint)), device, trust))
     return Model(Scorer(ScorerSource(checkpoint=str(source)), device, trust))
 
 
