@@ -184,7 +184,7 @@ def test_what_is_not_whole_is_one_sentence_and_leaves_nothing(hub, run, tmp_path
     saved = torch.load(checkpoint, weights_only=True)
     del saved["datamodule_hyper_parameters"]
     torch.save(saved, lonely)
-    refused("without its recipe", lonely, "user/new", error=CheckpointError)
+    refused("holds no recipe", lonely, "user/new", error=CheckpointError)
     hub.full = True
     refused("storage limit reached", checkpoint, "user/new")
     hub.full = False

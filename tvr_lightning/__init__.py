@@ -27,6 +27,7 @@ def load(source: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> 
 def push_to_hub(
     checkpoint: str | Path,
     name: str,
+    *,
     results: str | Path | None = None,
     private: bool = False,
     token: str | None = None,
@@ -34,4 +35,4 @@ def push_to_hub(
     """Publish a trained method on the Hugging Face Hub: `tvr_lightning.hub.push_to_hub`."""
     from tvr_lightning.hub import push_to_hub as push
 
-    return push(checkpoint, name, results, private, token)
+    return push(checkpoint, name, results=results, private=private, token=token)

@@ -19,7 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tvr_lightning.checkpoints import RECORD, CheckpointError, read_checkpoint
+from tvr_lightning.checkpoints import RECORD, CheckpointError, named_classes, read_checkpoint
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.weights import weights_of
 from tvr_lightning.trained import Trained
@@ -34,16 +34,17 @@ PLACES = ("root", "features", "captions")
 PRIVATE = ("checkpoint", "config", "environment", "skipped")
 """Parts of results that name paths, the machine and its user; the recipe says what was run."""
 # Of no answer, a refused one, or none over a network that is not there, whichever library asks.
-_FAILURES = (OSError, *HfHubHTTPError.__bases__)
+_FAILURES: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
 
 
 class HubError(UserError, RuntimeError):
-    """What is to be pushed is not whole, or the hub refuses or does not answer; says which, and that nothing was pushed."""
+    """What is to be pushed is not whole, or the hub refuses or does not answer; says which."""
 
 
 def push_to_hub(
     checkpoint: str | Path,
     name: str,
+    *,
     results: str | Path | None = None,
     private: bool = False,
     token: str | None = None,
@@ -53,7 +54,7 @@ def push_to_hub(
     Args:
         checkpoint: that `tvr fit` wrote.
         name: `user/name`, which must be new.
-        results: what `tvr fit` or `tvr test` measured of these weights; by default the results.json of the run's folder.
+        results: that `tvr fit` or `tvr test` measured of these weights; by default results.json in the run's folder.
         private: whether only its owner sees it.
         token: of the hub; by default the one that `hf auth login` stored, or HF_TOKEN.
 
@@ -124,10 +125,10 @@ def _explained(name: str, outcome: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
         reason = {401: "no such model, or the token is refused", 403: "the token may not do that", 404: "no such model"}
-        said = reason.get(status or 0) or str(error).splitlines()[0]
+        said = reason.get(status or 0) or " ".join(str(error).split())[:300]
         raise HubError(f"{name}: {said}; {outcome}") from error
     except _FAILURES as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        said = " ".join(str(error).split())[:300] or type(error).__name__
         raise HubError(f"{name}: the hub cannot be reached ({said}); {outcome}") from error
 
 
@@ -135,10 +136,13 @@ def _write(checkpoint: Path, results: Path | None, name: str, folder: Path) -> l
     """Write all files of a published method to a folder; what is wrong with them is found here."""
     saved = read_checkpoint(checkpoint)
     try:
-        recipe = Trained(checkpoint, []).recipe()
+        own = [kind.rpartition(".")[0] for kind in named_classes([saved.get(key) for key in KEPT])]
+        recipe = Trained(checkpoint, [], own).recipe()  # whoever pushes it has trained it with them
         recipe["data"]["init_args"] = {k: v for k, v in recipe["data"]["init_args"].items() if k not in PLACES}
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; without its recipe a method cannot be published") from error
+    except (CheckpointError, KeyError) as error:
+        raise CheckpointError(
+            f"{checkpoint} holds no recipe, without which a method cannot be published ({error}); nothing was pushed"
+        ) from error
     found = results or checkpoint.parent.parent / RESULTS
     try:
         measured = json.loads(found.read_text(encoding="utf-8"))
@@ -220,8 +224,8 @@ def card_of(name: str, results: dict[str, Any], recipe: dict[str, Any]) -> str:
             "## Intended use",
             "Ranking videos by sentences and sentences by videos, for research and for search in one's own videos. It "
             "knows what its training data and its encoder show, with their gaps and biases; scores order videos of one "
-            "gallery and are no probabilities. It is not made to identify persons or to decide about them. The licences of "
-            "the training data and of the encoder's weights hold for these weights, too.",
+            "gallery and are no probabilities. It is not made to identify persons or to decide about them. The "
+            "licences of the training data and of the encoder's weights hold for these weights, too.",
             "## Recipe",
             f"```yaml\n{yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)}```",
             "",

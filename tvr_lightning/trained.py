@@ -242,7 +242,7 @@ def _read(path: str) -> dict[str, Any]:
 def _contents(arguments: Sequence[str]) -> list[dict[str, Any]]:
     """What a command line says, in order: recipes, and classes that it names itself."""
     found: list[dict[str, Any]] = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         path = config_of(word, following)
         if path is not None:
             found.append(_read(path))

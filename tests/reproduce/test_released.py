@@ -43,8 +43,8 @@ def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys)
     assert "beyond 0.3 R@1: clip4clip, gare, tcmgc" in printed
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("| ")]
     cells = {(row[0], row[2]): row for row in rows[1:]}
-    assert set(cells) >= {(name, direction) for name in RELEASED for direction in ("t2v", "v2t")} - {("gaid", "v2t")}
-    assert cells["gare", "t2v"][1] == "GARE, Table 1"
+    assert {name for name, direction in cells if direction == "t2v"} == set(RELEASED)
+    assert cells["gare", "t2v"][1] == "gare, Table 1"
     for (name, _), (_, _, _, published, measured, difference, remark) in cells.items():
         if name in ("clip4clip", "gare", "tcmgc"):
             assert float(measured) - float(published) == pytest.approx(float(difference), abs=0.11)
@@ -75,7 +75,7 @@ def test_no_data_and_no_checkpoints_are_one_sentence_each(tmp_path, monkeypatch,
 
 
 def test_differences_count_where_both_numbers_are_there():
-    line = Line("gare", "GARE, Table 1", {"t2v": 49.1, "v2t": 48.6}, {"t2v": 49.3, "v2t": 48.0})
+    line = Line("gare", "gare, Table 1", {"t2v": 49.1, "v2t": 48.6}, {"t2v": 49.3, "v2t": 48.0})
     assert line.differences() == pytest.approx({"t2v": 0.2, "v2t": -0.6})
-    assert table_of([line])[2] == "| gare | GARE, Table 1 | t2v | 49.1 | 49.3 | +0.2 |  |"
-    assert Line("gare", "GARE, Table 1", {"t2v": 49.1}).differences() == {}
+    assert table_of([line])[2] == "| gare | gare, Table 1 | t2v | 49.1 | 49.3 | +0.2 |  |"
+    assert Line("gare", "gare, Table 1", {"t2v": 49.1}).differences() == {}
