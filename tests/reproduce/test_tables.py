@@ -149,9 +149,24 @@ def test_leaking_numbers_are_set_against_runs_that_leak_or_the_note_says_so(name
 
 
 def test_a_table_that_this_project_does_not_run_is_published_only():
-    table = load_table("ncl-4", RECIPES)
+    table = load_table("gare-10", RECIPES)
     assert table.runs == ()
-    assert {row.method for row in table.published()} == {"SSB", "SSB + NCL"}
+    assert {row.method for row in table.published()} == {"CLIP4Clip vs GARE"}
+
+
+def test_what_needs_another_architecture_is_printed_above_the_bases_that_there_are():
+    table = load_table("ncl-4", RECIPES)
+    assert {row.method for row in table.published() if row.recall_1 is not None} == {"SSB", "SSB + NCL"}
+    assert {run.shows for run in table.runs if "ncl" in run.name} == {
+        f"{base} with NCL on MSR-VTT 1k-A" for base in ("X-CLIP", "DRL", "X-Pool")
+    }
+
+
+@pytest.mark.parametrize(("table", "run"), [("3", "both"), ("3", "none"), ("4", "neither"), ("5", "patches-mean")])
+def test_mean_pooling_of_dpdv_is_the_mean_over_frames_and_patches(table, run):
+    recipe = next(each for each in load_table(f"dpdv-{table}", RECIPES).runs if each.name == run)
+    assert recipe.settings["model.init_args.dpdv.micro_interaction"] == "mean"
+    assert recipe.settings["model.init_args.dpdv.patch_reduction.class_path"] == "AveragePatches"
 
 
 def test_every_published_table_has_a_recipe():
