@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from tvr_lightning.checkpoints import RECORD, CheckpointError, named_classes, read_checkpoint
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.weights import weights_of
+from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
+from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.trained import Trained
 
 PREFIX = "hf:"
@@ -160,7 +162,11 @@ def _write(checkpoint: Path, results: Path | None, name: str, folder: Path) -> l
         CARD: card,
         RECIPE: yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
         CONFIG: json.dumps(_public(saved), indent=2),
-        RESULTS: json.dumps({key: value for key, value in measured.items() if key not in PRIVATE}, indent=2),
+        RESULTS: json.dumps(
+            {key: value for key, value in measured.items() if key not in PRIVATE}
+            | {"weights": measured["weights"] | {"run": None}},
+            indent=2,
+        ),
     }
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
@@ -175,6 +181,8 @@ def _public(saved: dict[str, Any]) -> dict[str, Any]:
     found["datamodule_hyper_parameters"] = {
         name: value for name, value in found["datamodule_hyper_parameters"].items() if name not in PLACES
     }
+    if RECORD in found:
+        found[RECORD] = found[RECORD] | {"run": None}
     return found
 
 
@@ -198,12 +206,12 @@ def card_of(name: str, results: dict[str, Any], recipe: dict[str, Any]) -> str:
         + " | ".join(_figure(results[key][column]) for column in ("R@1", "R@5", "R@10", "MdR", "MnR"))
         for direction, key in (("text-to-video", "text_to_video"), ("video-to-text", "video_to_text"))
     ]
-    weights = weights_caption(results)
+    weights = replace(Weights(**results["weights"]), run=None)
     remarks = [*results["marks"], *(["PARTIAL: not the whole split was ranked"] if results["partial"] else [])]
     if results["post_processing"]:
         remarks.append(f"scores were normalised by {results['post_processing']}")
     audit = results.get("audit")
-    remarks.append("no audit for leakage was made" if audit is None else f"leakage audit: {json.dumps(audit)}")
+    remarks.append(NOT_AUDITED if audit is None else str(Verdict(**audit)))
     tags = yaml.safe_dump({"library_name": "tvr-lightning", "tags": ["text-video-retrieval", "video-search"]})
     return "\n".join(
         [
@@ -213,7 +221,7 @@ def card_of(name: str, results: dict[str, Any], recipe: dict[str, Any]) -> str:
             f"{results.get('trained_on') or recipe['data']['class_path'].rpartition('.')[2]}.",
             "## Results",
             f"{results['dataset']} ({results['protocol']}), {results['texts']} texts and {results['videos']} videos; "
-            f"{weights}; seed {results['seed']}, precision {results['precision']}.\n",
+            f"{weights.caption()}; seed {results['seed']}, precision {results['precision']}.\n",
             "| direction | R@1 | R@5 | R@10 | MdR | MnR |\n|---|---|---|---|---|---|",
             *[f"{row} |" for row in rows],
             "",
@@ -231,15 +239,6 @@ def card_of(name: str, results: dict[str, Any], recipe: dict[str, Any]) -> str:
             "",
         ]
     )
-
-
-def weights_caption(results: dict[str, Any]) -> str:
-    """Return which weights results are of: the last or the best, and what chose them."""
-    weights, chosen = results["weights"], results["select_on"]
-    kind = {"last": "weights of the last step", "best": "weights of the best epoch"}.get(
-        weights["kind"], weights["kind"]
-    )
-    return f"{kind}, chosen on the {chosen} split" if chosen in ("val", "test") else kind
 
 
 def _figure(value: float | None) -> str:
