@@ -174,15 +174,12 @@ class MethodContract:
     def test_no_text_or_no_video_gives_no_score_and_no_number_in_its_place(
         self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures]
     ) -> None:
-        """Nothing to score is said, or gives a matrix of no element."""
+        """A head says that there is nothing to score; other methods give a matrix without an element."""
         text, video = features
+        heads = any(hasattr(part, "memory_gib") for part in method.modules())
         for texts, videos in ((text[:0], video), (text, video[:0]), (text[:0], video[:0])):
-            try:
-                found = method.score(texts, videos).similarity
-            except ValueError as error:
-                assert "nothing to score" in str(error)
-            else:
-                assert found.shape == (len(texts), len(videos))
+            with pytest.raises(ValueError, match="nothing to score") if heads else contextlib.nullcontext():
+                assert method.score(texts, videos).similarity.shape == (len(texts), len(videos))
 
     def test_its_heads_have_the_memory_budget_of_the_evaluation(self) -> None:
         """`evaluation.memory_gib` is the one budget of a run."""
