@@ -174,7 +174,7 @@ class MethodContract:
         """A head rounds nothing further; a method without one is given single precision."""
         if not any(hasattr(part, "memory_gib") for part in method.modules()):
             pytest.skip("the method has no head that scores in blocks")
-        text, video = (side.to(kind) for side in features)
+        text, video = features[0].to(kind), features[1].to(kind)
         found = method.score(text, video).similarity
         assert found.dtype == torch.float32
         close(found, method.score(text.float(), video.float()).similarity)
