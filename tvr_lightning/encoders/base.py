@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 
 FreezeRule = Literal["none", "clip4clip", "conv1", "all"]
 EncoderPrecision = Literal["fp32", "fp16-master"]
@@ -40,11 +41,20 @@ class Encoder(nn.Module, ABC):
         dimension: D, size of every feature vector.
         image_size: S, side of the square frames in pixels.
         context_length: largest number of token positions W, SOT and EOT included.
+        resize_mode: how frames that are not square become so; CLIP's unless the encoder says otherwise.
+        interpolation: filter of the resizing, likewise.
     """
 
     dimension: int
     image_size: int
     context_length: int
+    resize_mode: ResizeMode = "shortest"
+    interpolation: Interpolation = "bicubic"
+
+    @property
+    def preparation(self) -> Preparation:
+        """How frames of any size become those that the encoder takes."""
+        return Preparation(self.image_size, self.interpolation, self.resize_mode)
 
     @classmethod
     def required_files(cls, **options: Any) -> list[Path]:
