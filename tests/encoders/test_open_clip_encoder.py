@@ -152,7 +152,7 @@ def test_unknown_switches_are_refused():
     with pytest.raises(ValueError, match=r"encoder_precision is 'fp16'.*fp16-master"):
         build(encoder_precision="fp16")
     with pytest.raises(TypeError, match="architecture linear is open_clip's Linear"):
-        OpenClipEncoder(nn.Linear(2, 2), "linear", (0.0,) * 3, (1.0,) * 3)
+        OpenClipEncoder(nn.Linear(2, 2), "linear")
 
 
 def test_the_logit_scale_is_no_parameter():

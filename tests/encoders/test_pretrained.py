@@ -15,11 +15,13 @@ from tvr_lightning.encoders import (
     Wav2Vec2Encoder,
     WhisperEncoder,
 )
-from tvr_lightning.encoders.pretrained import MissingWeightsError, find_weights
+from tvr_lightning.encoders.hub import MissingWeightsError
+from tvr_lightning.encoders.pretrained import find_weights
 
 LOOK_UP = """
 import json, time, tvr_lightning
-from tvr_lightning.encoders.pretrained import MissingWeightsError, find_weights
+from tvr_lightning.encoders.hub import MissingWeightsError
+from tvr_lightning.encoders.pretrained import find_weights
 source = find_weights("ViT-B-32", "openai")
 found = [str(source.path), source.quick_gelu, source.mean[0]]
 start = time.monotonic()

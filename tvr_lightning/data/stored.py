@@ -27,8 +27,8 @@ def frame_fingerprint(frames: int, preparation: Preparation, sampling: FrameSamp
 
 
 def text_fingerprint(words: int) -> Fingerprint:
-    """Return how the texts of a store are cut."""
-    return {"sampling": f"{words} words", "preprocessing": "CLIP byte pairs"}
+    """Return how the texts of a store are cut; of what tokens, its encoder says."""
+    return {"sampling": f"{words} words"}
 
 
 def open_store(

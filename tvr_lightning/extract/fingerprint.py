@@ -43,7 +43,8 @@ def fingerprints(
     made: dict[Part, Fingerprint] = {}
     for part in parts:
         if part == "text":
-            made[part] = {**encoders[part], **text_fingerprint(source.words)}
+            tokens = {"preprocessing": encoder.text_preparation}
+            made[part] = {**encoders[part], **text_fingerprint(source.words), **tokens}
         elif part == "audio":
             assert source.audio is not None
             made[part] = {**encoders[part], **frames, "preprocessing": source.audio.describe()}
