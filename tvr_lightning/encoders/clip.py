@@ -188,7 +188,7 @@ def _text_tower(architecture: str, text: dict[str, Any], language: str | None = 
             ) from error
     if language is not None:
         if not text.get("hf_tokenizer_name"):
-            raise ValueError(f"encoder.language is {language}, but the tokenizer of {architecture} marks no language")
+            raise ValueError(f"encoder.language is {language}, but the tokenizer of {architecture} marks none")
         text["tokenizer_kwargs"] = {**(text.get("tokenizer_kwargs") or {}), "language": language}
     return text
 

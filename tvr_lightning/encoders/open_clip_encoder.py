@@ -175,16 +175,13 @@ class OpenClipEncoder(Encoder):
         Raises:
             ValueError: another frame size.
         """
-        count = pixels.shape[:2]
         if pixels.shape[2:] != (3, self.image_size, self.image_size):
             raise ValueError(
                 f"frames are {tuple(pixels.shape[2:])}, the encoder takes (3, {self.image_size}, {self.image_size}); "
                 "set the data's image_size to the encoder's"
             )
-        frames, cells = encode_images(self.clip.visual, pixels.flatten(0, 1), patches)
-        shaped = [None if part is None else _single(part).unflatten(0, count) for part in (frames, cells)]
-        assert shaped[0] is not None
-        return VideoFeatures(shaped[0], frame_mask.bool(), shaped[1])
+        frames, cells = encode_images(self.clip.visual, pixels, patches)
+        return VideoFeatures(_single(frames), frame_mask.bool(), None if cells is None else _single(cells))
 
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
         """First `layers` blocks and positional embedding of the text transformer, as float32 copies.
@@ -261,8 +258,9 @@ class OpenClipEncoder(Encoder):
         if not isinstance(self.tokenizer, ClipTokenizer):
             found["tokenizer"] = self.tokenizer.describe()
         if isinstance(self._text, HFTextEncoder):
-            heads = {getattr(m, "num_heads", getattr(m, "num_attention_heads", None)) for m in self._text.modules()}
-            found["text"] = (self._text.config.model_type, type(self._text.pooler).__name__, sorted(heads - {None}))
+            names, tower = ("num_heads", "num_attention_heads"), self._text
+            heads = sorted({int(getattr(m, name)) for m in tower.modules() for name in names if hasattr(m, name)})
+            found["text"] = (tower.config.model_type, type(tower.pooler).__name__, heads)
         if not isinstance(self.clip.visual, VisionTransformer):
             found["vision_heads"] = [m.num_heads for m in self.clip.visual.modules() if hasattr(m, "num_heads")]
         return found

@@ -136,8 +136,8 @@ def find_weights(architecture: str, weights: str | None, prepared_as: str | None
         return WeightSource(None, None, _preparation(tags, prepared_as) or PixelPreparation())
     path = Path(weights).expanduser()
     if path.is_file():
-        pixels = _preparation(tags, prepared_as)
-        if pixels is None:
+        agreed = _preparation(tags, prepared_as)
+        if agreed is None:
             logger.warning(
                 "%s does not say how the frames were prepared that it was trained on, and the tags of %s differ in it; "
                 "taking CLIP's way. Set encoder.prepared_as to the tag it was published under: %s",
@@ -145,7 +145,7 @@ def find_weights(architecture: str, weights: str | None, prepared_as: str | None
                 architecture,
                 ", ".join(tags),
             )
-        return WeightSource(path, None, pixels or PixelPreparation())
+        return WeightSource(path, None, agreed or PixelPreparation())
     tag = tags.get(weights.lower().replace("-", "_"))
     if tag is None:
         raise _unknown(architecture, weights, sorted(tags))

@@ -34,17 +34,25 @@ def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: i
     if text_mask:
         attention = _hide_padding(text, attention, mask, x)
     x = text.ln_final(text.transformer(x, attn_mask=attention))
-    projection = text.text_projection
-    if projection is not None:
-        x = projection(x) if isinstance(projection, nn.Linear) else x @ projection
-    words = x[:, :positions]
+    words = _project(text, x[:, :positions])
     if summary or kind == "last":
-        return x[:, -1], words
-    if kind == "first":
-        return x[:, 0], words
-    eos_id = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
-    end = (ids == eos_id).int().argmax(dim=-1) if kind == "eos" else ids[:, :positions].argmax(dim=-1)
+        return _project(text, x[:, -1]), words
+    eos_id = int(text.text_eos_id if hasattr(text, "text_eos_id") else text.eos_id)
+    end = {
+        "first": torch.zeros_like(ids[:, 0]),
+        "eos": ids.eq(eos_id).int().argmax(dim=-1),
+        "argmax": ids[:, :positions].argmax(dim=-1),
+    }[kind]
     return words[torch.arange(len(words), device=words.device), end], words
+
+
+def _project(text: Any, x: Tensor) -> Tensor:
+    """Bring normed vectors (..., width) into the space of the frames; a copy where there is no projection."""
+    projection = text.text_projection
+    if projection is None:
+        return x.clone()
+    projected: Tensor = projection(x) if isinstance(projection, nn.Linear) else x @ projection
+    return projected
 
 
 def pool_type(text: Any) -> str:

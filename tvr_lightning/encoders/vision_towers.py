@@ -19,11 +19,13 @@ Features = tuple[Tensor, Tensor | None]
 
 
 def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
-    """Encode K normalised images as the tower does, (K, D), and on demand its positions (K, P, D).
+    """Encode normalised frames as the tower does, (M, F, D), and on demand its positions (M, F, P, D).
+
+    They are no views of each other or of anything else, which sharding warns about.
 
     Args:
         visual: open_clip's `VisionTransformer`, `ModifiedResNet` or `TimmModel`.
-        pixels: (K, 3, S, S).
+        pixels: (M, F, 3, S, S).
         patches: whether the positions are wanted.
 
     Raises:
@@ -31,36 +33,39 @@ def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
     """
     if isinstance(visual, VisionTransformer):
         return _vision_transformer(visual, pixels, patches)
-    if isinstance(visual, TimmModel):
-        return _timm(visual, pixels, patches)
-    if isinstance(visual, ModifiedResNet):
-        return _resnet(visual, pixels, patches)
-    raise TypeError(f"the image tower is a {type(visual).__name__}; known are open_clip's own and those of timm")
+    towers = {TimmModel: _timm, ModifiedResNet: _resnet}
+    if type(visual) not in towers:
+        raise TypeError(f"the image tower is a {type(visual).__name__}; known are open_clip's own and those of timm")
+    frames, cells = towers[type(visual)](visual, pixels.flatten(0, 1), patches)
+    count = pixels.shape[:2]
+    return frames.unflatten(0, count).clone(), None if cells is None else cells.unflatten(0, count).clone()
 
 
 def _vision_transformer(visual: Any, pixels: Tensor, patches: bool) -> Features:
     """CLIP's `ln_post(tokens) @ proj`, the frame at CLS or averaged (CLIPA) or pooled by an attention (CoCa)."""
-    x = visual.conv1(pixels.to(visual.conv1.weight.dtype)).flatten(2).transpose(1, 2)
+    x = visual.conv1(pixels.flatten(0, 1).to(visual.conv1.weight.dtype)).flatten(2).transpose(1, 2)
     x = torch.cat([visual.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
     x = visual.transformer(visual.ln_pre(visual.patch_dropout(x + visual.positional_embedding.to(x.dtype))))
-    # Projected apart and last, so that the features are no views of each other, which sharding warns about.
-    spatial = x[:, 1:]
-    if visual.attn_pool is not None:
-        frames = visual._pool(x)[0]
+    # Projected apart and last, so that the features are no views.
+    pooled = None if visual.attn_pool is None else visual._pool(x)[0].unflatten(0, pixels.shape[:2])
+    x = x.unflatten(0, pixels.shape[:2])
+    spatial = x[:, :, 1:]
+    if pooled is not None:
+        frames = pooled
         spatial = _attention_values(visual.attn_pool, spatial) if patches else spatial
     elif visual.pool_type == "tok":
-        frames = visual.ln_post(x[:, 0])
+        frames = visual.ln_post(x[:, :, 0])
     elif visual.final_ln_after_pool:
-        frames = visual.ln_post(spatial.mean(dim=1))
+        frames = visual.ln_post(spatial.mean(dim=2))
     else:
-        frames = visual.ln_post(spatial).mean(dim=1)
+        frames = visual.ln_post(spatial).mean(dim=2)
     parts = [frames, visual.ln_post(spatial)] if patches else [frames]
     parts = [part if visual.proj is None else part @ visual.proj for part in parts]
     return parts[0], parts[1] if patches else None
 
 
 def _attention_values(pool: Any, tokens: Tensor) -> Tensor:
-    """What CoCa's attention makes of each token (K, P, width) where it sees no other."""
+    """What CoCa's attention makes of each token (M, F, P, width) where it sees no other."""
     attention: nn.MultiheadAttention = pool.attn
     size = attention.embed_dim
     weight = attention.v_proj_weight if attention.in_proj_weight is None else attention.in_proj_weight[2 * size :]
