@@ -32,7 +32,7 @@ TIMM = {
     ),
 }
 NATIVE = {"image_size": SIZE, "layers": 2, "width": WIDTH, "patch_size": 8}
-TEXT = {"context_length": 16, "vocab_size": 49408, "width": WIDTH, "heads": 1, "layers": 2}
+TEXT = {"context_length": 16, "vocab_size": 49408, "width": WIDTH, "heads": 1, "layers": 4}  # 4: of temporal layers
 SIGLIP_TEXT = {
     **TEXT, "context_length": 20, "hf_tokenizer_name": "none/none", "tokenizer_kwargs": {"clean": "canonicalize"},
     "no_causal_mask": True, "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-6},
@@ -64,7 +64,7 @@ KINDS: dict[str, tuple[dict, dict, str | None, dict, dict]] = {
         {**SQUASH, "interpolation": "bilinear"}, {"custom_text": True},
     ),
     "mobileclip": (
-        _timm("tvr_fastvit", "avg", None), {**TEXT, "no_causal_mask": True}, None,
+        {**_timm("tvr_fastvit", "avg", None), "image_size": 96}, {**TEXT, "no_causal_mask": True}, None,
         {"mean": [0.0] * 3, "std": [1.0] * 3, "interpolation": "bilinear"}, {"custom_text": True},
     ),
     "clipa": (

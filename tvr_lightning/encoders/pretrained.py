@@ -150,14 +150,15 @@ def find_weights(architecture: str, weights: str | None, prepared_as: str | None
     if tag is None:
         raise _unknown(architecture, weights, sorted(tags))
     quick_gelu = bool(tag.get("quick_gelu", False))
-    if configuration.get("quick_gelu", False) and not quick_gelu:
+    if architecture.endswith("-quickgelu") and not quick_gelu:
         raise ValueError(
             f"QuickGELU mismatch: the name {architecture} asks for QuickGELU, but open_clip's weights {weights!r} were "
             f"trained with GELU; use the architecture {_without_suffix(architecture)}"
         )
     pixels = PixelPreparation.of(tags[prepared_as] if prepared_as else tag, f"open_clip's tag {prepared_as or weights}")
     found = None if do_weights_follow() else _obtain(architecture, weights, tag)
-    return WeightSource(found, quick_gelu, pixels)
+    # An architecture that asks for QuickGELU without saying so in its name (roberta-ViT-B-32) has no other weights.
+    return WeightSource(found, quick_gelu or bool(configuration.get("quick_gelu", False)), pixels)
 
 
 def _weights_beside(folder: Path, weights: str | None) -> Path | None:
