@@ -470,6 +470,11 @@ class RecipeCLI(LightningCLI):
             "config": plain(self._parser(self.subcommand), self.options),
             "precision": str(self.trainer.precision),
             "seed": self.options.get("seed_everything"),
+            "read_as": {
+                "words_asked": self.datamodule.words,
+                "words": self.model.encoder.positions(self.datamodule.words),
+                "preparation": self.datamodule.preparation.describe(),
+            },
         }
         if isinstance(self.model, VideoQuestionAnswering):
             paths = self._close_answers(run, folder)
