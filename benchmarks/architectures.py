@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
+
+# isort: split
 import open_clip
 import torch
 from open_clip.hf_model import HFTextEncoder

@@ -1,6 +1,7 @@
 """Every method trains on today's encoders, patches included, and `tvr test` scores what was trained."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,9 @@ def test_the_data_prepare_frames_as_the_encoder_asks(data, models, tmp_path, kin
     assert module.preparation.resize_mode == ("shortest" if kind == "mobileclip" else "squash")
     assert module.words == 24
     assert method.words == min(24, method.encoder.context_length)
+    # SigLIP2's, above CLIP's bound of ln 100, and not the default of random weights
+    expected = 4.7 if kind == "siglip2" else math.log(1 / 0.07)
+    assert method.temperature.logit_scale.item() == pytest.approx(expected)
     module.setup("test")
     videos = next(iter(module.test_dataloader()[1]))
     features = method.encoder.encode_video(videos.video, patches=True)

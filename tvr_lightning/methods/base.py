@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
@@ -83,7 +84,10 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         self.words = encoder.positions(words)
         self.frames = frames
         self.gather = gather
-        self.temperature = Temperature(encoder.initial_logit_scale())
+        scale = encoder.initial_logit_scale()
+        # Weights trained with a sigmoid, which have a bias, were not held below CLIP's bound; others are.
+        bound = {"maximum": scale} if encoder.initial_logit_bias() and scale > math.log(100.0) else {}
+        self.temperature = Temperature(scale, **bound)
         self.evaluation: Evaluation | None = None
         self.predictions: tuple[Tensor, Tensor, Tensor] | None = None
         self._pairs: list[PairedFeatures] = []
