@@ -99,7 +99,7 @@ class OpenClipEncoder(Encoder):
         self.register_buffer("pixel_mean", torch.tensor(pixels.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(pixels.std).view(3, 1, 1), persistent=False)
         if gradient_checkpointing:
-            model.set_grad_checkpointing(True)
+            self._checkpoint_blocks()
         if encoder_precision == "fp16-master":
             if not isinstance(model.visual, VisionTransformer) or isinstance(self._text, HFTextEncoder):
                 raise ValueError(f"encoder_precision fp16-master is defined for CLIP's own transformers, not {name}")
@@ -120,6 +120,15 @@ class OpenClipEncoder(Encoder):
     def text_preparation(self) -> str:
         """Vocabulary and cleaning of the captions, for fingerprints."""
         return self.tokenizer.describe()
+
+    def _checkpoint_blocks(self) -> None:
+        self.clip.visual.set_grad_checkpointing(True)
+        tower = self._text.transformer
+        if isinstance(self._text, HFTextEncoder):
+            newer = getattr(tower, "activation_checkpointing_enable", None)  # since transformers 5
+            (newer or tower.gradient_checkpointing_enable)()
+        else:
+            tower.grad_checkpointing = True
 
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
         """Tokenise N captions to `words` positions and encode them; shapes as in `encode_text`.
