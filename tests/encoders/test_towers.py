@@ -2,6 +2,8 @@
 
 import json
 import logging
+import shutil
+from collections import Counter
 
 import open_clip
 import pytest
@@ -191,3 +193,14 @@ def test_weights_of_another_architecture_are_refused_in_one_sentence(models):
     with pytest.raises(ValueError, match=r"does not fit the architecture\. Tensors \d+ missing") as failed:
         ClipEncoder(models("siglip"), other)
     assert "\n" not in str(failed.value)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    [("siglip2", {"Block": 2, "ResidualAttentionBlock": 4}), ("mt5", {"MT5Block": 1, "ResidualAttentionBlock": 2})],
+)
+def test_whole_blocks_are_compiled(models, kind, blocks):
+    encoder = ClipEncoder(models(kind), "folder", compile_towers=True)
+    compiled = [module for module in encoder.modules() if module._compiled_call_impl is not None]
+    assert Counter(type(module).__name__ for module in compiled) == blocks

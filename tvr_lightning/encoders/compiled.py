@@ -42,11 +42,10 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
             for name, part in tower.named_modules()
             if name.rpartition(".")[2] in BLOCKS and isinstance(part, nn.ModuleList | nn.Sequential)
         ]
-        outer = [
-            part for name, part in lists if not any(name != other and name.startswith(other) for other, _ in lists)
-        ]
-        if not outer:
-            raise ValueError(f"compile_towers: {type(tower).__name__} has no blocks; set it to false")
-        for blocks in outer:
+        if not lists:
+            raise ValueError(f"compile_towers: {type(tower).__name__} is no transformer; set it to false")
+        for name, blocks in lists:
+            if any(name != outer and name.startswith(outer) for outer, _ in lists):
+                continue  # a list within a block
             for block in blocks:
                 block.compile()
