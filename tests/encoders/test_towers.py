@@ -196,6 +196,7 @@ def test_weights_of_another_architecture_are_refused_in_one_sentence(models):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of torch's own compiler
 @pytest.mark.parametrize(
     ("kind", "blocks"),
     [("siglip2", {"Block": 2, "ResidualAttentionBlock": 4}), ("mt5", {"MT5Block": 1, "ResidualAttentionBlock": 2})],
