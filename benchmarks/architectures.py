@@ -87,15 +87,19 @@ class Line:
         return f"| {' | '.join(cells)} |"
 
 
-def stand_in_tokenizer(folder: Path) -> Path:
-    """Save a tokenizer of a few words and return its folder."""
+def stand_in_tokenizer(folder: Path, pad_id: int) -> Path:
+    """Save a tokenizer of a few words, which pads with the id that the text tower takes for padding."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    names = ["<pad>", "</s>", "<unk>", *sorted({word for caption in CAPTIONS for word in caption.split()})]
+    special = ["</s>", "<unk>"]
+    special.insert(pad_id, "<pad>")
+    names = [*special, *sorted({word for caption in CAPTIONS for word in caption.split()})]
     words = Tokenizer(models.WordLevel({name: row for row, name in enumerate(names)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    words.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", names.index("</s>"))]
+    )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="</s>", sep_token="</s>", unk_token="<unk>"
     )
@@ -103,13 +107,14 @@ def stand_in_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def stand_in_text_tower(name: str, folder: Path) -> Path:
-    """Save the configuration of a text tower of the published size and return its folder."""
+def stand_in_text_tower(name: str, folder: Path) -> tuple[str, int]:
+    """Save the configuration of a text tower of the published size; return its folder and the id of its padding."""
     from transformers import AutoConfig
 
     kind, sizes = TEXT_TOWERS[name]
-    AutoConfig.for_model(kind, **sizes).save_pretrained(folder)
-    return folder
+    configuration = AutoConfig.for_model(kind, **sizes)
+    configuration.save_pretrained(folder)
+    return str(folder), int(configuration.pad_token_id)
 
 
 def build(configuration: dict[str, Any], on_meta: bool) -> nn.Module:
@@ -136,7 +141,7 @@ def look(name: str, largest: float, folder: Path) -> Line:
     vision = configuration["vision_cfg"]
     image = vision.get("timm_model_name") or ("ResNet" if isinstance(vision["layers"], list) else "ViT")
     line = Line(name, f"timm {image}" if "timm_model_name" in vision else f"CLIP {image}", "CLIP")
-    stands_in = []
+    stands_in, pad_id = [], 0
     if "multimodal_cfg" in configuration:
         line.text = "CoCa"
     if text.get("hf_tokenizer_name"):
@@ -144,14 +149,14 @@ def look(name: str, largest: float, folder: Path) -> Line:
         stands_in.append("tokenizer")
     if text.get("hf_model_name"):
         line.text = f"transformers, {text['hf_model_name']}"
-        text["hf_model_name"] = str(stand_in_text_tower(text["hf_model_name"], folder / "text"))
+        text["hf_model_name"], pad_id = stand_in_text_tower(text["hf_model_name"], folder / "text")
         stands_in.append("text configuration")
     configuration["text_cfg"] = text
     shapes = build(configuration, on_meta=True)
     line.millions = sum(p.numel() for p in shapes.parameters()) / 1e6
     runs = line.millions <= largest
     model = build(configuration, on_meta=False) if runs else shapes
-    tokenizer = build_tokenizer(text, name, str(stand_in_tokenizer(folder / "words")))
+    tokenizer = build_tokenizer(text, name, str(stand_in_tokenizer(folder / "words", pad_id)))
     encoder = OpenClipEncoder(model, name, find_weights(name, None).pixels, tokenizer).eval()
     ids, mask = tokenizer.encode(CAPTIONS, encoder.context_length)
     pixels = torch.randn(1, 2, 3, encoder.image_size, encoder.image_size)
