@@ -50,7 +50,13 @@ def data_synth(
     return 0
 
 
-def data_check(config: list[str], decode: bool = False, workers: int | None = None, report: Path | None = None) -> int:
+def data_check(
+    config: list[str],
+    decode: bool = False,
+    workers: int | None = None,
+    report: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> int:
     """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything must be mended.
 
     Args:
@@ -58,22 +64,24 @@ def data_check(config: list[str], decode: bool = False, workers: int | None = No
         decode: also decode every video.
         workers: processes that look at videos; by default one per core.
         report: where to write the report as JSON besides.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    found = check(data_from_recipe(config), decode=decode, workers=workers or os.cpu_count() or 1)
+    found = check(data_from_recipe(config, overrides), decode=decode, workers=workers or os.cpu_count() or 1)
     print_report(found)
     if report is not None:
         write_report(found, report)
     return 1 if found.problems else 0
 
 
-def data_stats(config: list[str], workers: int | None = None) -> int:
+def data_stats(config: list[str], workers: int | None = None, overrides: Sequence[str] = ()) -> int:
     """Print videos, captions, caption lengths in tokens, durations, and the share of videos with sound.
 
     Args:
         config: recipe files or data overlays, later ones on top of earlier ones.
         workers: processes that look at videos; by default one per core.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    data = data_from_recipe(config)
+    data = data_from_recipe(config, overrides)
     tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
     print_stats(stats(data, tokens, workers=workers or os.cpu_count() or 1))
     return 0
@@ -115,6 +123,7 @@ def extract_features(
     engine: Engine = "local",
     actors: int = 1,
     address: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Run the encoders once over a recipe's dataset, or over any videos, and store the features; resumes after a kill.
 
@@ -138,11 +147,14 @@ def extract_features(
         engine: local, or ray: actors of a Ray cluster read and encode, this process writes.
         actors: how many of them.
         address: of a running Ray cluster that sees the videos under the same paths; by default one is started here.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
     if bool(videos) == bool(config):
         raise RecipeError("give either --config FILE (a recipe) or videos and folders to extract from")
+    if overrides and not config:
+        raise RecipeError(f"{overrides[0]} changes an option of a recipe: give --config FILE with it")
     source, encoder, audio_encoder = (
-        _recipe_source(config)
+        _recipe_source(config, overrides)
         if config
         else _file_source(videos, architecture, weights, audio_weights, frames, sampling, seed)
     )
@@ -169,8 +181,8 @@ def extract_features(
 Parts = tuple[ExtractSource, Encoder, AudioEncoder | None]
 
 
-def _recipe_source(config: list[str]) -> Parts:
-    method, data = from_recipe(config)
+def _recipe_source(config: list[str], overrides: Sequence[str]) -> Parts:
+    method, data = from_recipe(config, overrides)
     return source_of_data(data), method.encoder, getattr(method, "audio_encoder", None)
 
 
@@ -215,6 +227,7 @@ def caption_videos(
     batch_size: int = 24,
     num_workers: int = 2,
     device: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Describe the segments of a dataset's videos with a vision-language model; resumes after a kill.
 
@@ -231,8 +244,9 @@ def caption_videos(
         batch_size: segments described at a time.
         num_workers: processes that decode.
         device: where the model runs; a GPU where there is one by default.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    data = data_from_recipe(config)
+    data = data_from_recipe(config, overrides)
     data.captions = None  # the recipe may name the file that is about to be written
     options = CaptionOptions(
         out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers, progress=sys.stdout.isatty()
