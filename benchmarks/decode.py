@@ -26,11 +26,11 @@ import numpy as np
 from PIL import Image
 
 import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
-from tvr_lightning.media.augment import ResizeCentreCrop
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import probe, read_clip
 
 FRAMES, SIZE = 12, 224
-CROP = ResizeCentreCrop(SIZE)
+CROP = Preparation(SIZE)
 Images = list[np.ndarray]
 
 

@@ -45,6 +45,7 @@ from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.explain import Arguments, explain, refusals, sources_of
+from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.quiet import is_verbose
@@ -122,7 +123,8 @@ class RecipeCLI(LightningCLI):
         # Question answering holds a method; links to arguments that a class does not have are left out.
         parser.link_arguments("data.init_args.words", "model.init_args.method.init_args.words")
         parser.link_arguments("data.init_args.frames", "model.init_args.method.init_args.frames")
-        parser.link_arguments("model.image_size", "data.init_args.image_size", apply_on="instantiate")
+        for name in PREPARATION:
+            parser.link_arguments(f"model.{name}", f"data.init_args.{name}", apply_on="instantiate")
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -491,6 +493,11 @@ class RecipeCLI(LightningCLI):
             "config": plain(self._parser(self.subcommand), self.options),
             "precision": str(self.trainer.precision),
             "seed": self.options.get("seed_everything"),
+            "read_as": {
+                "words_asked": self.datamodule.words,
+                "words": self.model.encoder.positions(self.datamodule.words),
+                "preparation": self.datamodule.preparation.describe(),
+            },
         }
         if isinstance(self.model, VideoQuestionAnswering):
             paths = self._close_answers(run, folder)

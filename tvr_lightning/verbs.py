@@ -202,7 +202,7 @@ def _file_source(
         raise RecipeError(str(error)) from error
     audio_encoder = None if audio_weights is None else WhisperEncoder(weights=audio_weights)
     audio = None if audio_encoder is None else AudioOptions("whisper")
-    return source_of_files(videos, encoder.image_size, frames, sampling, audio), encoder, audio_encoder
+    return source_of_files(videos, encoder.preparation, frames, sampling, audio), encoder, audio_encoder
 
 
 def _verify(

@@ -55,6 +55,7 @@ class Results:
             false positives in bins of retrieval mass (NCL, Eq. 5 and Fig. 3).
         measured: what the post-processing has to say of itself, by name, in percent.
         audit: verdict of the audit for leakage, as `Verdict` has it; None where there was none.
+        read_as: how captions and frames reached the encoder: token positions asked for and taken, the preparation.
         environment: package versions, git revision, machine, command, date.
     """
 
@@ -82,6 +83,7 @@ class Results:
     balance: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
     audit: dict[str, Any] | None = None
+    read_as: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=lambda: environment())
     schema: int = 1
 
@@ -151,6 +153,7 @@ def results_of(
     seed: int | None,
     weights: Weights | None = None,
     trained_on: str | None = None,
+    read_as: dict[str, Any] | None = None,
 ) -> Results:
     """Join an evaluation with what it depends on."""
     seen = evaluation.audit.transductive if evaluation.audit else {}
@@ -179,6 +182,7 @@ def results_of(
         balance={direction: found.plain() for direction, found in evaluation.balance.items()},
         measured=evaluation.measured,
         audit=asdict(evaluation.audit) if evaluation.audit else None,
+        read_as=read_as or {},
     )
 
 

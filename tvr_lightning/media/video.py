@@ -16,11 +16,12 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tvr_lightning.media.augment import FrameTransform, ResizeCentreCrop
+from tvr_lightning.media.augment import FrameTransform
 from tvr_lightning.media.decoder import Pictures, decoded_frames, frames_in_order, frames_of_runs, open_video
 from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError
 from tvr_lightning.media.orientation import orientation_of, upright
 from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling, Positions, sample_frames
 from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
 
@@ -94,8 +95,8 @@ def read_clip(
         sampling: which frames (see `FrameSampling`).
         span: start and end in seconds from the first frame; None is the whole file.
         generator: where `segment-random` draws from.
-        augment: from an RGB frame to (S, S), the same for all frames (`draw_augmentation`); None is CLIP's resize and
-            centre crop.
+        augment: from an RGB frame to (S, S), the same for all frames: a `Preparation`, or what `draw_augmentation`
+            gives; None is CLIP's preparation.
         threads: decoding threads; 1 suits many worker processes.
 
     Returns:
@@ -171,7 +172,7 @@ class _Wish:
             found = f"its pictures are {frame.width:,} x {frame.height:,} pixels"
             raise VideoError(self.path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
         image = upright(self._picture(frame), orientation_of(frame))
-        transform = ResizeCentreCrop(self.image_size) if self.augment is None else self.augment
+        transform = self.augment or Preparation(self.image_size)
         return np.asarray(transform(image))
 
 
