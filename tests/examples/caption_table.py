@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import Findings, Split, SplitBuilder, SplitName, VideoRecord, read_table
+from tvr_lightning.data.video_files import VideoFolder
 
 
 class CaptionTable(TextVideoDataModule):

@@ -6,7 +6,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -19,6 +18,7 @@ from tvr_lightning.data.records import (
     read_lines,
     read_table,
 )
+from tvr_lightning.data.video_files import VideoFolder
 
 PROTOCOL = "paragraph to video, all descriptions of a video as one query"
 ANNOTATED = (0.0, 31.0)  # CLIP4Clip reads seconds 0 to 31: longer videos were cut to 30 s before they were described
