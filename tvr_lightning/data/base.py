@@ -52,7 +52,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     Args:
         split: which of the dataset's split files are used.
-        root: parent folder of all datasets; each appends its own `directory`. Default: the environment's TVR_DATA.
+        root: parent folder of all datasets, to which each appends its own `directory`; of `Folder`, the folder itself.
+            Default: the environment's TVR_DATA.
         frames: F, frames per clip, at least 1; shorter clips are padded and masked.
         words: W, tokens per caption, at least 3, start and end included; the encoder truncates to it.
         image_size: S, pixels of the square frames.

@@ -38,6 +38,7 @@ class VideoFolder:
     folder: Path
     suffix: str = ""
     _names: set[str] | None = None
+    _found: set[str] = field(default_factory=set)
     _stems: dict[str, list[str]] = field(default_factory=dict)
 
     def find(self, name: str) -> Path:
@@ -49,6 +50,7 @@ class VideoFolder:
         """
         names = self._listing()
         if name + self.suffix in names:
+            self._found.add(name + self.suffix)
             return self.folder / (name + self.suffix)
         found = self._stems.get(name, [])
         if not found and not self.suffix:
@@ -56,7 +58,16 @@ class VideoFolder:
         if len(found) > 1:
             fix = "keep the one that belongs there"
             raise malformed(self.folder, name, f"several files match: {', '.join(found)}", fix)
+        self._found.update(found)
         return path_below(self.folder, found[0] if found else name + self.suffix)
+
+    def others(self) -> list[Path]:
+        """Return the videos of the folder that nobody has found by name so far."""
+        return [
+            self.folder / name
+            for name in sorted(self._listing() - self._found)
+            if Path(name).suffix.lower() in VIDEO_SUFFIXES
+        ]
 
     def _listing(self) -> set[str]:
         if self._names is None:
