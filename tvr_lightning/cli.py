@@ -56,22 +56,33 @@ VERBS = (
     Verb("test", "evaluate a checkpoint on the test split, print and write its table"),
     Verb("predict", "write the best videos of every test text to parquet"),
     Verb(
+        "evaluate",
+        "rank a similarity matrix from anywhere, print and write its table",
+        "tvr_lightning.verbs.evaluate:evaluate_matrices",
+        ("scores",),
+    ),
+    Verb(
         "data synth",
         "write a synthetic dataset of real videos in a dataset's own layout",
-        "tvr_lightning.verbs:data_synth",
+        "tvr_lightning.verbs.data:data_synth",
         ("dataset",),
     ),
-    Verb("data check", "list everything wrong with a dataset", "tvr_lightning.verbs:data_check"),
-    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs:data_stats"),
-    Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs:data_show", ("video",)),
+    Verb("data check", "list everything wrong with a dataset", "tvr_lightning.verbs.data:data_check"),
+    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs.data:data_stats"),
+    Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs.data:data_show", ("video",)),
     Verb(
         "extract",
         "compute features once and store them",
-        "tvr_lightning.verbs:extract_features",
+        "tvr_lightning.verbs.extract:extract_features",
         ("videos",),
         go_on=AGAIN,
     ),
-    Verb("caption", "describe videos with a vision-language model", "tvr_lightning.verbs:caption_videos", go_on=AGAIN),
+    Verb(
+        "caption",
+        "describe videos with a vision-language model",
+        "tvr_lightning.verbs.extract:caption_videos",
+        go_on=AGAIN,
+    ),
     Verb(
         "convert",
         "turn an authors' checkpoint into one that `tvr test` loads",
@@ -138,7 +149,8 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     if verb.run is None:
         return _lightning(verb.words, rest, from_command_line)
-    options = verb_parser(verb).parse_args(rest).as_dict()
+    parser = verb_parser(verb)
+    options = parser.instantiate(parser.parse_args(rest)).as_dict()
     # Whoever searches has videos, and no use for a recipe on synthetic ones.
     hint = None if verb.run.startswith("tvr_lightning.search") else rest
     return _guard(lambda: verb.function()(**options), fixture_hint=hint)

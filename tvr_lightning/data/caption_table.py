@@ -47,7 +47,7 @@ def read_caption_table(file: Path) -> list[CaptionRow]:
     Raises:
         AnnotationError: the file cannot be read, has no such columns, or names a split that there is not.
     """
-    records = _records(file)
+    records = read_records(file)
     columns = list(dict.fromkeys(name for _, record in records for name in record))
     video = next((name for name in VIDEO if name in columns), None)
     captions = [name for name in columns if CAPTION.fullmatch(name)]
@@ -77,8 +77,12 @@ def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns:
     return CaptionRow(entry, name, captions, None if split is None else SPLITS[str(split).strip()])
 
 
-def _records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Records with their places."""
+def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the records of a CSV, JSON lines or parquet file, each with its place for messages.
+
+    Raises:
+        AnnotationError: the file cannot be read.
+    """
     if file.suffix == ".csv":
         rows: list[Any] = list(read_table(file, ()))
         return [(f"row {number}", row) for number, row in enumerate(rows, start=2)]
