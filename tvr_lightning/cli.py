@@ -67,6 +67,13 @@ VERBS = (
         "tvr_lightning.verbs.data:data_synth",
         ("dataset",),
     ),
+    Verb(
+        "data import",
+        "bring a dataset as you hold it into the layout that is read",
+        "tvr_lightning.verbs.data:data_import",
+        ("dataset",),
+        go_on=AGAIN,
+    ),
     Verb("data check", "list everything wrong with a dataset", "tvr_lightning.verbs.data:data_check"),
     Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs.data:data_stats"),
     Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs.data:data_show", ("video",)),
@@ -186,6 +193,10 @@ def verb_parser(verb: Verb) -> ArgumentParser:
             option = f"--{name.replace('_', '-')}"
             parser.add_argument(option, dest=name, action="store_true", help=helps.get(name))
             skip.add(name)
+    for name in [name for name in parameters if name.endswith("_")]:  # words that Python keeps for itself
+        option = f"--{name.rstrip('_')}"
+        parser.add_argument(option, dest=name, type=hints[name], required=True, help=helps.get(name))
+        skip.add(name)
     parser.add_function_arguments(function, skip=skip, as_group=False)
     return parser
 

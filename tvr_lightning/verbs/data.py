@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,8 @@ from tvr_lightning.data.check import check, print_report, write_report
 from tvr_lightning.data.show import show
 from tvr_lightning.data.stats import print_stats, stats
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
+from tvr_lightning.importing.run import import_dataset
+from tvr_lightning.importing.videos import ImportFailed, Way
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.synthetic import synthesize
@@ -31,6 +34,29 @@ def data_synth(
     """
     print(f"Wrote {synthesize(dataset, root, videos, seed, workers=workers or os.cpu_count() or 1)}")
     return 0
+
+
+def data_import(
+    dataset: Dataset, from_: Path, root: Path | None = None, layout: str | None = None, videos: Way = "link"
+) -> int:
+    """Bring a dataset as you hold it into the layout that this package reads; deletes and overwrites nothing.
+
+    Ends with status 1 where captions have no video.
+
+    Args:
+        dataset: which one.
+        from_: folder with its annotations and its videos, these in folders or in zip and tar files.
+        root: parent folder of all datasets; TVR_DATA by default.
+        layout: in which it comes, where several could be: hub, clip4clip, official, hgr or tmass.
+        videos: link or copy video files; what is in archives is unpacked.
+    """
+    parent = root or os.environ.get("TVR_DATA")
+    if not parent:
+        raise ImportFailed("neither --root nor the environment variable TVR_DATA says where datasets go; give one")
+    done = import_dataset(dataset, from_, Path(parent), layout=layout, way=videos, progress=sys.stdout.isatty())
+    for line in done.lines():
+        print(line)
+    return 1 if done.absent else 0
 
 
 def data_check(config: list[str], decode: bool = False, workers: int | None = None, report: Path | None = None) -> int:
