@@ -68,6 +68,13 @@ VERBS = (
         ("dataset",),
     ),
     Verb(
+        "data get",
+        "fetch a dataset that is kept openly on the hub",
+        "tvr_lightning.verbs.data:data_get",
+        ("dataset",),
+        go_on=AGAIN,
+    ),
+    Verb(
         "data import",
         "bring a dataset as you hold it into the layout that is read",
         "tvr_lightning.verbs.data:data_import",

@@ -11,6 +11,7 @@ from tvr_lightning.data.check import check, print_report, write_report
 from tvr_lightning.data.show import show
 from tvr_lightning.data.stats import print_stats, stats
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
+from tvr_lightning.importing.hub import fetch
 from tvr_lightning.importing.run import import_dataset
 from tvr_lightning.importing.videos import ImportFailed, Way
 from tvr_lightning.media.sampling import FrameSampling
@@ -57,6 +58,21 @@ def data_import(
     for line in done.lines():
         print(line)
     return 1 if done.absent else 0
+
+
+def data_get(dataset: Dataset, to: Path | None = None, annotations_only: bool = False) -> int:
+    """Fetch a dataset that somebody keeps openly on the Hugging Face hub; the same command goes on where it stopped.
+
+    Args:
+        dataset: which one: msrvtt, msvd, didemo or activitynet.
+        to: folder for the files as they are there; hub-<dataset> by default.
+        annotations_only: leave the videos out.
+    """
+    folder = to or Path(f"hub-{dataset}")
+    files = fetch(dataset, folder, annotations_only)
+    size = sum(file.stat().st_size for file in files) / 1e9
+    print(f"{len(files)} files, {size:.2f} GB, are in {folder}; next: tvr data import {dataset} --from {folder}")
+    return 0
 
 
 def data_check(config: list[str], decode: bool = False, workers: int | None = None, report: Path | None = None) -> int:
