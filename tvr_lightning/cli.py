@@ -49,7 +49,7 @@ AGAIN = "the same command goes on where it stopped"
 VERBS = (
     Verb(
         "fit",
-        "train a recipe, test the result, print and write its table",
+        "train a recipe, test the result, print and write its table; --estimate tells before what it needs",
         go_on="with --checkpoints.resume=true the same command goes on from the last checkpoint",
     ),
     Verb("validate", "evaluate a checkpoint on the validation split"),
@@ -210,6 +210,11 @@ def verb_parser(verb: Verb) -> ArgumentParser:
 
 def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
     from tvr_lightning.audit.run import AuditedCLI
+
+    if verb == "fit" and "--estimate" in rest:
+        from tvr_lightning.verbs.estimate import estimate_fit
+
+        return _guard(lambda: estimate_fit([word for word in rest if word != "--estimate"]), fixture_hint=rest)
 
     def run() -> int:
         # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.
