@@ -1,6 +1,7 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Every target makes what it needs and notices what is there.
 PYTHON ?= python3
 VENV := .venv
+COMMA := ,
 BIN := $(VENV)/bin
 RECIPE ?= recipes/tcmgc.yaml
 FIXTURE := fixture
@@ -15,7 +16,15 @@ DEMO ?= --trainer.max_epochs 60 --trainer.check_val_every_n_epoch 10 --model.ini
 SHARE := $(if $(FAST),--fixture --share features,$(if $(TVR_DATA),,--share encoder))
 TABLE1 ?= runs/table1$(if $(FAST),-fast)
 
-.PHONY: demo demo-search test test-slow lint smoke reproduce-table1 clean
+# What lies on top of a recipe in `zero-shot` and `heads`; ON="--config recipes/fixture.yaml" needs no data or weights.
+BACKBONE ?= pe-core-b
+ON ?= --config recipes/backbone/$(BACKBONE).yaml
+HEADS ?= gare tcmgc ncl dpdv gaid
+FEATURES ?= features/$(BACKBONE)
+# Sound and patches are stored for those that need them: patches take most of the space.
+WHAT := [text, frames$(if $(filter dpdv,$(HEADS)),$(COMMA) patches)$(if $(filter gaid,$(HEADS)),$(COMMA) audio)]
+
+.PHONY: demo demo-search test test-slow lint smoke zero-shot heads reproduce-table1 clean
 
 # The stamp is newer than what decides the installation, or the installation is made again.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -59,6 +68,17 @@ smoke: $(VENV)/.installed
 	  --data.init_args.root build/smoke --data.init_args.batch_size 8 --trainer.max_epochs 2 \
 	  --trainer.check_val_every_n_epoch 1 --results.directory build/smoke/runs
 	test -s build/smoke/runs/*/version_0/results.json
+
+# The quickest figure on real data: a pretrained encoder's mean frames, nothing trained.
+zero-shot: $(VENV)/.installed
+	$(BIN)/tvr test --config recipes/zero-shot.yaml $(ON) --results.directory $(RUNS)/zero-shot
+
+# Features once, then the papers' heads on them.
+heads: $(VENV)/.installed
+	$(BIN)/tvr extract --config recipes/$(if $(filter gaid,$(HEADS)),gaid,clip4clip).yaml $(ON) --config recipes/heads.yaml \
+	  --what '$(WHAT)' --out $(FEATURES)
+	for head in $(HEADS); do $(BIN)/tvr fit --config recipes/$$head.yaml $(ON) --config recipes/heads.yaml \
+	  --data.init_args.features $(FEATURES) --results.directory $(RUNS)/heads || exit 1; done
 
 # Without TVR_DATA on the synthetic datasets, from one shared encoder; FAST=1 trains heads on its stored features.
 # Interrupted, the same command goes on. A failed run is a line with its error, and the report is written all the same.

@@ -212,3 +212,28 @@ def test_unknown_verbs_are_errors(capsys):
         main(["train"])
     assert stopped.value.code == 2
     assert "unknown verb: train" in capsys.readouterr().err
+
+
+def test_verbs_that_take_recipes_take_their_options(fixture_root, tmp_path, capsys):
+    data = ["--data.init_args.root", str(fixture_root), "--data.init_args.num_workers=0"]
+    recipes = ["--config", str(RECIPES / "clip4clip.yaml"), "--config", str(RECIPES / "fixture.yaml")]
+    assert main(["data", "stats", *recipes, *data, "--data.init_args.split=full", "--workers", "1"]) == 0
+    whole = capsys.readouterr().out
+    assert main(["data", "stats", *recipes, *data, "--workers", "1"]) == 0
+    assert whole != capsys.readouterr().out
+    assert (
+        main(["audit", *recipes, *data, "--videos", "8", "--model.init_args.evaluation.normalization=DualSoftmax"]) == 0
+    )
+    assert "uses the test queries as a whole" in capsys.readouterr().out
+    out = str(tmp_path / "features")
+    small = ["--model.init_args.encoder.init_args.width=64", "--what", "[text, frames]", "--num_workers=0"]
+    assert main(["extract", *recipes, *data, *small, "--out", out]) == 0
+    assert main(["extract", "video.mp4", "--data.init_args.frames=2", "--out", out]) == 1
+    assert "--data.init_args.frames=2 changes an option of a recipe: give --config FILE" in capsys.readouterr().err
+
+
+def test_missing_data_names_what_works_now_by_the_same_verb(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    gare = str(RECIPES / "gare.yaml")
+    assert main(["audit", "--config", gare]) == 1
+    assert f"tvr audit --config {gare} --config recipes/fixture.yaml" in capsys.readouterr().err

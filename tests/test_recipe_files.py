@@ -51,7 +51,7 @@ def test_missing_data_suggest_the_recipe_that_was_named(tmp_path, capsys):
     here = tmp_path / "here.yaml"
     here.write_text(f"data: {{class_path: MSRVTT, init_args: {{root: {tmp_path}}}}}\n")
     assert main(["data", "stats", f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={here}"]) == 1
-    assert f"tvr fit --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml" in capsys.readouterr().err
+    assert f"tvr data stats --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml" in capsys.readouterr().err
 
 
 def test_measuring_without_weights_names_the_option_that_needs_none(tmp_path, capsys):

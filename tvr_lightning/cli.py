@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
@@ -29,6 +30,8 @@ class Verb:
         positional: parameters given without `--name`; a list takes one or more words.
         repeated: options that may be given several times, besides `--config`.
         go_on: of verbs that take long, how to go on after an interruption.
+        sections: of the recipe, whose options may be given besides, as for `tvr fit`; the function gets them as
+            `overrides`.
     """
 
     words: str
@@ -37,6 +40,7 @@ class Verb:
     positional: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
     go_on: str | None = None
+    sections: tuple[str, ...] = ()
 
     def function(self) -> Callable[..., int]:
         """Return what the verb runs; imported only now, so that help is quick."""
@@ -60,6 +64,7 @@ VERBS = (
         "rank a similarity matrix from anywhere, print and write its table",
         "tvr_lightning.verbs.evaluate:evaluate_matrices",
         ("scores",),
+        sections=("data",),
     ),
     Verb(
         "data synth",
@@ -81,8 +86,10 @@ VERBS = (
         ("dataset",),
         go_on=AGAIN,
     ),
-    Verb("data check", "list everything wrong with a dataset", "tvr_lightning.verbs.data:data_check"),
-    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs.data:data_stats"),
+    Verb(
+        "data check", "list everything wrong with a dataset", "tvr_lightning.verbs.data:data_check", sections=("data",)
+    ),
+    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs.data:data_stats", sections=("data",)),
     Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs.data:data_show", ("video",)),
     Verb(
         "extract",
@@ -90,12 +97,14 @@ VERBS = (
         "tvr_lightning.verbs.extract:extract_features",
         ("videos",),
         go_on=AGAIN,
+        sections=("model", "data"),
     ),
     Verb(
         "caption",
         "describe videos with a vision-language model",
         "tvr_lightning.verbs.extract:caption_videos",
         go_on=AGAIN,
+        sections=("data",),
     ),
     Verb(
         "convert",
@@ -103,7 +112,12 @@ VERBS = (
         "tvr_lightning.authors.convert:run_convert",
         ("source", "out"),
     ),
-    Verb("audit", "check that no ground truth leaks into the scores", "tvr_lightning.audit.run:run_audit"),
+    Verb(
+        "audit",
+        "check that no ground truth leaks into the scores",
+        "tvr_lightning.audit.run:run_audit",
+        sections=("model", "data"),
+    ),
     Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt", "trust")),
     Verb(
         "search",
@@ -132,7 +146,12 @@ VERBS = (
         "tvr_lightning.reproduce.report.report_verb:run_report",
         ("directory",),
     ),
-    Verb("profile", "measure what a method costs", "tvr_lightning.reproduce.profile.verb:run_profile"),
+    Verb(
+        "profile",
+        "measure what a method costs",
+        "tvr_lightning.reproduce.profile.verb:run_profile",
+        sections=("model", "data", "trainer"),
+    ),
 )
 
 
@@ -163,11 +182,31 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     if verb.run is None:
         return _lightning(verb.words, rest, from_command_line)
+    rest, overrides = _overrides(verb, rest)
     parser = verb_parser(verb)
     options = parser.instantiate(parser.parse_args(rest)).as_dict()
+    if overrides:
+        options["overrides"] = overrides
     # Whoever searches has videos, and no use for a recipe on synthetic ones.
-    hint = None if verb.run.startswith("tvr_lightning.search") else rest
-    return _guard(lambda: verb.function()(**options), fixture_hint=hint)
+    hint = None if verb.run.startswith("tvr_lightning.search") else partial(_fixture_command, rest, verb)
+    return _guard(lambda: verb.function()(**options), hint)
+
+
+def _overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
+    """Part the words after a verb into its own and those that change options of the recipes it is given."""
+    sections = tuple(f"--{section}." for section in verb.sections)
+    if not sections:
+        return words, []
+    own, overrides = [], []
+    left = iter(words)
+    for word in left:
+        if not word.startswith(sections):
+            own.append(word)
+        elif "=" in word:
+            overrides.append(word)
+        else:
+            overrides.append(f"{word}={next(left, '')}")
+    return own, overrides
 
 
 def _interrupted(verb: Verb) -> int:
@@ -189,7 +228,10 @@ def verb_parser(verb: Verb) -> ArgumentParser:
             parser.add_argument(name, type=kind, help=helps.get(name), nargs="*", default=[])
         else:
             parser.add_argument(name, type=kind, help=helps.get(name), nargs="+" if many else None)
-    skip: set[str | int] = set(verb.positional)
+    if verb.sections:
+        shown = " and ".join(f"--{section}.*" for section in verb.sections)
+        parser.epilog = f"{shown} change options of the recipes, as for `tvr fit`."
+    skip: set[str | int] = {*verb.positional, "overrides"}
     # Repeated as for Lightning's verbs: `--config a.yaml --config b.yaml`.
     for name in [name for name in ("config", *verb.repeated) if name in hints]:
         required = parameters[name].default is inspect.Parameter.empty
@@ -214,38 +256,38 @@ def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
     if verb == "fit" and "--estimate" in rest:
         from tvr_lightning.verbs.estimate import estimate_fit
 
-        return _guard(lambda: estimate_fit([word for word in rest if word != "--estimate"]), fixture_hint=rest)
+        words = [word for word in rest if word != "--estimate"]
+        return _guard(lambda: estimate_fit(words), partial(_fixture_command, words))
 
     def run() -> int:
         # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.
         AuditedCLI(args=None if from_command_line else [verb, *rest])
         return 0
 
-    return _guard(run, fixture_hint=rest)
+    return _guard(run, partial(_fixture_command, rest))
 
 
-def _guard(run: Callable[[], int], fixture_hint: Sequence[str] | None = ()) -> int:
+def _guard(run: Callable[[], int], hint: Callable[[], str] | None) -> int:
     """Turn what a user can mend into a message and an exit status; anything else keeps its traceback."""
     from tvr_lightning.errors import MissingAssetError, UserError
 
     try:
         return run()
     except MissingAssetError as error:
-        advice = "" if fixture_hint is None else f"\n\n{_fixture_command(fixture_hint)}"
-        print(f"tvr: {error}{advice}", file=sys.stderr)
+        print(f"tvr: {error}" if hint is None else f"tvr: {error}\n\n{hint()}", file=sys.stderr)
         return error.exit_status
     except UserError as error:
         print(f"tvr: {error}", file=sys.stderr)
         return error.exit_status
 
 
-def _fixture_command(rest: Sequence[str]) -> str:
+def _fixture_command(rest: Sequence[str], verb: Verb | None = None) -> str:
     named = [word.removeprefix("--config=") for word in rest if word.endswith(".yaml")]
     recipe = next((path for path in named if _names_method(path)), "recipes/clip4clip.yaml")
     return (
         "This works right now, without data or weights:\n"
         "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
-        f"  tvr fit --config {recipe} --config recipes/fixture.yaml"
+        f"  tvr {verb.words if verb and verb.sections else 'fit'} --config {recipe} --config recipes/fixture.yaml"
     )
 
 

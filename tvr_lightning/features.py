@@ -224,7 +224,7 @@ class Scores:
     Attributes:
         similarity: (N, M), `similarity[i, j]` is text i against video j, before the temperature unless a method's
             docstring says otherwise; larger is better.
-        parts: named (N, M) matrices that the similarity was made of, for reports.
+        parts: named tensors (N, M, ...) that the similarity was made of, for losses and reports.
     """
 
     similarity: Tensor

@@ -352,6 +352,17 @@ def test_padding_plays_no_part():
         torch.testing.assert_close(ours[name], theirs[name])
 
 
+@torch.no_grad()
+def test_mean_pooling_is_the_mean_over_frames_and_patches_that_are_there():
+    made = module(views=("micro",), micro_interaction="mean", patch_reduction=AveragePatches()).eval()
+    text, video, _ = features()
+    words = (text.words * text.word_mask.unsqueeze(-1)).sum(1) / text.word_mask.sum(1, keepdim=True)
+    mask = video.frame_mask[:, :, None, None]
+    patches = (video.patches * mask).sum((1, 2)) / (mask.sum((1, 2)) * P)
+    expected = unit(words) @ unit(patches).T
+    torch.testing.assert_close(made.score(text, made.encode_video(video)).similarity, expected)
+
+
 @pytest.mark.parametrize(("patches", "left"), [(49, 7), (196, 25), (1, 1)])
 def test_patches_are_merged_once_per_video(patches, left):
     made = module().eval()

@@ -7,6 +7,7 @@ import yaml
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.published import PRINTED, published_rows
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import known_tables, load_table
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
@@ -38,6 +39,22 @@ def test_shipped_tables_stand_for_printed_lines(name):
     assert len({run.entry for run in table.runs}) == len(table.runs)
     if printed - {run.entry for run in table.runs}:
         assert table.note, "a note says why printed lines have no run"
+
+
+def test_a_run_that_trains_nothing_evaluates_and_waits_for_none():
+    table = load_table("zero-shot", RECIPES)
+    plan = make_plan([table], Setting(RECIPES, Path("fixture"), fixture_videos=20))
+    assert {run.verb for run in plan.runs.values()} == {"test"}
+    assert all(not run.needs for run in plan.runs.values())
+    # The fixture's own encoder stands for every backbone, so that a dataset is one run for all of them.
+    assert len(plan.runs) == 3
+
+
+@pytest.mark.parametrize("trains", [True, "no"])
+def test_a_run_cannot_train_and_take_anothers_weights(trains, tmp_path):
+    runs = {"a": {"config": ["method.yaml"], "row": {"method": "X-Pool"}, "trained_by": "b", "trains": trains}}
+    with pytest.raises(UserError, match=r"run a: trains is .*; give true or false"):
+        load_table("mine", write(tmp_path, runs=runs))
 
 
 def test_lines_without_a_run_stay_in_the_table():
@@ -132,9 +149,24 @@ def test_leaking_numbers_are_set_against_runs_that_leak_or_the_note_says_so(name
 
 
 def test_a_table_that_this_project_does_not_run_is_published_only():
-    table = load_table("ncl-4", RECIPES)
+    table = load_table("gare-10", RECIPES)
     assert table.runs == ()
-    assert {row.method for row in table.published()} == {"SSB", "SSB + NCL"}
+    assert {row.method for row in table.published()} == {"CLIP4Clip vs GARE"}
+
+
+def test_what_needs_another_architecture_is_printed_above_the_bases_that_there_are():
+    table = load_table("ncl-4", RECIPES)
+    assert {row.method for row in table.published() if row.recall_1 is not None} == {"SSB", "SSB + NCL"}
+    assert {run.shows for run in table.runs if "ncl" in run.name} == {
+        f"{base} with NCL on MSR-VTT 1k-A" for base in ("X-CLIP", "DRL", "X-Pool")
+    }
+
+
+@pytest.mark.parametrize(("table", "run"), [("3", "both"), ("3", "none"), ("4", "neither"), ("5", "patches-mean")])
+def test_mean_pooling_of_dpdv_is_the_mean_over_frames_and_patches(table, run):
+    recipe = next(each for each in load_table(f"dpdv-{table}", RECIPES).runs if each.name == run)
+    assert recipe.settings["model.init_args.dpdv.micro_interaction"] == "mean"
+    assert recipe.settings["model.init_args.dpdv.patch_reduction.class_path"] == "AveragePatches"
 
 
 def test_every_published_table_has_a_recipe():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from tvr_lightning.training.sharding import gathered
 QUERIES = "half of the queries"
 
 
-def run_audit(config: list[Path], ckpt: Path | None = None, videos: int = 64, seed: int = 0) -> int:
+def run_audit(
+    config: list[Path], ckpt: Path | None = None, videos: int = 64, seed: int = 0, overrides: Sequence[str] = ()
+) -> int:
     """Check by experiment that scores depend on the text and the video alone; exit status 1 where they do not.
 
     Args:
@@ -42,8 +45,9 @@ def run_audit(config: list[Path], ckpt: Path | None = None, videos: int = 64, se
         ckpt: a checkpoint of the recipe; without one the recipe's starting weights are audited.
         videos: how many videos of the test split, with their texts, to audit on.
         seed: of the drawn videos, orders and partners.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    method, data = from_recipe([str(path) for path in config])
+    method, data = from_recipe([str(path) for path in config], overrides)
     if ckpt is not None:
         checkpoint = read_checkpoint(ckpt)
         method.on_load_checkpoint(checkpoint)

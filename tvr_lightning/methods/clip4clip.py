@@ -232,7 +232,7 @@ class CLIP4Clip(RetrievalModule):
         shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(self, encoder: Encoder, clip4clip: CLIP4ClipOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, clip4clip: CLIP4ClipOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = clip4clip or CLIP4ClipOptions()
         header = self.options.similarity_header

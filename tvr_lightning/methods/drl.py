@@ -311,7 +311,7 @@ class DRL(RetrievalModule):
         shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(self, encoder: Encoder, drl: DRLOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, drl: DRLOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = drl or DRLOptions()
         interaction = options.interaction

@@ -143,7 +143,7 @@ class TMASS(RetrievalModule):
     """
 
     def __init__(
-        self, encoder: Encoder, tmass: TMASSOptions | None = None, protocol: Protocol = "query", **shared: Any
+        self, encoder: Encoder, *, tmass: TMASSOptions | None = None, protocol: Protocol = "query", **shared: Any
     ) -> None:
         super().__init__(encoder, **shared)
         self.options = tmass or TMASSOptions()

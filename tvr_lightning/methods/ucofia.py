@@ -192,7 +192,7 @@ class UCoFiA(RetrievalModule):
         shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(self, encoder: Encoder, ucofia: UCoFiAOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, ucofia: UCoFiAOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = ucofia or UCoFiAOptions()
         self.needs_patches = "word_patch" in options.scores

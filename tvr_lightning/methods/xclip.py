@@ -253,7 +253,7 @@ class XCLIP(RetrievalModule):
         shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(self, encoder: Encoder, xclip: XCLIPOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, xclip: XCLIPOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = xclip or XCLIPOptions()
         masked = {"words": options.mask_words, "frames": options.mask_frames}

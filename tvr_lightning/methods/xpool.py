@@ -112,7 +112,7 @@ class XPool(RetrievalModule):
         shared: the arguments of `RetrievalModule`.
     """
 
-    def __init__(self, encoder: Encoder, xpool: XPoolOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, xpool: XPoolOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.head = XPoolHead(encoder.dimension, self.frames, xpool).within(self.evaluation_config.memory_gib)
 

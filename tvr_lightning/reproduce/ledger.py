@@ -250,7 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--effects", type=Path, default=Path("benchmarks/results/mechanisms.json"))
     parser.add_argument("--out", type=Path, default=Path("docs/deviations.md"))
     options = parser.parse_args(arguments)
-    options.out.write_text(ledger(options.recipes, options.effects), encoding="utf-8")
+    try:
+        options.out.write_text(ledger(options.recipes, options.effects), encoding="utf-8")
+    except LedgerError as error:
+        parser.exit(1, f"{error}\n")
 
 
 if __name__ == "__main__":

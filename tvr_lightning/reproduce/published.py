@@ -1,8 +1,9 @@
-"""What the five papers print in their tables, as data: one row per method, dataset and direction, nothing inferred.
+"""What the papers print in their tables, as data: one row per method, dataset and direction, nothing inferred.
 
 `published.json` holds `rows`, transcribed from the papers' text. Every row has the fields of `PublishedRow` under the
 papers' own column names ("R@1" is `recall_1`); null is what the paper does not print. `note` says where the print is
-inconsistent or how it was read, `source_line` is the line of the paper's text that the row was read from.
+inconsistent or how it was read, `source_line` is the line of the paper's text that the row was read from. A sixth
+"paper", `zero-shot`, gathers what pretrained encoders are published to reach untrained; its notes name the sources.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from tvr_lightning.errors import UserError
 
-PaperName = Literal["gare", "tc-mgc", "ncl", "dpdv", "gaid"]
+PaperName = Literal["gare", "tc-mgc", "ncl", "dpdv", "gaid", "zero-shot"]
 Printed = Literal["R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSum", "SumR", "accuracy"]
 Entry = tuple[str | None, ...]
 PRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSum", "SumR", "accuracy")

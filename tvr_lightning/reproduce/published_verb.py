@@ -27,7 +27,7 @@ def run_published(
     """Print what the papers publish; a dash is what they do not print.
 
     Args:
-        paper: gare, tc-mgc, ncl, dpdv or gaid; all of them by default.
+        paper: gare, tc-mgc, ncl, dpdv, gaid, or zero-shot for pretrained encoders; all of them by default.
         table: number of the table, such as 1, 7a, S3 or Fig7.
         dataset: such as MSR-VTT.
         method: as the paper prints it.

@@ -12,6 +12,7 @@ runs:
     set: {model.init_args.words: 24} # optional: values on top
     on_fixture: fixture-vqa          # optional: recipes/<name>.yaml on top of the fixture's
     trained_by: other-run            # optional: evaluates that run's weights instead of training
+    trains: false                    # optional: evaluates the encoder's pretrained weights, nothing is trained
     row: {method: CLIP4Clip}         # the printed line, by fields of PublishedRow
   other-run:
     config: [xpool.yaml]
@@ -64,7 +65,8 @@ class TableRun:
         row: field of `PublishedRow` to value: the printed line it stands for, or below which `shows` adds one.
         entry: that line, or the line that `shows` adds.
         backbone: recipe file of the backbone, where it is not the method's own; the synthetic fixture leaves it out.
-        trained_by: name of the run whose weights it evaluates, or None where it trains.
+        trained_by: name of the run whose weights it evaluates, or None.
+        trains: whether it trains; without `trained_by` what does not is the encoder's pretrained weights.
         on_fixture: recipe file that goes on top of the fixture's, or None.
         shows: what it stands for where the paper prints no numbers; None where `row` says it.
         below: the printed line below which `shows` adds one, or None.
@@ -77,6 +79,7 @@ class TableRun:
     entry: Entry
     backbone: Path | None = None
     trained_by: str | None = None
+    trains: bool = True
     on_fixture: Path | None = None
     shows: str | None = None
     below: Entry | None = None
@@ -170,7 +173,7 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
     runs = tuple(_run(file, str(run), values) for run, values in raw["runs"].items())
     names = {run.name: run for run in runs}
     for run in runs:
-        if run.trained_by is not None and (run.trained_by not in names or names[run.trained_by].trained_by is not None):
+        if run.trained_by is not None and (run.trained_by not in names or not names[run.trained_by].trains):
             raise file.error(f"run {run.name}: trained_by {run.trained_by!r} is no run of this table that trains")
     given = raw.get("baseline") or ()
     baselines = (given,) if isinstance(given, str) else tuple(given)
@@ -184,12 +187,15 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
 
 
 def _run(file: _File, name: str, values: Any) -> TableRun:
-    optional = {"row", "shows", "backbone", "on_fixture", "set", "trained_by"}
+    optional = {"row", "shows", "backbone", "on_fixture", "set", "trained_by", "trains"}
     raw = file.keys(f"run {name}", values, {"config"}, optional)
     if "row" not in raw and "shows" not in raw:
         raise file.error(
             f"run {name}: give row, the printed line, or shows, a line of its own, or both, a line below it"
         )
+    trains = raw.get("trains", "trained_by" not in raw)
+    if not isinstance(trains, bool) or (trains and "trained_by" in raw):
+        raise file.error(f"run {name}: trains is {trains!r}; give true or false, and no true beside trained_by")
     configs = tuple(file.folder / config for config in raw["config"])
     backbone = file.folder / "backbone" / f"{raw['backbone']}.yaml" if "backbone" in raw else None
     on_fixture = file.folder / f"{raw['on_fixture']}.yaml" if "on_fixture" in raw else None
@@ -205,7 +211,8 @@ def _run(file: _File, name: str, values: Any) -> TableRun:
         raise file.error(f"runs {file.claimed[entry]} and {name} claim the same {what} one of them")
     file.claimed[entry] = name
     settings = raw.get("set") or {}
-    return TableRun(name, configs, settings, row, entry, backbone, raw.get("trained_by"), on_fixture, shows, below)
+    trained_by = raw.get("trained_by")
+    return TableRun(name, configs, settings, row, entry, backbone, trained_by, trains, on_fixture, shows, below)
 
 
 def _shown(file: _File, line: Entry | None, shows: str | None) -> tuple[Entry, Entry | None]:

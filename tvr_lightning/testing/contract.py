@@ -87,7 +87,14 @@ class MethodContract:
     def test_scores_depend_on_nothing_but_the_text_and_the_video(self) -> None:
         """The audit finds no leak."""
         audit = audit_method(*small(self.recipe))
-        assert not audit.leaks, [finding for finding in audit.findings if finding.leaks]
+        found = [finding for finding in audit.findings if finding.leaks]
+        said = [f"  {each.experiment}" + (f": {each.change:.1e} deviations" if each.change else "") for each in found]
+        assert not found, "a score changed, or could, with what is neither its text nor its video:\n" + "\n".join(said)
+
+    def test_its_parameters_can_be_sharded(self, method: RetrievalModule) -> None:
+        """FSDP2 shards parameters along their first dimension, which a scalar has not."""
+        scalars = [name for name, parameter in method.named_parameters() if not parameter.ndim]
+        assert not scalars, f"FSDP2 cannot shard scalars: give {', '.join(scalars)} the shape (1,)"
 
     @torch.no_grad()
     def test_a_pair_scores_alone_as_among_others(
@@ -97,9 +104,11 @@ class MethodContract:
         (text, video), scores = features, method.score(*features).similarity
         assert scores.shape == (len(text), len(video))
         for i, j in ((0, 0), (2, 1), (5, 3)):
-            close(method.score(text[i : i + 1], video[j : j + 1]).similarity[0, 0], scores[i, j])
+            alone = method.score(text[i : i + 1], video[j : j + 1]).similarity[0, 0]
+            close(alone, scores[i, j], f"text {i} and video {j} alone, which others must not change")
         order, places = torch.tensor([3, 0, 5, 1, 4, 2]), torch.tensor([5, 1, 0, 3])
-        close(method.score(text[order], video[places]).similarity, scores[order][:, places])
+        again = method.score(text[order], video[places]).similarity
+        close(again, scores[order][:, places], "in another order, among fewer videos")
 
     @torch.no_grad()
     @pytest.mark.parametrize("part", ["words", "frames"])
@@ -118,7 +127,7 @@ class MethodContract:
         usual = scores(text, video)
         if part not in method.reads_padding:
             for other in found:
-                close(other, usual)
+                close(other, usual, f"scores depend on the padding of {part}: mask it, or name it in `reads_padding`")
         elif all(torch.allclose(other, usual) for other in found):
             pytest.fail(f"reads_padding names {part}, but scores do not depend on its padding")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -75,7 +76,13 @@ def data_get(dataset: Dataset, to: Path | None = None, annotations_only: bool = 
     return 0
 
 
-def data_check(config: list[str], decode: bool = False, workers: int | None = None, report: Path | None = None) -> int:
+def data_check(
+    config: list[str],
+    decode: bool = False,
+    workers: int | None = None,
+    report: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> int:
     """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything must be mended.
 
     Args:
@@ -83,22 +90,24 @@ def data_check(config: list[str], decode: bool = False, workers: int | None = No
         decode: also decode every video.
         workers: processes that look at videos; by default one per core.
         report: where to write the report as JSON besides.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    found = check(data_from_recipe(config), decode=decode, workers=workers or os.cpu_count() or 1)
+    found = check(data_from_recipe(config, overrides), decode=decode, workers=workers or os.cpu_count() or 1)
     print_report(found)
     if report is not None:
         write_report(found, report)
     return 1 if found.problems else 0
 
 
-def data_stats(config: list[str], workers: int | None = None) -> int:
+def data_stats(config: list[str], workers: int | None = None, overrides: Sequence[str] = ()) -> int:
     """Print videos, captions, caption lengths in tokens, durations, and the share of videos with sound.
 
     Args:
         config: recipe files or data overlays, later ones on top of earlier ones.
         workers: processes that look at videos; by default one per core.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    data = data_from_recipe(config)
+    data = data_from_recipe(config, overrides)
     tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
     print_stats(stats(data, tokens, workers=workers or os.cpu_count() or 1))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -37,6 +38,7 @@ def evaluate_matrices(
     recall: list[int] | None = None,
     name: str | None = None,
     out: Path = Path("runs"),
+    overrides: Sequence[str] = (),
 ) -> int:
     """Rank a similarity matrix from anywhere on a dataset's test split; compare it with a second one.
 
@@ -54,10 +56,11 @@ def evaluate_matrices(
         recall: the K of the recalls; 1, 5 and 10 by default.
         name: what the table calls the method; the file's name by default.
         out: parent folder of the results.
+        overrides: options on top of the overlays, such as `--data.init_args.split=full`.
     """
     if len(scores) > 2:
         raise RecipeError(f"{len(scores)} files of scores; give one, or two to compare")
-    truth, video_ids = _split_of(data, config, root, ids)
+    truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     if ks[0] < 1:
         raise RecipeError(f"recall {ks[0]}; give whole numbers from 1 on")
@@ -100,7 +103,7 @@ def evaluate_matrices(
 
 
 def _split_of(
-    data: str | None, config: list[str] | None, root: str | None, ids: Path | None
+    data: str | None, config: list[str] | None, overrides: Sequence[str], ids: Path | None
 ) -> tuple[GroundTruth, list[str]]:
     """The pairing of the test split, and the names of its videos."""
     if (ids is not None) == bool(data or config):
@@ -109,8 +112,7 @@ def _split_of(
         split = _split_of_ids(ids)
         title = ids.stem
     else:
-        overrides = [f"--data={data}"] if data else []
-        dataset = data_from_recipe(config or [], [*overrides, *([f"--data.init_args.root={root}"] if root else [])])
+        dataset = data_from_recipe(config or [], [*([f"--data={data}"] if data else []), *overrides])
         absent = dataset.missing_annotations("test")
         if absent:
             raise MissingData(dataset.directory, absent, dataset.layout)

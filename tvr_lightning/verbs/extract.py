@@ -45,6 +45,7 @@ def extract_features(
     engine: Engine = "local",
     actors: int = 1,
     address: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Run the encoders once over a recipe's dataset, or over any videos, and store the features; resumes after a kill.
 
@@ -68,11 +69,14 @@ def extract_features(
         engine: local, or ray: actors of a Ray cluster read and encode, this process writes.
         actors: how many of them.
         address: of a running Ray cluster that sees the videos under the same paths; by default one is started here.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
     if bool(videos) == bool(config):
         raise RecipeError("give either --config FILE (a recipe) or videos and folders to extract from")
+    if overrides and not config:
+        raise RecipeError(f"{overrides[0]} changes an option of a recipe: give --config FILE with it")
     source, encoder, audio_encoder = (
-        _recipe_source(config)
+        _recipe_source(config, overrides)
         if config
         else _file_source(videos, architecture, weights, audio_weights, frames, sampling, seed)
     )
@@ -99,8 +103,8 @@ def extract_features(
 Parts = tuple[ExtractSource, Encoder, AudioEncoder | None]
 
 
-def _recipe_source(config: list[str]) -> Parts:
-    method, data = from_recipe(config)
+def _recipe_source(config: list[str], overrides: Sequence[str]) -> Parts:
+    method, data = from_recipe(config, overrides)
     return source_of_data(data), method.encoder, getattr(method, "audio_encoder", None)
 
 
@@ -145,6 +149,7 @@ def caption_videos(
     batch_size: int = 24,
     num_workers: int = 2,
     device: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Describe the segments of a dataset's videos with a vision-language model; resumes after a kill.
 
@@ -161,8 +166,9 @@ def caption_videos(
         batch_size: segments described at a time.
         num_workers: processes that decode.
         device: where the model runs; a GPU where there is one by default.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    data = data_from_recipe(config)
+    data = data_from_recipe(config, overrides)
     data.captions = None  # the recipe may name the file that is about to be written
     options = CaptionOptions(
         out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers, progress=sys.stdout.isatty()

@@ -18,6 +18,10 @@ Deviations:
 - a single frame: paper not stated; here, as it cannot be divided, it is in both paths.
 - patch merging in the original pair: paper not stated; here of all frames, as the KL terms compare like with like only
   so.
+- neighbours and heads of the merging: paper neither k of the clustering nor the attention's heads; here 3 and 8, as HBI
+  (`patch_reduction`).
+- divergence: paper not which softmaxes, scale or reduction; here over rows and columns of the scaled logits, the mean
+  over the batch, literally KL(original || path) (`divergence`).
 - weights theta: paper not stated; here MLPs of HBI's sizes, one per kind of token, shared by all paths.
 - test: paper "aggregated"; here the mean of both views' scores, and generated captions take no part.
 - optimiser: paper not stated; here AdamW with CLIP's decay, new modules at ten times the encoders' rate (`optimizer`).
@@ -57,7 +61,7 @@ class DPDV(RetrievalModule):
         ValueError: a single frame, which two paths cannot share.
     """
 
-    def __init__(self, encoder: Encoder, dpdv: DPDVOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, dpdv: DPDVOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = dpdv or DPDVOptions()
         if options.paths and self.frames < 2:

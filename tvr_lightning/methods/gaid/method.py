@@ -19,7 +19,10 @@ Deviations:
 - temperature: released detaches it, so that it stays CLIP's 100; here as released.
 - silence: released feeds zeros, and wav2vec2's projection then adds its bias; here a frame without sound is zero
   behind the projection too.
-- audio of other lengths than 30 s: released pads and cuts to 30 s; here `data.init_args.audio_align` decides.
+- sound of other lengths than 30 s: paper concatenates and resamples longer sound (A.1); released pads and cuts to 30 s;
+  here `data.init_args.audio_align` decides.
+- draws of T-MASS's perturbation (`STP`): released anew for every pair; here one set of draws per evaluation meets all
+  pairs, so that a score depends on its pair alone.
 - several captions per video, as released: released fuses under the first caption and pools under that of the query's
   number; here both take the one of the query's number.
 - fusion of samples and tokens: paper Table 5; released not; here after the paper's description.
@@ -68,6 +71,7 @@ class GAID(RetrievalModule):
     def __init__(
         self,
         encoder: Encoder,
+        *,
         gaid: GAIDOptions | None = None,
         audio_encoder: AudioEncoder | None = None,
         protocol: Protocol = "query",

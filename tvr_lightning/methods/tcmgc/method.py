@@ -15,6 +15,10 @@ Deviations:
 - LSA matrix: paper G x G (Eq. 32); released undefined (`logit_weight`); here the paper's, starting as the identity.
 - padding: released keeps padded words and frames; here as released (`mask_words`, `mask_frames`).
 - repeated work: released computes all text-conditioned vectors twice; here once.
+- optimiser: paper Adam (section 4.1); released BertAdam; here as released (`optimizer`).
+- precision: released CLIP's matrices in float16, where most steps of 1e-7 round to nothing
+  (`encoder_precision: fp16-master`); here float32.
+- gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
 - ties: released counts a tied query several times; here they are ranked by their expectation.
 """
 
@@ -46,7 +50,7 @@ class TCMGC(RetrievalModule):
         ValueError: options, sizes and keep rate do not fit each other.
     """
 
-    def __init__(self, encoder: Encoder, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:
+    def __init__(self, encoder: Encoder, *, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = tcmgc or TCMGCOptions()
         masked = {"words": options.mask_words, "frames": options.mask_frames}

@@ -45,6 +45,7 @@ def run_profile(
     repeats: int = 3,
     random_weights: bool = False,
     device: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Measure what a method costs on random media of the recipe's sizes; no dataset is needed.
 
@@ -59,12 +60,13 @@ def run_profile(
         repeats: measurements of each time; the median counts.
         random_weights: build the encoder with random weights in place of the recipe's, which cost the same.
         device: where to measure; a GPU where there is one by default.
+        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
     if batch_size < 2 or queries < 1 or repeats < 1:
         raise RecipeError("tvr profile needs batch_size of at least 2, queries and repeats of at least 1")
-    overrides = _random(config) if random_weights else []
+    weights = _random(config) if random_weights else []
     arguments = [item for path in config for item in ("--config", path)]
-    cli = _WithoutData(args=[*arguments, *overrides], run=False)
+    cli = _WithoutData(args=[*arguments, *overrides, *weights], run=False)
     module = cli.model
     if not isinstance(module, RetrievalModule):
         raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")

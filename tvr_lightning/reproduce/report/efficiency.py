@@ -12,8 +12,8 @@ from tvr_lightning.reproduce.published import PublishedRow, published_rows
 from tvr_lightning.reproduce.runs.card import Card
 
 TABLES = (
-    ("TC-MGC", "14"), ("TC-MGC", "1a"), ("TC-MGC", "1b"), ("GARE", "10"), ("GARE", "11"), ("GAID", "6"), ("GAID", "7"),
-    ("DPDV", "S8"),
+    ("TC-MGC", "14"), ("TC-MGC", "1a"), ("TC-MGC", "1b"), ("TC-MGC", "2"), ("TC-MGC", "3"),
+    ("GARE", "10"), ("GARE", "11"), ("GAID", "6"), ("GAID", "7"), ("DPDV", "S8"),
 )  # fmt: skip
 CLASSES = {
     "CLIP4Clip": "CLIP4Clip", "X-Pool": "XPool", "DRL": "DRL", "UCoFiA": "UCoFiA", "X-CLIP": "XCLIP",

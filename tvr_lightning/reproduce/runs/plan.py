@@ -21,6 +21,7 @@ from tvr_lightning.reproduce.tables import TableError, TableRecipe, TableRun
 
 FIXTURE_SEED = 0
 Share = Literal["nothing", "encoder", "features"]
+Verb = Literal["fit", "test", "extract"]
 # What trains the shared encoder: the plainest head there is, so that the encoder leans to no method.
 SHARED_METHOD, SHARED_DATASET = "clip4clip", "msrvtt"
 SHARED_RECIPES = {"encoder": "fixture-shared.yaml", "features": "fixture-features.yaml"}
@@ -66,7 +67,7 @@ class PlannedRun:
         key: fingerprint of all that decides it; its card bears it.
         name: `<table>/<run>` of the first line it stands for.
         claims: every `<table>/<run>` that it stands for.
-        verb: `fit`; `test` where another run trained the weights; `extract` for a run that stores features.
+        verb: `fit`; `test` where another run or nobody trained the weights; `extract` where features are stored.
         configs: recipe files, as on the command line.
         settings: the table's own values, nested as in a recipe, on top of them.
         overrides: command-line style, on top of all.
@@ -84,7 +85,7 @@ class PlannedRun:
     key: str
     name: str
     claims: list[str]
-    verb: Literal["fit", "test", "extract"]
+    verb: Verb
     configs: list[str]
     settings: dict[str, Any]
     overrides: list[str]
@@ -173,7 +174,17 @@ def _add(plan: Plan, table: TableRecipe, runs: Mapping[str, TableRun], run: Tabl
     encoder = _shared_encoder(plan) if share != "nothing" else None
     dataset = _dataset(claim, files, run.settings)
     store = _shared_store(plan, encoder, dataset) if encoder is not None and share == "features" else None
-    planned = _planned(plan, claim, files, run.settings, seed=seed, trained_by=trained_by, encoder=encoder, store=store)
+    planned = _planned(
+        plan,
+        claim,
+        files,
+        run.settings,
+        verb="fit" if run.trains else "test",
+        seed=seed,
+        trained_by=trained_by,
+        encoder=encoder,
+        store=store,
+    )
     if claim not in planned.claims:
         planned.claims.append(claim)
     keys = plan.chosen.setdefault(claim, [])
@@ -200,11 +211,11 @@ def _planned(
     files: Sequence[Path],
     settings: Mapping[str, Any],
     *,
+    verb: Verb = "fit",
     seed: int | None = None,
     trained_by: PlannedRun | None = None,
     encoder: PlannedRun | None = None,
     store: PlannedRun | None = None,
-    extracts: bool = False,
 ) -> PlannedRun:
     """Plan a run, or find the one of the plan that does the same."""
     setting, dataset = plan.setting, _dataset(name, files, settings)
@@ -223,7 +234,6 @@ def _planned(
     decided = _last(contents, "seed_everything") if seed is None else seed
     overlay = setting.overlay
     keys = [run.key if run else None for run in (trained_by, encoder, store)]
-    verb: Literal["fit", "test", "extract"] = "extract" if extracts else "test" if trained_by else "fit"
     planned = PlannedRun(
         key=digest(fingerprints, decided, verb, keys),
         name=name,
@@ -263,7 +273,7 @@ def _shared_store(plan: Plan, encoder: PlannedRun, dataset: str) -> PlannedRun:
     """The run that stores the shared encoder's features of a dataset; GAID's recipe names the sound too."""
     names = ("gaid.yaml", f"data/{dataset}.yaml", "fixture.yaml", SHARED_RECIPES["features"])
     files = _with_overlay(plan.setting, names)
-    return _planned(plan, f"shared/features-{dataset}", files, {}, encoder=encoder, extracts=True)
+    return _planned(plan, f"shared/features-{dataset}", files, {}, verb="extract", encoder=encoder)
 
 
 def _with_overlay(setting: Setting, names: Sequence[str]) -> list[Path]:
