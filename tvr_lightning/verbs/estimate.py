@@ -267,7 +267,7 @@ def _compute(method: RetrievalModule, batch: PairBatch, share: int) -> tuple[flo
     """Seconds of a step, of encoding one video, of scoring one pair; whether of whole batches; peak bytes of a GPU."""
     small = _of_size(batch, min(share, len(batch))).to(method.device)
     optimizer, _ = build_optimizer(method, method.optimizer_config, total_steps=100, epochs=1)
-    saved = {name: value.detach().clone() for name, value in method.state_dict().items()}
+    saved = {name: value.detach().cpu().clone() for name, value in method.state_dict().items()}
 
     def step(pairs: PairBatch) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -282,7 +282,11 @@ def _compute(method: RetrievalModule, batch: PairBatch, share: int) -> tuple[flo
         pairs = _of_size(batch, share).to(method.device)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(method.device)
-        seconds = _timed(method.device, lambda: step(pairs))
+        try:
+            seconds = _timed(method.device, lambda: step(pairs))
+        except torch.cuda.OutOfMemoryError as error:
+            size = torch.cuda.get_device_properties(method.device).total_memory / GB
+            raise RecipeError(f"{share} pairs do not fit this device of {size:.0f} GB; lower the batch size") from error
     else:
         seconds *= share / len(small)
     memory = float(torch.cuda.max_memory_allocated(method.device)) * ROOM if on_gpu else None
