@@ -348,3 +348,16 @@ def test_real_clips_equal_decoding_everything(test_data: Path) -> None:
             frame = frames[np.abs(times - times[0] - float(time)).argmin()]
             expected = np.asarray(crop(frame.to_image())).transpose(2, 0, 1)
             np.testing.assert_array_equal(pixels.numpy(), expected, err_msg=str(path))
+
+
+def test_two_pictures_in_a_packet_are_decoded_once(test_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, open_file = [], av.open
+
+    def watched(*given: object, **options: object) -> object:
+        opened.append(given[0])
+        return open_file(*given, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(av, "open", watched)
+    clip = read(test_data / "clips" / "videos" / "mmaction_test.avi", 5)
+    assert bool(clip.frame_mask.all())
+    assert len(opened) == 1

@@ -44,7 +44,7 @@ class ResizeCentreCrop:
     image_size: int
 
     def __call__(self, frame: Image.Image) -> Image.Image:
-        """Return the (S, S) centre of a resized RGB or RGBX frame, in its mode."""
+        """Return the (S, S) centre of a resized RGB frame."""
         size, (width, height) = self.image_size, frame.size
         if min(width, height) != size:
             wide = width >= height
