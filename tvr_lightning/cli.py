@@ -58,25 +58,48 @@ AGAIN = "the same command goes on where it stopped"
 VERBS = (
     Verb(
         "fit",
-        "train a recipe, test the result, print and write its table",
+        "train a recipe, test the result, print and write its table; --estimate tells before what it needs",
         go_on="with --checkpoints.resume=true the same command goes on from the last checkpoint",
     ),
     Verb("validate", "evaluate a checkpoint on the validation split"),
     Verb("test", "evaluate a checkpoint on the test split, print and write its table"),
     Verb("predict", "write the best videos of every test text to parquet"),
     Verb(
+        "evaluate",
+        "rank a similarity matrix from anywhere, print and write its table",
+        "tvr_lightning.verbs.evaluate:evaluate_matrices",
+        ("scores",),
+        sections=("data",),
+    ),
+    Verb(
         "data synth",
         "write a synthetic dataset of real videos in a dataset's own layout",
-        "tvr_lightning.verbs:data_synth",
+        "tvr_lightning.verbs.data:data_synth",
         ("dataset",),
     ),
-    Verb("data check", "list everything wrong with a dataset", "tvr_lightning.verbs:data_check", sections=("data",)),
-    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs:data_stats", sections=("data",)),
-    Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs:data_show", ("video",)),
+    Verb(
+        "data get",
+        "fetch a dataset that is kept openly on the hub",
+        "tvr_lightning.verbs.data:data_get",
+        ("dataset",),
+        go_on=AGAIN,
+    ),
+    Verb(
+        "data import",
+        "bring a dataset as you hold it into the layout that is read",
+        "tvr_lightning.verbs.data:data_import",
+        ("dataset",),
+        go_on=AGAIN,
+    ),
+    Verb(
+        "data check", "list everything wrong with a dataset", "tvr_lightning.verbs.data:data_check", sections=("data",)
+    ),
+    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs.data:data_stats", sections=("data",)),
+    Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs.data:data_show", ("video",)),
     Verb(
         "extract",
         "compute features once and store them",
-        "tvr_lightning.verbs:extract_features",
+        "tvr_lightning.verbs.extract:extract_features",
         ("videos",),
         go_on=AGAIN,
         sections=("model", "data"),
@@ -84,7 +107,7 @@ VERBS = (
     Verb(
         "caption",
         "describe videos with a vision-language model",
-        "tvr_lightning.verbs:caption_videos",
+        "tvr_lightning.verbs.extract:caption_videos",
         go_on=AGAIN,
         sections=("data",),
     ),
@@ -216,12 +239,14 @@ def _parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
         known = options.get(name.replace("-", "_"))  # `--num-workers` and `--num_workers` are the same
         if word.startswith("--") and known is not None:
             words[place] = f"{known}{equals}{value}"
+        elif name.partition(".")[0].replace("-", "_") in options:  # an option of the class that an option names
+            continue
         elif word.startswith("--") and not any(option.startswith(name) for option in options.values()):
             near = difflib.get_close_matches(name, options.values(), n=1)
             meant = f"did you mean {near[0]}? " if near else ""
             return f"{verb.words} has no option {name}; {meant}`tvr {verb.words} --help` lists all"
     try:
-        return parser.parse_args(words).as_dict()
+        return parser.instantiate(parser.parse_args(words)).as_dict()  # classes such as a normalisation's
     except ArgumentError as error:
         from tvr_lightning.explain import refusals
 
@@ -264,6 +289,10 @@ def verb_parser(verb: Verb) -> ArgumentParser:
             option = f"--{name.replace('_', '-')}"
             parser.add_argument(option, dest=name, action="store_true", help=helps.get(name))
             skip.add(name)
+    for name in [name for name in parameters if name.endswith("_")]:  # words that Python keeps for itself
+        option = f"--{name.rstrip('_')}"
+        parser.add_argument(option, dest=name, type=hints[name], required=True, help=helps.get(name))
+        skip.add(name)
     parser.add_function_arguments(function, skip=skip, as_group=False)
     return parser
 
@@ -272,6 +301,12 @@ def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
     from tvr_lightning.audit.run import AuditedCLI
 
     quieten()
+
+    if verb == "fit" and "--estimate" in rest:
+        from tvr_lightning.verbs.estimate import estimate_fit
+
+        words = [word for word in rest if word != "--estimate"]
+        return _guard(lambda: estimate_fit(words), partial(_fixture_command, words))
 
     def run() -> int:
         # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.

@@ -14,6 +14,7 @@ _OPTIONS = {
 }
 _OF_FIT = {
     "--trainer.max_epochs N": "epochs of training",
+    "--estimate": "train nothing; tell memory, disk and time that the run needs",
     "--seed_everything N": "seed of the run",
     "--checkpoints.resume true": "go on from the last checkpoint of the same run",
 }

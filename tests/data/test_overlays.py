@@ -8,7 +8,9 @@ import tvr_lightning.data as rooms
 from tvr_lightning.data import TextVideoDataModule
 
 OVERLAYS = sorted((Path(__file__).parents[2] / "recipes" / "data").glob("*.yaml"))
-DATASETS = [rooms.ActivityNet, rooms.Charades, rooms.DiDeMo, rooms.LSMDC, rooms.MSRVTT, rooms.MSVD, rooms.VATEX]
+DATASETS = [
+    rooms.ActivityNet, rooms.Charades, rooms.DiDeMo, rooms.Folder, rooms.LSMDC, rooms.MSRVTT, rooms.MSVD, rooms.VATEX,
+]  # fmt: skip
 
 # Every argument that datasets share belongs to the dataset, to the method or to the machine. A change of class keeps
 # arguments of the same name, so an overlay must set all of the first kind, and none of the others.

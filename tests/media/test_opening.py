@@ -9,9 +9,9 @@ import pytest
 from broken_videos import write_sound, write_video
 
 from tvr_lightning.data.check import look_at
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.show import show
+from tvr_lightning.data.video_files import VideoFolder
 from tvr_lightning.extract.source import source_of_files
 from tvr_lightning.media.audio import AudioError, read_audio
 from tvr_lightning.media.opening import VIDEO_SUFFIXES, VideoError

@@ -53,7 +53,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     Args:
         split: which of the dataset's split files are used.
-        root: parent folder of all datasets; each appends its own `directory`. Default: the environment's TVR_DATA.
+        root: parent folder of all datasets, to which each appends its own `directory`; of `Folder`, the folder itself.
+            Default: the environment's TVR_DATA.
         frames: F, frames per clip, at least 1; shorter clips are padded and masked.
         words: W, tokens per caption, at least 3, start and end included; the encoder truncates to it.
         image_size: S, pixels of the square frames.
@@ -214,15 +215,19 @@ class TextVideoDataModule(LightningDataModule, ABC):
             raise MissingData(self.directory, absent, self.layout)
         return Path(root).expanduser() / self.directory
 
+    def missing_annotations(self, stage: str | None = None) -> list[str]:
+        """Say which annotation files of a Lightning stage (None: of all) are absent, one sentence each."""
+        sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
+        files = dict.fromkeys(path for name in sources for path in self.required_files(name))
+        return [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
+
     def missing(self, stage: str | None = None) -> list[str]:
         """Say which annotation files and folders of a Lightning stage (None: of all) are absent; fast.
 
         Returns:
             One sentence each, with the place looked at.
         """
-        sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
-        files = dict.fromkeys(path for name in sources for path in self.required_files(name))
-        absent = [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
+        absent = self.missing_annotations(stage)
         if self.features is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
             absent.append(f"the videos: looked for files in {self.video_root}")
         if self.captions is not None and "train" in STAGES[stage]:
@@ -354,14 +359,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return which video every text of a split describes, with the names that results carry."""
-        split = self.load_split(name)
-        return GroundTruth(
-            video_of_text=torch.tensor([text.video for text in split.texts], dtype=torch.int64),
-            videos=len(split.videos),
-            dataset=self.title,
-            split=split.name,
-            protocol=split.protocol,
-        )
+        return GroundTruth.of(self.title, self.load_split(name))
 
     # Loaders
 
