@@ -83,5 +83,5 @@ def test_fit_index_and_search_outside_a_checkout(installed):
     printed = installed.run(sys.executable, "-c", PROGRAM, json.dumps(verbs))
     assert Path(printed.splitlines()[0]).is_relative_to(installed.site)
     assert (installed.home / checkpoint).parent.with_name("results.json").is_file()
-    assert str(installed.home / clip) in printed
+    assert Path(clip).name in printed.replace("\n", "")
     assert "gare-1/gare" in printed

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvr_lightning._torchvision import declare_missing_operators
+from tvr_lightning._torchvision import mend_on_import
 from tvr_lightning._version import __version__
 
 if TYPE_CHECKING:
     from tvr_lightning.model import Model
 
-declare_missing_operators()
+mend_on_import()
 
 __all__ = ["__version__", "load", "push_to_hub"]
 
