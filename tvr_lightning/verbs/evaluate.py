@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
@@ -24,7 +25,6 @@ from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
 from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.recipe_files import RecipeError
-from tvr_lightning.training.run_folder import next_run
 
 
 def evaluate_matrices(
@@ -93,7 +93,7 @@ def evaluate_matrices(
             for direction, row in intervals(evaluation, truth, ks).items()
         }
         print_results(results)
-        folder = next_run(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
+        folder = _next_version(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
         json_path, csv_path = write_results(results, folder)
         Console().print(f"Wrote {json_path} and {csv_path.name}", highlight=False, soft_wrap=True)
         found.append((evaluation, folder))
@@ -143,6 +143,18 @@ def _banks(texts: Path | None, videos: Path | None, truth: GroundTruth) -> Banks
     if banks.videos is not None and banks.videos.shape[0] != truth.texts:
         raise ScoresError(f"{videos}: {banks.videos.shape[0]} rows for {truth.texts} texts; give one per test text")
     return banks
+
+
+def _next_version(folder: Path) -> Path:
+    """Make and return the first folder `version_<n>` that is not there yet."""
+    for number in count():
+        version = folder / f"version_{number}"
+        try:
+            version.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return version
+    raise AssertionError
 
 
 def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:
