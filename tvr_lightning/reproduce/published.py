@@ -27,7 +27,7 @@ _COLUMNS = {"recall_1": "R@1", "recall_5": "R@5", "recall_10": "R@10", "recall_5
             "mean_rank": "MnR", "recall_sum": "RSum", "sum_of_recalls": "SumR"}  # fmt: skip
 _BIBLIOGRAPHY_KEY = re.compile(r"([a-z]+)\d{4}\w* (.+?) ?(\d\d)")
 """First author, year and title, run together, before the venue; every paper cited so has several authors."""
-_VENUE = re.compile(r"(.+)['’](\d\d)")
+_VENUE = re.compile(r"(.+)['\u2019](\d\d)")
 _ROUNDING = 0.05  # half of the last printed digit, of every term and of the sum
 
 

@@ -80,6 +80,8 @@ def leaderboard(views: Sequence[TableView]) -> list[Entry]:
             known = found.setdefault(own, entry)
             if all(known.published(direction) is None for direction in DIRECTIONS):
                 found[own] = entry
+            # A table of one direction does not hide what another one has of the other.
+            found[own].lines = {**known.lines, **entry.lines, **found[own].lines}
     return sorted(found.values(), key=_place)
 
 

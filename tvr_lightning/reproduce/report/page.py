@@ -15,6 +15,7 @@ import yaml
 
 from tvr_lightning.reproduce.profile.card import ProfileCard
 from tvr_lightning.reproduce.report.cells import DIRECTIONS, NAMES, TableView, field_of, run_fields
+from tvr_lightning.reproduce.report.contests import Contest, as_json
 from tvr_lightning.reproduce.report.efficiency import efficiency
 from tvr_lightning.reproduce.report.figures.drawing import Arrays, Chart
 from tvr_lightning.reproduce.report.figures.overview import draw_overview
@@ -27,7 +28,7 @@ from tvr_lightning.reproduce.runs.commands import command_of
 TITLE = "Text-video retrieval: published and measured"
 MADE = {
     "Newest run": "results.environment.date",
-    "Versions": "results.environment.packages.tvr_lightning",
+    "Versions": "results.environment.packages.tvr-lightning",
     "Machines": "results.environment.machine",
 }
 """Where the numbers are from, and the field of a card that says it."""
@@ -41,12 +42,14 @@ class RunSection:
         card: its card.
         charts: curves and figures.
         arrays: what the figures were drawn from.
+        curves: what it logged in training.
         missing: why there are no figures, or None.
     """
 
     card: Card
     charts: list[Chart] = field(default_factory=list)
     arrays: Arrays = field(default_factory=dict)
+    curves: Arrays = field(default_factory=dict)
     missing: str | None = None
 
 
@@ -55,6 +58,7 @@ def page(
     runs: Sequence[RunSection],
     between: Sequence[Chart] = (),
     profiles: Sequence[ProfileCard] = (),
+    contests: Sequence[Contest] = (),
 ) -> str:
     """Return the whole page.
 
@@ -63,6 +67,7 @@ def page(
         runs: finished and failed runs, in order.
         between: charts over several runs.
         profiles: what methods cost.
+        contests: runs whose queries can be browsed.
     """
     entries = leaderboard(views)
     return render(
@@ -82,6 +87,8 @@ def page(
         runs=runs,
         between=between,
         profiles=profiles,
+        contests=contests,
+        contest_json=as_json,
         run_fields=run_fields,
         **efficiency(profiles, [section.card for section in runs]),
     )
