@@ -64,7 +64,7 @@ def measured(splits):
 )
 def test_every_method_has_the_common_figures_and_its_own(splits, measured, name, own):
     kinds = {field.partition(".")[0] for field in measured[name]}
-    assert kinds == {"similarity", "balance", "modalities", "unmatched", "sheet"} | own
+    assert kinds == {"similarity", "balance", "modalities", "unmatched", "sheet", "failures"} | own
     charts = figures.draw(measured[name], "run")
     assert {chart.title for chart in charts}
     for chart in charts:

@@ -42,13 +42,13 @@ class FiguresError(UserError, ValueError):
 
 
 KINDS: tuple[FigureKind, ...] = (
+    *sheet.FIGURES,
     *similarity.FIGURES,
     *ncl.FIGURES,
     *gare.FIGURES,
     *tcmgc.FIGURES,
     *gaid.FIGURES,
     *dpdv.FIGURES,
-    *sheet.FIGURES,
     *queries.FIGURES,
 )
 

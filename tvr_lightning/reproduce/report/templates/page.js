@@ -60,7 +60,11 @@ document.querySelectorAll(".enlarge").forEach((button) => {
   const figure = button.closest(".chart");
   button.hidden = false;
   button.addEventListener("click", () => enlarge(figure));
-  figure.addEventListener("keydown", (event) => { if (event.target === figure && event.key === "Enter") enlarge(figure); });
+  figure.addEventListener("keydown", (event) => {
+    if (event.target !== figure || event.key !== "Enter") return;
+    event.preventDefault(); // else the same press reaches the button that closes it again
+    enlarge(figure);
+  });
 });
 dialog.querySelector("button").addEventListener("click", () => dialog.close());
 
