@@ -220,9 +220,8 @@ def test_figures_are_in_view_and_grow_on_a_key(browser):
 
 def test_curves_of_runs_share_an_axis_and_a_box_hides_one(browser):
     boxes = browser.find_elements("css selector", ".overlaid input")
-    shown = (
-        "return [...document.querySelectorAll('.overlaid svg [class^=curve-]')].filter(c => c.checkVisibility()).length"
-    )
+    shown = """return [...document.querySelectorAll('.overlaid svg [class^=curve-]')].filter(
+        curve => getComputedStyle(curve).display !== 'none').length"""
     before = browser.execute_script(shown)
     assert before == len(boxes) == 5
     boxes[0].click()

@@ -180,7 +180,9 @@ def check_numbers(text, cards, folder, arrays, views, profiles):
     rows = {row.place: row for row in published_rows()}
     said = {sentence for view in views for sentence in (view.title, *view.statistics, *view.notes)}
     named = {words for card in cards.values() for words in (card.name, *card.run["claims"], card.error or "")}
-    named |= {view.name for view in views}
+    named |= {view.name for view in views} | {
+        Path(path).name for card in cards.values() for path in card.run["configs"]
+    }
     for row in published_rows():
         named |= {row.full_method, row.method, row.dataset, row.backbone, row.direction}
     fields = ("results.sum_of_recalls", "results.evaluation.accuracy")
