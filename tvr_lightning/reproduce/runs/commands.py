@@ -14,13 +14,13 @@ def command_of(card: Card) -> str:
         card: of the run.
     """
     run = card.run
-    claim = run["claims"][0] if run["claims"] else run["name"]
+    claim = run["claims"][0] if run["claims"] else card.name
     table, _, name = claim.partition("/")
     words = ["tvr", "reproduce", table, "--only", name]
     if run["seed"] is not None:
         words += ["--seeds", str(run["seed"])]
     if run["fixture_videos"] is not None:
-        words += ["--fixture", "--fixture-videos", str(run["fixture_videos"])]
+        words += ["--fixture", "--fixture_videos", str(run["fixture_videos"])]
     if run["share"] != "nothing":
         words += ["--share", run["share"]]
     if run["overlay"] is not None:
