@@ -24,13 +24,21 @@ FEATURES ?= features/$(BACKBONE)
 # Sound and patches are stored for those that need them: patches take most of the space.
 WHAT := [text, frames$(if $(filter dpdv,$(HEADS)),$(COMMA) patches)$(if $(filter gaid,$(HEADS)),$(COMMA) audio)]
 
-.PHONY: demo demo-search test test-slow lint smoke zero-shot heads reproduce-table1 clean
+.PHONY: help demo demo-search test test-slow lint smoke zero-shot heads reproduce-table1 clean
+
+help:
+	@echo 'make demo              install, write 500 synthetic videos, train on them, print the table, search them'
+	@echo 'make test              the test suite; make test-slow what is marked slow; make lint ruff and mypy'
+	@echo 'make zero-shot         a pretrained encoder on MSR-VTT 1k-A, nothing trained: BACKBONE=pe-core-b (needs data)'
+	@echo 'make heads             features once, then the papers'"'"' heads on them: BACKBONE, HEADS="gare tcmgc ncl dpdv gaid"'
+	@echo 'make reproduce-table1  Table 1 of every paper; FAST=1 from one shared encoder on synthetic videos'
+	@echo 'make smoke             train two epochs on 24 synthetic videos; make clean removes what was made'
 
 # The stamp is newer than what decides the installation, or the installation is made again.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,audio,search]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,audio,encoders,search]'
 	touch $@
 
 $(FIXTURE)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed

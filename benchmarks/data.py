@@ -41,13 +41,13 @@ from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import FILES, source_of_files
-from tvr_lightning.media.augment import ResizeCentreCrop
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.media.workers import worker_context
 from tvr_lightning.store import FeatureStore
 
 FRAMES, SIZE, BATCH = 12, 224, 8
-CROP = ResizeCentreCrop(SIZE)
+CROP = Preparation(SIZE)
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     videos = sorted((Path(os.environ["TVR_TEST_DATA"]) / "clips" / "videos").iterdir())[: options.clips]
     with tempfile.TemporaryDirectory() as folder:
-        source = source_of_files(videos, SIZE, FRAMES, audio=AudioOptions("whisper"))
+        source = source_of_files(videos, CROP, FRAMES, audio=AudioOptions("whisper"))
         frames = extraction(source, Path(folder), ["frames"], options.workers)
         audio = extraction(source, Path(folder), ["audio"], options.workers)
         split = Split("test", "", [record for record, _ in source.videos], [])
-        silent = source_of_files(videos, SIZE, FRAMES).read
+        silent = source_of_files(videos, CROP, FRAMES).read
         stored = FeatureReader(FeatureStore(folder), FILES)
         naive = NaiveReader()
         ways: list[tuple[str, VideoReader, int, int]] = [

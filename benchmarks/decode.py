@@ -1,11 +1,13 @@
 """How fast 12 frames of real clips are read, against three plainer ways, in one run and with identical frames.
 
     TVR_TEST_DATA=... python benchmarks/decode.py --write benchmarks/results/decode.md
+    TVR_TEST_DATA=... python benchmarks/decode.py --formats 2 --write benchmarks/results/decode-formats.md
 
 Ways: decode and convert every frame into one array and index it; the same without keeping more than the wanted frames;
 decode every frame and convert the wanted ones; seek to every wanted frame; and `read_clip`. All use one decoding thread
 and the same preprocessing of the wanted frames. The ways take turns on each clip, and each clip counts with the median
-of its repeats. Seconds of the clock and of the processor are both given: only the latter hold on a busy machine.
+of its repeats. `--formats` compares the third way and the last on some clips of every container and codec, short
+ones too. Seconds of the clock and of the processor are both given: only the latter hold on a busy machine.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import date
 from pathlib import Path
 
@@ -24,11 +26,11 @@ import numpy as np
 from PIL import Image
 
 import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
-from tvr_lightning.media.augment import ResizeCentreCrop
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import probe, read_clip
 
 FRAMES, SIZE = 12, 224
-CROP = ResizeCentreCrop(SIZE)
+CROP = Preparation(SIZE)
 Images = list[np.ndarray]
 
 
@@ -81,11 +83,11 @@ def ours(path: Path, positions: list[int], times: list[float]) -> Images:
     return [pixels.permute(1, 2, 0).numpy() for pixels, real in zip(clip.pixels, clip.frame_mask, strict=True) if real]
 
 
-SEEK = "seek to every wanted frame"
+SEEK, PLAIN = "seek to every wanted frame", "decode every frame, convert the wanted"
 WAYS: dict[str, Callable[[Path, list[int], list[float]], Images]] = {
     "decode and convert every frame into an array": one_array,
     "decode and convert every frame, keep the wanted": everything,
-    "decode every frame, convert the wanted": convert_wanted,
+    PLAIN: convert_wanted,
     SEEK: seek_each,
     "read_clip": ours,
 }
@@ -102,13 +104,14 @@ def wanted(path: Path) -> tuple[list[int], list[float]]:
     return positions, [float(times[n]) for n in positions]
 
 
-def measure(path: Path, repeats: int) -> dict[str, tuple[float, float]]:
+def measure(path: Path, repeats: int, names: Collection[str] = tuple(WAYS)) -> dict[str, tuple[float, float]]:
     """Median seconds (clock, processor) of each way on one clip; other frames than the first way's stop the run."""
     positions, times = wanted(path)
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    ways = {name: WAYS[name] for name in names}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     expected: Images = []
     for _ in range(repeats):
-        for name, way in WAYS.items():
+        for name, way in ways.items():
             begin = time.perf_counter(), time.process_time()
             images = way(path, positions, times)
             seconds[name].append((time.perf_counter() - begin[0], time.process_time() - begin[1]))
@@ -120,12 +123,45 @@ def measure(path: Path, repeats: int) -> dict[str, tuple[float, float]]:
     return {name: tuple(np.median(values, axis=0)) for name, values in seconds.items()}
 
 
-def report(results: dict[Path, dict[str, tuple[float, float]]], command: str) -> str:
-    lines = [
-        "# Reading 12 frames of real clips",
+def head(title: str, command: str) -> list[str]:
+    return [
+        f"# {title}",
         "",
         f"`{command}`, {date.today().isoformat()}, {platform.machine()}, {cpu()}, {os.cpu_count()} cores, load"
         f" {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, PyAV {av.__version__}.",
+    ]
+
+
+def by_format(paths: list[Path], count: int) -> dict[str, list[Path]]:
+    """Up to `count` clips of every container and codec, the shortest."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(paths, key=lambda path: probe(path).duration):
+        container, stream = opened(path)
+        with container:
+            found.setdefault(f"{path.suffix[1:]} | {stream.codec_context.name}", []).append(path)
+    return {name: clips[:count] for name, clips in sorted(found.items())}
+
+
+def report_formats(formats: dict[str, list[Path]], repeats: int, command: str) -> str:
+    lines = [
+        *head("Reading 12 frames of every format", command),
+        f"One decoding thread, {SIZE} pixels, frames identical; `times as fast` is a plain loop's ({PLAIN})",
+        "seconds of the processor over those of `read_clip`.",
+        "",
+        "| container | codec | clip | times as fast |",
+        "|---|---|---|---|",
+    ]
+    for name, paths in formats.items():
+        for path in paths:
+            seconds = measure(path, repeats, (PLAIN, "read_clip"))
+            lines.append(f"| {name} | {path.name} | {seconds[PLAIN][1] / seconds['read_clip'][1]:.2f} |")
+            print(lines[-1], flush=True)
+    return "\n".join(lines) + "\n"
+
+
+def report(results: dict[Path, dict[str, tuple[float, float]]], command: str) -> str:
+    lines = [
+        *head("Reading 12 frames of real clips", command),
         f"{len(results)} clips of 10 to 40 seconds, one decoding thread, {SIZE} pixels, frames identical"
         " (see the script for the ways).",
     ]
@@ -157,6 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=os.environ.get("TVR_TEST_DATA"), help="default: $TVR_TEST_DATA")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--formats", type=int, help="compare formats, on so many clips of each")
     parser.add_argument("--every", type=int, default=1, help="take every n-th clip only")
     parser.add_argument("--write", type=Path, help="write the report to this file")
     arguments = parser.parse_args()
@@ -164,18 +201,26 @@ def main() -> None:
         parser.error("set TVR_TEST_DATA or give --root")
     root = Path(arguments.root)
     paths = sorted((root / "clips" / "videos").iterdir()) + sorted((root / "annotations").glob("*/videos/*"))
-    paths = [path for path in paths if 10 <= probe(path).duration <= 40][:: arguments.every]
+    command = f"python benchmarks/decode.py --repeats {arguments.repeats}"
+    if arguments.formats:
+        command += f" --formats {arguments.formats}"
+        text = report_formats(by_format(paths, arguments.formats), arguments.repeats, command)
+    else:
+        command += f" --every {arguments.every}" if arguments.every > 1 else ""
+        text = report(measured([path for path in paths if 10 <= probe(path).duration <= 40], arguments), command)
+    print(text)
+    if arguments.write:
+        arguments.write.write_text(text)
+
+
+def measured(paths: list[Path], arguments: argparse.Namespace) -> dict[Path, dict[str, tuple[float, float]]]:
     results = {}
-    for path in paths:
+    for path in paths[:: arguments.every]:
         results[path] = measure(path, arguments.repeats)
         own = results[path]["read_clip"]
         ratios = [base[clock] / own[clock] for clock in (0, 1) for base in list(results[path].values())[:2]]
         print(f"{path.name[:40]:40s}" + "".join(f"{ratio:8.2f}" for ratio in ratios), flush=True)
-    flags = f" --repeats {arguments.repeats}" + (f" --every {arguments.every}" if arguments.every > 1 else "")
-    text = report(results, f"python benchmarks/decode.py{flags}")
-    print(text)
-    if arguments.write:
-        arguments.write.write_text(text)
+    return results
 
 
 if __name__ == "__main__":

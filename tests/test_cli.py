@@ -1,6 +1,7 @@
 """The `tvr` command in process, on real files: fit, test, predict, and what happens when something is missing."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -208,10 +209,55 @@ def test_help_lists_every_verb(capsys):
 
 
 def test_unknown_verbs_are_errors(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["train"])
-    assert stopped.value.code == 2
-    assert "unknown verb: train" in capsys.readouterr().err
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err == "tvr: there is no verb train; `tvr --help` lists all\n"
+    assert main(["data", "chek"]) == 2
+    assert "there is no verb data chek; did you mean data check?" in capsys.readouterr().err
+
+
+TYPOS = {
+    "fitt": "there is no verb fitt; did you mean fit?",
+    "fit --confg recipes/gare.yaml": "there is no option confg; there are config",
+    "fit --config recipes/gare.yaml --data.init_args.batchsize 3": "MSRVTT has no option batchsize; it has batch_size",
+    "fit --config recipes/gare.yaml --model.init_args.gare.poolin x": "has no option poolin; it has pooling",
+    "fit --config recipes/gaer.yaml": "no such file; near it is recipes/gare.yaml",
+    "index --num-workers 3": "index has no option --num-workers",
+    "serve --index nowhere --max-upload-mb 3": "serve has no option",
+    "extract --numworkers 3": "extract has no option --numworkers; did you mean --num_workers?",
+    "search --tpo 3 dog": "search has no option --tpo; did you mean --top?",
+    "reproduce gare1": "unknown table 'gare1'",
+    "published --paper gari": "no published row has paper 'gari'",
+    "audit --config recipes/gare.yaml --videos many": "many",
+}
+
+
+@pytest.mark.parametrize("words", TYPOS)
+def test_a_typo_is_one_line_that_says_what_there_is(words, capsys, monkeypatch):
+    monkeypatch.chdir(RECIPES.parent)
+    assert main(words.split()) in (1, 2)
+    said = capsys.readouterr().err
+    assert said.startswith("tvr: ")
+    assert TYPOS[words] in said
+    assert len(said.splitlines()) == 1
+
+
+def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):
+    assert main(["fit", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 45
+    assert max(map(len, lines)) <= 120
+    assert any("gare" in line and "tcmgc" in line for line in lines)
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--help-all"])
+    assert ended.value.code == 0
+    assert "--checkpoints.every_n_steps" in capsys.readouterr().out
+
+
+def test_help_and_version_import_neither_torch_nor_what_stands_on_it():
+    program = "import sys; from tvr_lightning.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    for words in (["--help"], ["fit", "--help"]):
+        said = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+        assert said.stdout.splitlines()[-1] == "False"
 
 
 def test_verbs_that_take_recipes_take_their_options(fixture_root, tmp_path, capsys):

@@ -10,7 +10,7 @@ BLOCK = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", 
 LINK = re.compile(r"`((?:tvr_lightning|recipes|tests|docs|benchmarks)/[\w./-]+\.(?:py|yaml|md|safetensors))`")
 SHOWN = {
     "adding-a-method.md": ("dual_softmax_loss", "query_scoring"),
-    "adding-a-dataset.md": ("caption_table",),
+    "adding-a-dataset.md": ("folder",),
     "adding-an-encoder.md": ("colour_grid_encoder",),
 }
 

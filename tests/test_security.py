@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tvr_lightning.data.folder import VideoFolder, path_below
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import AnnotationError
+from tvr_lightning.data.video_files import VideoFolder, path_below
 from tvr_lightning.synthetic import synthesize
 
 PROJECT = Path(__file__).parent.parent

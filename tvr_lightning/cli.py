@@ -6,17 +6,22 @@ Every verb is one function with typed arguments, from which jsonargparse makes t
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-import docstring_parser
-from jsonargparse import ArgumentParser
+from tvr_lightning.quiet import VERBOSE, quieten
+from tvr_lightning.short_help import short_help
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 
 @dataclass(frozen=True)
@@ -53,25 +58,48 @@ AGAIN = "the same command goes on where it stopped"
 VERBS = (
     Verb(
         "fit",
-        "train a recipe, test the result, print and write its table",
+        "train a recipe, test the result, print and write its table; --estimate tells before what it needs",
         go_on="with --checkpoints.resume=true the same command goes on from the last checkpoint",
     ),
     Verb("validate", "evaluate a checkpoint on the validation split"),
     Verb("test", "evaluate a checkpoint on the test split, print and write its table"),
     Verb("predict", "write the best videos of every test text to parquet"),
     Verb(
+        "evaluate",
+        "rank a similarity matrix from anywhere, print and write its table",
+        "tvr_lightning.verbs.evaluate:evaluate_matrices",
+        ("scores",),
+        sections=("data",),
+    ),
+    Verb(
         "data synth",
         "write a synthetic dataset of real videos in a dataset's own layout",
-        "tvr_lightning.verbs:data_synth",
+        "tvr_lightning.verbs.data:data_synth",
         ("dataset",),
     ),
-    Verb("data check", "list everything wrong with a dataset", "tvr_lightning.verbs:data_check", sections=("data",)),
-    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs:data_stats", sections=("data",)),
-    Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs:data_show", ("video",)),
+    Verb(
+        "data get",
+        "fetch a dataset that is kept openly on the hub",
+        "tvr_lightning.verbs.data:data_get",
+        ("dataset",),
+        go_on=AGAIN,
+    ),
+    Verb(
+        "data import",
+        "bring a dataset as you hold it into the layout that is read",
+        "tvr_lightning.verbs.data:data_import",
+        ("dataset",),
+        go_on=AGAIN,
+    ),
+    Verb(
+        "data check", "list everything wrong with a dataset", "tvr_lightning.verbs.data:data_check", sections=("data",)
+    ),
+    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs.data:data_stats", sections=("data",)),
+    Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs.data:data_show", ("video",)),
     Verb(
         "extract",
         "compute features once and store them",
-        "tvr_lightning.verbs:extract_features",
+        "tvr_lightning.verbs.extract:extract_features",
         ("videos",),
         go_on=AGAIN,
         sections=("model", "data"),
@@ -79,7 +107,7 @@ VERBS = (
     Verb(
         "caption",
         "describe videos with a vision-language model",
-        "tvr_lightning.verbs:caption_videos",
+        "tvr_lightning.verbs.extract:caption_videos",
         go_on=AGAIN,
         sections=("data",),
     ),
@@ -143,6 +171,12 @@ def main(args: Sequence[str] | None = None) -> int:
         2, as argparse does.
     """
     words = list(sys.argv[1:] if args is None else args)
+    if asked := {"-v", "--verbose"} & set(words):
+        # Not an option of each verb: processes of further devices, which repeat the command line, inherit it.
+        os.environ[VERBOSE] = "1"
+        words = [word for word in words if word not in asked]
+        if args is None:
+            sys.argv[1:] = words
     verb = next((v for v in VERBS if words[: len(v.words.split())] == v.words.split()), None)
     if verb is None:
         return _help(words)
@@ -158,9 +192,18 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     if verb.run is None:
+        if {"-h", "--help"} & set(rest):
+            print(short_help(verb.words, verb.help, Path(__file__).parents[1] / "recipes"))
+            return 0
+        if "--help-all" in rest:
+            return _lightning(verb.words, ["--help"], from_command_line=False)
         return _lightning(verb.words, rest, from_command_line)
     rest, overrides = _overrides(verb, rest)
-    options = verb_parser(verb).parse_args(rest).as_dict()
+    options = _parse(verb, rest)
+    if isinstance(options, str):
+        print(f"tvr: {options}", file=sys.stderr)
+        return 2
+    quieten()
     if overrides:
         options["overrides"] = overrides
     # Whoever searches has videos, and no use for a recipe on synthetic ones.
@@ -185,6 +228,31 @@ def _overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
     return own, overrides
 
 
+def _parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
+    """Return the options of one of this project's own verbs by name, or a sentence on the first that is wrong."""
+    from jsonargparse import ArgumentError
+
+    parser = verb_parser(verb)
+    options = {option.replace("-", "_"): option for action in parser._actions for option in action.option_strings}
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        known = options.get(name.replace("-", "_"))  # `--num-workers` and `--num_workers` are the same
+        if word.startswith("--") and known is not None:
+            words[place] = f"{known}{equals}{value}"
+        elif name.partition(".")[0].replace("-", "_") in options:  # an option of the class that an option names
+            continue
+        elif word.startswith("--") and not any(option.startswith(name) for option in options.values()):
+            near = difflib.get_close_matches(name, options.values(), n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            return f"{verb.words} has no option {name}; {meant}`tvr {verb.words} --help` lists all"
+    try:
+        return parser.instantiate(parser.parse_args(words)).as_dict()  # classes such as a normalisation's
+    except ArgumentError as error:
+        from tvr_lightning.explain import refusals
+
+        return f"{verb.words}: {' '.join(refusals(str(error)).split())}"
+
+
 def _interrupted(verb: Verb) -> int:
     print(f"tvr: {verb.words} was interrupted{f'; {verb.go_on}' if verb.go_on else ''}", file=sys.stderr)
     return 130
@@ -192,9 +260,12 @@ def _interrupted(verb: Verb) -> int:
 
 def verb_parser(verb: Verb) -> ArgumentParser:
     """Return the parser of one of this project's own verbs, made from its function's signature and docstring."""
+    import docstring_parser
+    from jsonargparse import ArgumentParser
+
     function = verb.function()
     described = docstring_parser.parse(function.__doc__ or "")
-    parser = ArgumentParser(prog=f"tvr {verb.words}", description=described.short_description)
+    parser = ArgumentParser(prog=f"tvr {verb.words}", description=described.short_description, exit_on_error=False)
     hints, parameters = get_type_hints(function), inspect.signature(function).parameters
     helps = {item.arg_name: item.description for item in described.params}
     for name in verb.positional:
@@ -218,12 +289,24 @@ def verb_parser(verb: Verb) -> ArgumentParser:
             option = f"--{name.replace('_', '-')}"
             parser.add_argument(option, dest=name, action="store_true", help=helps.get(name))
             skip.add(name)
+    for name in [name for name in parameters if name.endswith("_")]:  # words that Python keeps for itself
+        option = f"--{name.rstrip('_')}"
+        parser.add_argument(option, dest=name, type=hints[name], required=True, help=helps.get(name))
+        skip.add(name)
     parser.add_function_arguments(function, skip=skip, as_group=False)
     return parser
 
 
 def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
     from tvr_lightning.audit.run import AuditedCLI
+
+    quieten()
+
+    if verb == "fit" and "--estimate" in rest:
+        from tvr_lightning.verbs.estimate import estimate_fit
+
+        words = [word for word in rest if word != "--estimate"]
+        return _guard(lambda: estimate_fit(words), partial(_fixture_command, words))
 
     def run() -> int:
         # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.
@@ -272,7 +355,7 @@ def _help(words: list[str]) -> int:
         prog="tvr",
         description="Text-video retrieval papers, reproduced with PyTorch Lightning.",
         epilog="Each verb has its own --help; fit, validate, test and predict take --config FILE, several on "
-        "top of one another.",
+        "top of one another. -v shows everything that libraries say, too.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="tvr VERB [options]",
     )
@@ -290,7 +373,11 @@ def _help(words: list[str]) -> int:
         return 0
     if words[0].startswith("-"):
         parser.parse_args(words)
-    parser.error(f"unknown verb: {' '.join(words[:2])}; `tvr --help` lists the verbs")
+    asked = " ".join(words[:2] if words[0] == "data" else words[:1])
+    near = difflib.get_close_matches(asked, [verb.words for verb in VERBS], n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    print(f"tvr: there is no verb {asked}; {meant}`tvr --help` lists all", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

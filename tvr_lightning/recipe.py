@@ -20,7 +20,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, RichModelSummary, RichProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, RichModelSummary
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -45,9 +45,12 @@ from tvr_lightning.evaluation.predictions import write_predictions
 from tvr_lightning.evaluation.results import SelectOn, print_results, results_of, write_results
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.explain import Arguments, explain, refusals, sources_of
+from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
+from tvr_lightning.quiet import is_verbose
 from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
+from tvr_lightning.training.bar import RunProgressBar
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.reliability import (
     AtomicCheckpointIO,
@@ -120,7 +123,8 @@ class RecipeCLI(LightningCLI):
         # Question answering holds a method; links to arguments that a class does not have are left out.
         parser.link_arguments("data.init_args.words", "model.init_args.method.init_args.words")
         parser.link_arguments("data.init_args.frames", "model.init_args.method.init_args.frames")
-        parser.link_arguments("model.image_size", "data.init_args.image_size", apply_on="instantiate")
+        for name in PREPARATION:
+            parser.link_arguments(f"model.{name}", f"data.init_args.{name}", apply_on="instantiate")
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -178,7 +182,25 @@ class RecipeCLI(LightningCLI):
         if differences:
             rank_zero_info("Set otherwise than the checkpoint: " + "; ".join(map(str, differences)))
 
+    def _say_run(self) -> None:
+        """Print one line: what runs, where, how precisely, on which data, from which weights, and into which folder."""
+        trainer, model = self.trainer, self.model
+        folder = trainer.log_dir  # asks every process
+        if not trainer.is_global_zero:
+            return
+        device = trainer.strategy.root_device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        devices = name if trainer.world_size == 1 else f"{trainer.world_size} x {name}"
+        checkpoint = self.options.get("ckpt_path")
+        start = starting_weights(model, self.options.model.init_args)
+        weights = f"weights of {checkpoint}" if checkpoint else f"{start.kind}: {start.start}"
+        millions = sum(p.numel() for p in model.parameters()) / 1e6
+        where = f"; writes to {folder}" if folder else ""
+        line = f"{model.title} on {self.datamodule.title}: {devices}, precision {trainer.precision}; {millions:.1f} M "
+        print(f"{line}parameters, {weights}{where}", flush=True)
+
     def _run_subcommand(self, subcommand: str) -> None:
+        self._say_run()
         with warnings.catch_warnings():
             # Evaluation needs no checkpoint callback, whatever the run that wrote the checkpoint had.
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
@@ -264,9 +286,11 @@ class RecipeCLI(LightningCLI):
             kwargs["logger"] = TensorBoardLogger(directory, self.run_name, version, default_hp_metric=False)
         callbacks: list[Callback] = list(trainer.get("callbacks") or [])
         if trainer.get("enable_progress_bar") is not False:
-            callbacks.append(RichProgressBar())
-        if trainer.get("enable_model_summary") is not False:
+            callbacks.append(RunProgressBar())
+        if trainer.get("enable_model_summary") is not False and is_verbose():
             callbacks.append(RichModelSummary())
+        else:
+            kwargs["enable_model_summary"] = False
         if self.subcommand == "fit" and not fast:
             callbacks.append(LearningRateMonitor("step"))
             if trainer.get("enable_checkpointing") is not False:
@@ -310,8 +334,9 @@ class RecipeCLI(LightningCLI):
             self.config_init[self.subcommand]["ckpt_path"] = str(self.resume_from)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        # Checkpoints hold tensors and plain values; none may execute code.
-        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
+        # Checkpoints hold tensors and plain values; none may execute code. The table is this project's own.
+        table = {"verbose": is_verbose()} if subcommand in ("validate", "test") else {}
+        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True, **table}
 
     @cached_property
     def resume_from(self) -> Path | None:
@@ -468,6 +493,11 @@ class RecipeCLI(LightningCLI):
             "config": plain(self._parser(self.subcommand), self.options),
             "precision": str(self.trainer.precision),
             "seed": self.options.get("seed_everything"),
+            "read_as": {
+                "words_asked": self.datamodule.words,
+                "words": self.model.encoder.positions(self.datamodule.words),
+                "preparation": self.datamodule.preparation.describe(),
+            },
         }
         if isinstance(self.model, VideoQuestionAnswering):
             paths = self._close_answers(run, folder)

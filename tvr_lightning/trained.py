@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tvr_lightning.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.evaluation.weights import Weights, record_of, weights_of
+from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.options import flat_options, value_text
 
 # What may differ from the training: scores do not depend on it, or depend on it as the evaluation is asked to.
@@ -111,7 +112,7 @@ class Trained:
             )
         if _name(self._data) is not None:
             other = self._asked_data not in (None, _name(self._data))
-            found["data"] = _without(self._data, {"image_size"} | (OF_DATASET if other else set()))
+            found["data"] = _without(self._data, {*PREPARATION} | (OF_DATASET if other else set()))
         elif self._asked_data is None:
             raise CheckpointError(
                 f"{self.path}: does not say on which data it was trained; name those to test it on, such as --config "
@@ -158,7 +159,7 @@ class Trained:
         return found
 
     def _linked(self, option: str) -> bool:
-        if option == "data.init_args.image_size":
+        if option in {f"data.init_args.{name}" for name in PREPARATION}:
             return True
         # The data say it; converted checkpoints have none.
         return option.startswith("model.") and _name(self._data) is not None and option.rpartition(".")[2] in LINKED

@@ -15,6 +15,7 @@ from tvr_lightning.data.datasets import MediaReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import pool_steps
 from tvr_lightning.media.audio import AudioError, AudioTrack, read_audio
+from tvr_lightning.media.preparation import Preparation
 
 FRAMES = 12
 
@@ -158,7 +159,9 @@ def test_a_length_that_cannot_be_is_refused():
 
 def test_a_dataset_reads_sound_beside_its_frames(tmp_path):
     path = write_clip(tmp_path / "both.mkv", burst(8.0, 4.0, 5.0), seconds=8.0)
-    media = MediaReader(8, 32, "one-fps-uniform", audio=AudioOptions("whisper"))(VideoRecord("both", path), None)
+    media = MediaReader(8, Preparation(32), "one-fps-uniform", audio=AudioOptions("whisper"))(
+        VideoRecord("both", path), None
+    )
     assert media.audio is not None
     assert media.audio.windows.shape == (1, 8, 2)
     assert torch.equal(media.audio_mask, media.audio.mask)
@@ -167,7 +170,7 @@ def test_a_dataset_reads_sound_beside_its_frames(tmp_path):
 
 def test_a_span_hears_its_own_part(tmp_path):
     path = write_clip(tmp_path / "span.mkv", burst(9.0, 6.0, 7.0), seconds=9.0)
-    read = MediaReader(3, 32, "one-fps-uniform", audio=AudioOptions("wav2vec2", seconds=5.0))
+    read = MediaReader(3, Preparation(32), "one-fps-uniform", audio=AudioOptions("wav2vec2", seconds=5.0))
     media = read(VideoRecord("span", path, (5.0, 8.0)), None)
     loud = media.audio.values[0].abs()
     assert media.audio.samples.tolist() == [48_000]
@@ -180,7 +183,9 @@ def test_a_broken_track_stops_or_is_named_as_the_option_says(tmp_path):
     path = write_clip(tmp_path / "broken.mkv", tone(3.0), seconds=3.0, codec="aac", spoil=lambda n: 10 <= n < 15)
     record = VideoRecord("broken", path)
     with pytest.raises(AudioError, match=r"broken\.mkv: sound track"):
-        MediaReader(3, 32, "one-fps-uniform", audio=AudioOptions("whisper"))(record, None)
-    media = MediaReader(3, 32, "one-fps-uniform", audio=AudioOptions("whisper"), on_corrupt="skip")(record, None)
+        MediaReader(3, Preparation(32), "one-fps-uniform", audio=AudioOptions("whisper"))(record, None)
+    media = MediaReader(3, Preparation(32), "one-fps-uniform", audio=AudioOptions("whisper"), on_corrupt="skip")(
+        record, None
+    )
     assert len(media.problems) == 1
     assert "broken.mkv: sound track: 5 failures" in media.problems[0]

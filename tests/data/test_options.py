@@ -11,9 +11,10 @@ from tvr_lightning.cli import main
 from tvr_lightning.data import TextVideoDataModule
 from tvr_lightning.recipe import data_from_recipe
 
-DATASETS = ["ActivityNet", "Charades", "DiDeMo", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
+DATASETS = ["ActivityNet", "Charades", "DiDeMo", "Folder", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
 SHARED = {
-    "root", "split", "frames", "words", "image_size", "batch_size", "eval_batch_size", "num_workers", "sampling",
+    "root", "split", "frames", "words", "image_size", "resize_mode", "interpolation",
+    "batch_size", "eval_batch_size", "num_workers", "sampling",
     "train_sampling", "augmentation", "captions_per_epoch", "on_corrupt", "holdout", "max_train_videos", "seed",
     "features", "audio", "audio_align", "audio_seconds", "captions",
 }  # fmt: skip

@@ -8,17 +8,17 @@ import tvr_lightning.data as rooms
 from tvr_lightning.data import TextVideoDataModule
 
 OVERLAYS = sorted((Path(__file__).parents[2] / "recipes" / "data").glob("*.yaml"))
-DATASETS = [rooms.ActivityNet, rooms.Charades, rooms.DiDeMo, rooms.LSMDC, rooms.MSRVTT, rooms.MSVD, rooms.VATEX]
+DATASETS = [
+    rooms.ActivityNet, rooms.Charades, rooms.DiDeMo, rooms.Folder, rooms.LSMDC, rooms.MSRVTT, rooms.MSVD, rooms.VATEX,
+]  # fmt: skip
 
 # Every argument that datasets share belongs to the dataset, to the method or to the machine. A change of class keeps
 # arguments of the same name, so an overlay must set all of the first kind, and none of the others.
 OF_THE_DATASET = {"split", "frames", "words", "captions_per_epoch", "holdout", "max_train_videos"}
-OF_THE_METHOD = {"batch_size", "sampling", "train_sampling", "augmentation", "image_size", "seed", "features"} | {
-    "audio",
-    "audio_align",
-    "audio_seconds",
-    "captions",
-}
+OF_THE_METHOD = {
+    "batch_size", "sampling", "train_sampling", "augmentation", "image_size", "resize_mode", "interpolation", "seed",
+    "features", "audio", "audio_align", "audio_seconds", "captions",
+}  # fmt: skip
 OF_THE_MACHINE = {"root", "num_workers", "eval_batch_size", "on_corrupt"}
 
 

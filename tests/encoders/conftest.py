@@ -23,11 +23,6 @@ ARCHITECTURES = {
         "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "patch_size": None},
         "text_cfg": TEXT,
     },
-    "tvr-test-foreign-tokenizer": {
-        "embed_dim": 64,
-        "vision_cfg": VISION,
-        "text_cfg": {**TEXT, "hf_tokenizer_name": "bert-base-uncased"},
-    },
 }
 
 

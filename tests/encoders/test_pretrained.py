@@ -1,10 +1,13 @@
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
+import open_clip
 import pytest
 
 import tvr_lightning.recipe
@@ -15,13 +18,16 @@ from tvr_lightning.encoders import (
     Wav2Vec2Encoder,
     WhisperEncoder,
 )
-from tvr_lightning.encoders.pretrained import MissingWeightsError, find_weights
+from tvr_lightning.encoders.hub import MissingWeightsError
+from tvr_lightning.encoders.pixels import PixelPreparation
+from tvr_lightning.encoders.pretrained import find_weights
 
 LOOK_UP = """
 import json, time, tvr_lightning
-from tvr_lightning.encoders.pretrained import MissingWeightsError, find_weights
+from tvr_lightning.encoders.hub import MissingWeightsError
+from tvr_lightning.encoders.pretrained import find_weights
 source = find_weights("ViT-B-32", "openai")
-found = [str(source.path), source.quick_gelu, source.mean[0]]
+found = [str(source.path), source.quick_gelu, source.pixels.mean[0]]
 start = time.monotonic()
 try:
     find_weights("ViT-L-14", "openai")
@@ -71,17 +77,61 @@ def test_an_unknown_architecture_names_close_ones():
         find_weights("ViT-B32", None)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "reason"),
-    [
-        ("coca_ViT-B-32", "captioning model"),
-        ("roberta-ViT-B-32", "roberta-base"),
-        ("tvr-test-foreign-tokenizer", "bert-base-uncased"),
-    ],
-)
-def test_architectures_without_a_clip_text_tower_are_named(architecture, reason):
-    with pytest.raises(ValueError, match=f"architecture {architecture} .*{reason}"):
-        find_weights(architecture, None)
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    """Neither network nor cache, as on a machine in a cluster."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_tokenizer_that_is_not_here_is_named_with_the_way_to_get_it(tmp_path):
+    said = (
+        r"the tokenizer timm/ViT-B-16-SigLIP of ViT-B-16-SigLIP is not here: looked in .*cache; .*"
+        r"hf download timm/ViT-B-16-SigLIP`, or name a folder: encoder\.tokenizer="
+    )
+    for ask in (ClipEncoder, ClipEncoder.required_files):
+        with pytest.raises(MissingWeightsError, match=said) as failed:
+            ask(architecture="ViT-B-16-SigLIP", weights=None)
+        assert "\n" not in str(failed.value)
+    with pytest.raises(MissingWeightsError, match=r"tokenizer .* of ViT-B-16-SigLIP is not here: .* holds none of"):
+        ClipEncoder("ViT-B-16-SigLIP", None, tokenizer=str(tmp_path))
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_text_towers_configuration_that_is_not_here_is_named():
+    for ask in (ClipEncoder, ClipEncoder.required_files):
+        with pytest.raises(MissingWeightsError, match=r"roberta-ViT-B-32's text tower roberta-base is not here"):
+            ask(architecture="roberta-ViT-B-32", weights=None)
+
+
+def test_a_language_is_for_tokenizers_that_mark_it():
+    with pytest.raises(ValueError, match=r"encoder\.language is zho_Hans, but the tokenizer of ViT-B-32 marks none"):
+        ClipEncoder("ViT-B-32", None, language="zho_Hans")
+
+
+def test_a_folder_says_where_its_weights_are(tmp_path):
+    name = f"local-dir:{tmp_path / 'mine'}"
+    with pytest.raises(MissingWeightsError, match=r"mine/open_clip_config\.json"):
+        find_weights(name, None)
+    (tmp_path / "mine").mkdir()
+    path = tmp_path / "mine/open_clip_config.json"
+    for content, said in (("{", "is no JSON"), ("{}", "lacks the key 'model_cfg'")):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=said):
+            find_weights(name, None)
+    path.write_text(json.dumps({"model_cfg": open_clip.get_model_config("tvr-test"), "preprocess_cfg": {}}))
+    assert find_weights(name, None).pixels == PixelPreparation()
+    with pytest.raises(ValueError, match=r"encoder\.weights is 'openai', but local-dir:.* has no tags; say folder"):
+        find_weights(name, "openai")
+    with pytest.raises(MissingWeightsError, match=r"mine holds neither open_clip_model\.safetensors nor"):
+        find_weights(name, "folder")
+    path.write_text(
+        json.dumps({"model_cfg": open_clip.get_model_config("tvr-test"), "preprocess_cfg": {"resize_mode": "fit"}})
+    )
+    with pytest.raises(ValueError, match=r"open_clip_config\.json prepares frames with resize_mode 'fit'"):
+        find_weights(name, None)
 
 
 @pytest.mark.parametrize("weights", [None, "none"])
@@ -89,9 +139,23 @@ def test_no_weights_is_a_source_without_a_path(weights):
     assert find_weights("ViT-B-32", weights).path is None
 
 
-def test_pixel_statistics_follow_the_architecture(tmp_path: Path):
-    assert find_weights("PE-Core-B-16", None).mean == (0.5, 0.5, 0.5)
-    assert find_weights("ViT-B-32", None).mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+def test_the_preparation_follows_the_architecture_where_its_tags_agree():
+    pe = PixelPreparation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear", "squash")
+    assert find_weights("PE-Core-B-16", None).pixels == pe
+    assert find_weights("ViT-B-32", None).pixels == PixelPreparation()
+
+
+def test_a_file_of_an_architecture_whose_tags_differ_says_under_which_it_was_published(tmp_path, caplog):
+    path = tmp_path / "weights.pt"
+    path.touch()
+    with caplog.at_level(logging.WARNING):
+        assert find_weights("ViT-H-14", str(path)).pixels.resize_mode == "shortest"
+    assert "Set encoder.prepared_as to the tag it was published under: laion2b_s32b_b79k" in caplog.text
+    caplog.clear()
+    assert find_weights("ViT-H-14", str(path), "dfn5b").pixels.resize_mode == "squash"
+    assert not caplog.records
+    with pytest.raises(ValueError, match=r"encoder\.prepared_as is 'dfn'; the tags of ViT-H-14: .*dfn5b"):
+        find_weights("ViT-H-14", str(path), "dfn")
 
 
 def test_encoders_say_which_files_they_will_read(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tvr_lightning.data.audio_alignment import AudioOptions, audio_input
 from tvr_lightning.data.batch import AudioInput, Media
-from tvr_lightning.encoders.pretrained import MissingWeightsError
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.wav2vec2 import SIZES, TinyWav2Vec2Encoder, Wav2Vec2Encoder
 from tvr_lightning.media.audio import AudioTrack, read_audio
 

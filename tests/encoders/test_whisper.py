@@ -11,7 +11,7 @@ from whisper.model import ModelDimensions, Whisper
 from tvr_lightning.data.audio_alignment import AudioOptions, audio_input
 from tvr_lightning.data.batch import AudioInput, Media
 from tvr_lightning.encoders.audio import pool_steps
-from tvr_lightning.encoders.pretrained import MissingWeightsError
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.whisper import SIZES, TinyWhisperEncoder, WhisperEncoder
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.media.audio import AudioTrack, read_audio

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.base import Encoder, FreezeRule, TemporalInitialization
-from tvr_lightning.encoders.pretrained import MissingWeightsError, do_weights_follow
+from tvr_lightning.encoders.hub import MissingWeightsError
+from tvr_lightning.encoders.pretrained import do_weights_follow
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 PAD, START, END = range(3)

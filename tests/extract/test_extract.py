@@ -27,6 +27,7 @@ from tvr_lightning.extract.source import source_of_data, source_of_files
 from tvr_lightning.extract.verify import verify
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import SeqTransf
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
 from tvr_lightning.store import FeatureStore, StoreError
 from tvr_lightning.synthetic.generate import synthesize
@@ -203,7 +204,7 @@ def test_a_broken_track_is_reported_and_its_video_kept(tmp_path):
     write_clip(clips / "mute.mp4", None)
     write_clip(clips / "good.mkv", tone(2.0))
     (clips / "notes.txt").write_text("no video", encoding="utf-8")
-    source = source_of_files([clips], 32, frames=3, audio=AudioOptions("whisper"))
+    source = source_of_files([clips], Preparation(32), frames=3, audio=AudioOptions("whisper"))
     report = extract(source, *encoders(), options(tmp_path / "store"))
     assert report.skipped == []
     assert len(report.problems) == 1
@@ -217,7 +218,7 @@ def test_files_and_folders_need_no_annotations(tmp_path):
     (tmp_path / "deep" / "er").mkdir(parents=True)
     write_clip(tmp_path / "deep" / "er" / "a.mp4", None)
     write_clip(tmp_path / "b.MKV", None)
-    source = source_of_files([tmp_path / "deep", tmp_path / "b.MKV"], 32, frames=3)
+    source = source_of_files([tmp_path / "deep", tmp_path / "b.MKV"], Preparation(32), frames=3)
     extract(source, encoders()[0], None, options(tmp_path / "store"))
     assert FeatureStore(tmp_path / "store").parts == ["frames", "patches"]
     with pytest.raises(ValueError, match="--what text: there are no texts"):
@@ -225,10 +226,10 @@ def test_files_and_folders_need_no_annotations(tmp_path):
     with pytest.raises(ValueError, match="--what audio: there is no audio encoder"):
         extract(source, encoders()[0], None, options(tmp_path / "store", what=["audio"]))
     with pytest.raises(MissingAssetError, match="no such file or folder"):
-        source_of_files([tmp_path / "nowhere"], 32)
+        source_of_files([tmp_path / "nowhere"], Preparation(32))
     (tmp_path / "empty").mkdir()
     with pytest.raises(MissingAssetError, match="no videos in"):
-        source_of_files([tmp_path / "empty"], 32)
+        source_of_files([tmp_path / "empty"], Preparation(32))
 
 
 def test_verify_recomputes_a_sample(dataset, extracted):
@@ -258,6 +259,7 @@ def test_a_store_of_another_encoder_or_sampling_is_refused_with_both(dataset, ex
         ({"frames": 4}, "store has 'one-fps-uniform, 3 frames', this run 'one-fps-uniform, 4 frames'"),
         ({"sampling": "segment-centres"}, "this run 'segment-centres, 3 frames'"),
         ({"image_size": 64}, "store has '32 pixels.* this run '64 pixels"),
+        ({"resize_mode": "squash"}, "shortest side, centre crop', this run '32 pixels, bicubic both sides, squashed'"),
         ({"words": 13}, "store has '12 words', this run '13 words'"),
         ({"audio_align": "clip30"}, "store has 'whisper duration 30s', this run 'whisper clip30 30s'"),
     ):

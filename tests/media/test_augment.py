@@ -8,7 +8,8 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 from torchvision.transforms.functional import resized_crop
 
-from tvr_lightning.media.augment import CropFlip, ResizeCentreCrop, draw_augmentation
+from tvr_lightning.media.augment import CropFlip, draw_augmentation
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.rand_augment import RandAugment, Step, apply_step, draw_rand_augment
 
 
@@ -25,17 +26,19 @@ def test_preprocessing_equals_torchvisions(width: int, height: int, size: int) -
         width = height  # a sliver blown up to thousands of pixels
     frame = picture(width, height)
     reference = Compose([Resize(size, interpolation=InterpolationMode.BICUBIC), CenterCrop(size)])
-    np.testing.assert_array_equal(np.asarray(ResizeCentreCrop(size)(frame)), np.asarray(reference(frame)))
+    np.testing.assert_array_equal(np.asarray(Preparation(size)(frame)), np.asarray(reference(frame)))
 
 
 def test_none_is_clips_preprocessing() -> None:
-    assert draw_augmentation("none", 32) == ResizeCentreCrop(32)
+    assert draw_augmentation("none", Preparation(32)) == Preparation(32)
 
 
 @pytest.mark.parametrize("augmentation", ["crop-flip", "rand-augment"])
 def test_same_draw_for_all_frames_and_seeds(augmentation: str) -> None:
     frame = picture()
-    transforms = [draw_augmentation(augmentation, 32, np.random.default_rng(seed)) for seed in (3, 3, 4, 5, 6)]
+    transforms = [
+        draw_augmentation(augmentation, Preparation(32), np.random.default_rng(seed)) for seed in (3, 3, 4, 5, 6)
+    ]
     results = [np.asarray(transform(frame)) for transform in transforms]
     assert all(result.shape == (32, 32, 3) for result in results)
     np.testing.assert_array_equal(results[0], np.asarray(transforms[0](frame)), "a transform draws nothing when called")
@@ -46,7 +49,7 @@ def test_same_draw_for_all_frames_and_seeds(augmentation: str) -> None:
 @given(st.integers(8, 400), st.integers(8, 400), st.integers(0, 10_000))
 @settings(max_examples=150, deadline=None)
 def test_crops_lie_in_the_frame_with_half_its_area_at_least(width: int, height: int, seed: int) -> None:
-    transform = draw_augmentation("crop-flip", 32, np.random.default_rng(seed))
+    transform = draw_augmentation("crop-flip", Preparation(32), np.random.default_rng(seed))
     assert isinstance(transform, CropFlip)
     left, top, right, bottom = transform.box(width, height)
     assert 0 <= left < right <= width
@@ -59,7 +62,7 @@ def test_crops_lie_in_the_frame_with_half_its_area_at_least(width: int, height: 
 
 def test_crop_is_torchvisions_of_the_same_box() -> None:
     frame = picture(120, 90)
-    transform = draw_augmentation("crop-flip", 32, np.random.default_rng(1))
+    transform = draw_augmentation("crop-flip", Preparation(32), np.random.default_rng(1))
     assert isinstance(transform, CropFlip)
     plain = CropFlip(32, transform.draws, flip=False)
     left, top, right, bottom = plain.box(120, 90)
@@ -71,7 +74,7 @@ def test_crop_is_torchvisions_of_the_same_box() -> None:
 
 def test_half_the_clips_are_flipped() -> None:
     generator = np.random.default_rng(0)
-    flips = [draw_augmentation("crop-flip", 8, generator).flip for _ in range(400)]  # type: ignore[union-attr]
+    flips = [draw_augmentation("crop-flip", Preparation(8), generator).flip for _ in range(400)]  # type: ignore[union-attr]
     assert 150 < sum(flips) < 250
 
 
@@ -131,6 +134,6 @@ def test_no_operation_leaves_the_frame() -> None:
 
 def test_wrong_options_are_said() -> None:
     with pytest.raises(ValueError, match="augmentation 'flip' is unknown; choose one of none, crop-flip"):
-        draw_augmentation("flip", 32)  # type: ignore[arg-type]
+        draw_augmentation("flip", Preparation(32))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="augmentation 'crop-flip' needs a generator"):
-        draw_augmentation("crop-flip", 32)
+        draw_augmentation("crop-flip", Preparation(32))

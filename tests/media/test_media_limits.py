@@ -18,6 +18,7 @@ from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.media import opening, packets
 from tvr_lightning.media.audio import AudioError, read_audio
 from tvr_lightning.media.opening import MAX_PIXELS, LimitError, VideoError
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import probe, read_clip
 
 
@@ -136,6 +137,6 @@ def test_a_length_that_is_not_true_takes_no_memory_for_sound(tmp_path):
 def test_a_file_whose_sound_is_refused_is_skipped_as_one_whose_picture_is(tmp_path):
     path = write_video(tmp_path / "day.mkv", 2, stamps=[0, 10**8], sound=1.0)
     split = Split("test", "any", [VideoRecord("day", path)], [])
-    reader = MediaReader(2, 32, "one-fps-uniform", audio=AudioOptions("wav2vec2"), on_corrupt="skip")
+    reader = MediaReader(2, Preparation(32), "one-fps-uniform", audio=AudioOptions("wav2vec2"), on_corrupt="skip")
     (skipped,) = VideoDataset(split, reader, skip=True)[0].skipped
     assert "day.mkv: its sound is" in skipped

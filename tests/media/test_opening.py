@@ -9,12 +9,13 @@ import pytest
 from broken_videos import write_sound, write_video
 
 from tvr_lightning.data.check import look_at
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.show import show
+from tvr_lightning.data.video_files import VideoFolder
 from tvr_lightning.extract.source import source_of_files
 from tvr_lightning.media.audio import AudioError, read_audio
 from tvr_lightning.media.opening import VIDEO_SUFFIXES, VideoError
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import probe, read_clip
 
 WRITTEN = [
@@ -41,7 +42,7 @@ WRITTEN = [
 
 def extract(path: Path) -> None:
     """Read a file as `tvr extract` does, which names an unreadable one."""
-    source = source_of_files([path.parent], 32, frames=2)
+    source = source_of_files([path.parent], Preparation(32), frames=2)
     for video, _ in source.videos:
         source.read(video, None)
 

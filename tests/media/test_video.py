@@ -20,9 +20,9 @@ from broken_videos import (
 )
 
 from tvr_lightning.media import packets
-from tvr_lightning.media.augment import ResizeCentreCrop
 from tvr_lightning.media.decoder import frames_of_runs, open_video
 from tvr_lightning.media.opening import Allowance
+from tvr_lightning.media.preparation import Preparation, ResizeMode
 from tvr_lightning.media.video import DecodedClip, VideoError, probe, read_clip, read_parts
 
 FASTSTART = {"movflags": "faststart"}
@@ -36,7 +36,7 @@ def read(path: Path, frames: int = 6, **options: object) -> DecodedClip:
 
 def every_frame(path: Path) -> list[np.ndarray]:
     """All frames of a file as decoded straight through by the library's own loop."""
-    crop = ResizeCentreCrop(64)
+    crop = Preparation(64)
     with av.open(str(path)) as container:
         return [np.asarray(crop(frame.to_image())).transpose(2, 0, 1) for frame in container.decode(video=0)]
 
@@ -220,9 +220,20 @@ def test_threads_change_nothing(tmp_path: Path) -> None:
 
 def test_augmentation_is_applied_to_every_frame(tmp_path: Path) -> None:
     path = write_video(tmp_path / "clip.mp4", 60)
-    crop = ResizeCentreCrop(64)
+    crop = Preparation(64)
     clip = read(path, augment=lambda frame: crop(frame).transpose(1))
     assert torch.equal(clip.pixels, read(path).pixels.flip(-2))
+
+
+@pytest.mark.parametrize("mode", ["shortest", "longest", "squash"])
+def test_frames_of_odd_size_are_prepared_as_the_encoder_asks(tmp_path: Path, mode: ResizeMode) -> None:
+    path = write_video(tmp_path / "clip.mp4", 30, size=(94, 70))
+    preparation = Preparation(64, "bilinear", mode)
+    with av.open(str(path)) as container:
+        expected = [np.asarray(preparation(frame.to_image())) for frame in container.decode(video=0)]
+    clip = read(path, 6, augment=preparation, sampling="segment-centres")
+    for pixels, time in zip(clip.pixels, clip.timestamps, strict=True):
+        np.testing.assert_array_equal(pixels.permute(1, 2, 0).numpy(), expected[round(float(time) * 10)])
 
 
 def test_probe_tells_what_a_file_holds(tmp_path: Path) -> None:
@@ -338,7 +349,7 @@ def test_real_clips_equal_decoding_everything(test_data: Path) -> None:
         test_data / "clips" / "videos" / "mmaction_test.avi",  # two pictures in a packet
         test_data / "clips" / "videos" / "pllava_cooking.mp4",  # begins with pictures that are not shown
     ]
-    crop = ResizeCentreCrop(64)
+    crop = Preparation(64)
     for path in paths:
         clip = read(path, 5, sampling="segment-centres")
         with av.open(str(path)) as container:
@@ -348,3 +359,16 @@ def test_real_clips_equal_decoding_everything(test_data: Path) -> None:
             frame = frames[np.abs(times - times[0] - float(time)).argmin()]
             expected = np.asarray(crop(frame.to_image())).transpose(2, 0, 1)
             np.testing.assert_array_equal(pixels.numpy(), expected, err_msg=str(path))
+
+
+def test_two_pictures_in_a_packet_are_decoded_once(test_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, open_file = [], av.open
+
+    def watched(*given: object, **options: object) -> object:
+        opened.append(given[0])
+        return open_file(*given, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(av, "open", watched)
+    clip = read(test_data / "clips" / "videos" / "mmaction_test.avi", 5)
+    assert bool(clip.frame_mask.all())
+    assert len(opened) == 1

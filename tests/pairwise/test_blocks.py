@@ -25,7 +25,7 @@ def product(text, video):
     return Scores(similarity.tanh(), {"product": similarity})
 
 
-@pytest.mark.parametrize("few", ["video", "text"])
+@pytest.mark.parametrize("few", ["video", "text", "both"])
 @pytest.mark.parametrize("pairs", [1, 3, 7, 20, 62, 63, 1000])
 def test_blocks_give_what_one_piece_gives(items, pairs, few):
     text, video = items
@@ -53,6 +53,10 @@ def test_blocks_give_what_one_piece_gives(items, pairs, few):
         (90, "text", (1, 9)),
         (180, "text", (2, 9)),
         (35, "text", (1, 3)),
+        (95, "both", (3, 3)),
+        (125, "both", (3, 4)),
+        (620, "both", (7, 8)),
+        (5, "both", (1, 1)),
     ],
 )
 def test_blocks_stay_within_the_budget_item_by_item(items, budget, few, largest):
@@ -66,6 +70,20 @@ def test_blocks_stay_within_the_budget_item_by_item(items, budget, few, largest)
         score_in_blocks(watched, *items, pair_bytes=10, budget=budget, few=few)
     assert max(seen) == largest
     assert sum(n * m for n, m in seen) == 7 * 9
+
+
+def test_a_few_of_both_make_up_for_a_side_that_is_short(items):
+    seen = []
+
+    def watched(text, video):
+        seen.append((len(text), len(video)))
+        return product(text, video)
+
+    text, video = items
+    with torch.no_grad():
+        score_in_blocks(watched, text[:1], video, pair_bytes=10, budget=90, few="both")
+        score_in_blocks(watched, text, video[:2], pair_bytes=10, budget=120, few="both")
+    assert seen == [(1, 9), (6, 2), (1, 2)]
 
 
 def test_dropout_draws_the_same_numbers_when_a_block_is_computed_anew(items):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
-from tvr_lightning.pairwise import PairVectors, mapped_by, score_in_blocks, token_similarities
+from tvr_lightning.pairwise import PairVectors, mapped_between, mapped_by, score_in_blocks, token_similarities
 from tvr_lightning.pairwise.base import chained
 from tvr_lightning.pairwise.once import once, origin_of, persisting
 
@@ -35,7 +35,7 @@ class GapScores(nn.Linear):
         return Scores(gap.layer_norm(self.norm).logits(video.frames, self, self.key).sum((1, 3)).T)
 
 
-@pytest.mark.parametrize("few", ["video", "text"])
+@pytest.mark.parametrize("few", ["video", "text", "both"])
 @pytest.mark.parametrize("grad", [False, True])
 def test_blocks_score_as_the_whole_whatever_is_kept(sides, few, grad):
     head = GapScores()
@@ -77,6 +77,37 @@ def test_nothing_is_kept_with_gradients_nor_of_other_tensors():
     assert len(made) == 3
 
 
+def test_each_item_s_share_is_made_once_however_both_sides_are_split(sides):
+    made = {"words": 0, "frames": 0}
+
+    def counted(name, tensor):
+        origin = origin_of(tensor)
+        assert origin is not None
+        return once((*origin, "sum"), lambda: made.__setitem__(name, made[name] + len(tensor)) or tensor.sum((1, 2)))
+
+    def score(text, video):
+        return Scores(counted("words", text.words)[:, None] + counted("frames", video.frames))
+
+    with torch.no_grad():
+        scores = score_in_blocks(score, *sides, pair_bytes=1, budget=4, few="both").similarity
+    text, video = sides
+    torch.testing.assert_close(scores, text.words.sum((1, 2))[:, None] + video.frames.sum((1, 2)))
+    assert made == {"words": N, "frames": M}
+
+
+def test_what_is_made_within_goes_with_its_tensors_and_the_rest_stays():
+    outer, inner, made = torch.randn(4, D), torch.randn(4, D), []
+    with torch.no_grad(), persisting([outer], blocks=2):
+        for _ in range(2):
+            with persisting([inner], blocks=3):
+                for tensor in (outer, inner):
+                    once(origin_of(tensor), lambda tensor=tensor: made.append(tensor) or tensor)
+            assert origin_of(inner) is None
+        with persisting([inner], blocks=1):
+            assert origin_of(inner) is None
+    assert [tensor is outer for tensor in made] == [True, False, False]
+
+
 def test_layers_in_a_row_are_the_same_folded_and_one_by_one():
     first, second = nn.Linear(D, D).double(), nn.Linear(D, D).double()
     many = torch.randn(5 * D, D, dtype=torch.double)
@@ -109,6 +140,17 @@ def test_token_similarities_and_their_bad_input():
     for wrong in (text[0], torch.randn(N, 2, D + 1)):
         with pytest.raises(ValueError, match="token_similarities takes"):
             token_similarities(video, wrong)
+
+
+def test_matrices_between_map_the_side_of_fewer_tokens():
+    first, second = torch.randn(2, D, D, dtype=torch.double)
+    for videos, texts in ((1, 9), (9, 1)):
+        video, text = torch.randn(videos, F, D).double(), torch.randn(texts, F, D).double()
+        frames, words = mapped_between(video, text, first, second)
+        assert (frames is video, words is text) == (videos > texts, texts > videos)
+        expected = torch.einsum("mfd,nwd->fmwn", video, text @ first @ second)
+        torch.testing.assert_close(token_similarities(frames, words), expected)
+    assert mapped_between(video, text)[1] is text
 
 
 def test_no_text_or_no_video_is_refused_and_a_small_budget_scores_pair_by_pair(sides):

@@ -44,6 +44,18 @@ def test_the_video_encoder_costs_what_its_layers_do():
     assert least <= found.flops_by_stage["encode_video"] <= 1.1 * least
 
 
+def test_a_transformer_layer_costs_what_it_does_though_torch_fuses_it_in_evaluation():
+    """Torch fuses attention of an even number of heads, of which a counter of operations sees nothing."""
+    width, images, tokens = 128, 2 * FRAMES, 1 + (32 // 16) ** 2
+    encoder = TinyClipEncoder(width, 32, text_layers=1, vision_layers=1, patch_size=16)
+    found = costs(CLIP4Clip(encoder, words=WORDS, frames=FRAMES))
+    maps = 3 + 1 + 4 + 4  # D x D: queries, keys and values; the output; out to 4 D; and back
+    layer = 2 * images * tokens * maps * width**2 + 2 * 2 * images * tokens**2 * width
+    convolution, projection = 2 * images * (tokens - 1) * 3 * 16**2 * width, 2 * images * width**2
+    assert found.flops_by_stage["encode_video"] == layer + convolution + projection
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_training_costs_about_three_times_the_forward_pass():
     found = costs(module(CLIP4Clip))
     forward = sum(value for stage, value in found.flops_by_stage.items() if stage != "training_step")

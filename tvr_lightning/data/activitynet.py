@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -18,6 +17,7 @@ from tvr_lightning.data.records import (
     read_json,
     tidy,
 )
+from tvr_lightning.data.video_files import VideoFolder
 
 FILES: dict[SplitName, tuple[str, str]] = {
     "train": ("train_ids.json", "train.json"),

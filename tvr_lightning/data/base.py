@@ -29,6 +29,7 @@ from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, chec
 from tvr_lightning.data.stored import FeatureReader, open_store
 from tvr_lightning.data.subsets import draw_videos, hold_out
 from tvr_lightning.media.augment import Augmentation
+from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.workers import worker_context
 from tvr_lightning.store import FeatureStore, StoreError
@@ -52,10 +53,13 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     Args:
         split: which of the dataset's split files are used.
-        root: parent folder of all datasets; each appends its own `directory`. Default: the environment's TVR_DATA.
+        root: parent folder of all datasets, to which each appends its own `directory`; of `Folder`, the folder itself.
+            Default: the environment's TVR_DATA.
         frames: F, frames per clip, at least 1; shorter clips are padded and masked.
         words: W, tokens per caption, at least 3, start and end included; the encoder truncates to it.
         image_size: S, pixels of the square frames.
+        resize_mode: how frames that are not square become so (`Preparation`).
+        interpolation: of the resizing.
         batch_size: pairs per optimisation step, over all devices.
         eval_batch_size: texts or videos per evaluation batch, on each device.
         num_workers: processes that decode videos, for each loader.
@@ -90,6 +94,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
         frames: int = 12,
         words: int = 32,
         image_size: int = 224,
+        resize_mode: ResizeMode = "shortest",
+        interpolation: Interpolation = "bicubic",
         batch_size: int = 128,
         eval_batch_size: int = 32,
         num_workers: int = 2,
@@ -113,7 +119,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.split = split
         self.frames = frames
         self.words = words
-        self.image_size = image_size
+        self.preparation = Preparation(image_size, interpolation, resize_mode)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
@@ -138,7 +144,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._check_options()
 
     def _check_options(self) -> None:
-        positive = ("frames", "image_size", "batch_size", "eval_batch_size")
+        positive = ("frames", "batch_size", "eval_batch_size")
         for name, least in [(name, 1) for name in positive] + [("words", 3), ("num_workers", 0), ("seed", 0)]:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
@@ -209,15 +215,19 @@ class TextVideoDataModule(LightningDataModule, ABC):
             raise MissingData(self.directory, absent, self.layout)
         return Path(root).expanduser() / self.directory
 
+    def missing_annotations(self, stage: str | None = None) -> list[str]:
+        """Say which annotation files of a Lightning stage (None: of all) are absent, one sentence each."""
+        sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
+        files = dict.fromkeys(path for name in sources for path in self.required_files(name))
+        return [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
+
     def missing(self, stage: str | None = None) -> list[str]:
         """Say which annotation files and folders of a Lightning stage (None: of all) are absent; fast.
 
         Returns:
             One sentence each, with the place looked at.
         """
-        sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
-        files = dict.fromkeys(path for name in sources for path in self.required_files(name))
-        absent = [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
+        absent = self.missing_annotations(stage)
         if self.features is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
             absent.append(f"the videos: looked for files in {self.video_root}")
         if self.captions is not None and "train" in STAGES[stage]:
@@ -337,7 +347,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
             StoreError: it is absent or damaged, or made with another sampling, frame size or number of words.
         """
         if self.features is not None and self._store is None:
-            self._store = open_store(self.features, self.frames, self.image_size, self.sampling, self.words, self.audio)
+            self._store = open_store(
+                self.features, self.frames, self.preparation, self.sampling, self.words, self.audio
+            )
         return self._store
 
     def _feature_reader(self) -> FeatureReader:
@@ -347,14 +359,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return which video every text of a split describes, with the names that results carry."""
-        split = self.load_split(name)
-        return GroundTruth(
-            video_of_text=torch.tensor([text.video for text in split.texts], dtype=torch.int64),
-            videos=len(split.videos),
-            dataset=self.title,
-            split=split.name,
-            protocol=split.protocol,
-        )
+        return GroundTruth.of(self.title, self.load_split(name))
 
     # Loaders
 
@@ -468,7 +473,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             return self._feature_reader()
         sampling = self.train_sampling if training else self.sampling
         augmentation = self.augmentation if training else "none"
-        return MediaReader(self.frames, self.image_size, sampling, augmentation, self.audio, self.on_corrupt)
+        return MediaReader(self.frames, self.preparation, sampling, augmentation, self.audio, self.on_corrupt)
 
     def _sharing(self) -> dict[str, int]:
         # The strategy knows the data-parallel processes; with tensor parallelism they are fewer than the devices.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -18,6 +17,7 @@ from tvr_lightning.data.records import (
     read_lines,
     read_table,
 )
+from tvr_lightning.data.video_files import VideoFolder
 
 MOMENT = re.compile(r"(?P<video>\S+) (?P<start>\d+(?:\.\d+)?) (?P<end>\d+(?:\.\d+)?)\s*##(?P<text>.*)")
 Span = tuple[float, float]

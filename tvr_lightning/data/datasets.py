@@ -16,6 +16,7 @@ from tvr_lightning.data.recover_captions import RecoverCaptions
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.audio import AudioError
 from tvr_lightning.media.augment import Augmentation, draw_augmentation
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import VideoError, read_clip
 
@@ -46,7 +47,7 @@ class MediaReader:
 
     Attributes:
         frames: F, frames per clip, padded and masked where a clip has fewer.
-        image_size: S, pixels of the square frames.
+        preparation: how each becomes the square that the encoder takes.
         sampling: which frames are taken.
         augmentation: drawn once per clip, the same for its frames; only in training, where there is a generator.
         audio: what the audio encoder is given; None leaves the sound unread.
@@ -54,7 +55,7 @@ class MediaReader:
     """
 
     frames: int
-    image_size: int
+    preparation: Preparation
     sampling: FrameSampling
     augmentation: Augmentation = "none"
     audio: AudioOptions | None = None
@@ -67,11 +68,11 @@ class MediaReader:
             VideoError: the file is missing, broken, or holds no video.
         """
         random = generator is not None and self.augmentation != "none"
-        augment = draw_augmentation(self.augmentation, self.image_size, generator) if random else None
+        augment = draw_augmentation(self.augmentation if random else "none", self.preparation, generator)
         clip = read_clip(
             video.path,
             frames=self.frames,
-            image_size=self.image_size,
+            image_size=self.preparation.image_size,
             sampling=self.sampling,
             span=video.span,
             generator=generator,
@@ -85,11 +86,11 @@ class MediaReader:
 
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""
-        audio = None if self.audio is None else no_audio(self.audio, self.frames)
+        audio, size = None if self.audio is None else no_audio(self.audio, self.frames), self.preparation.image_size
         return Media(
             audio=audio,
             audio_mask=None if audio is None else audio.mask,
-            pixels=torch.zeros(0, self.frames, 3, self.image_size, self.image_size, dtype=torch.uint8),
+            pixels=torch.zeros(0, self.frames, 3, size, size, dtype=torch.uint8),
             frame_mask=torch.zeros(0, self.frames, dtype=torch.bool),
             duration=torch.zeros(0),
         )

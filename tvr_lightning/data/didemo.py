@@ -6,7 +6,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -19,6 +18,7 @@ from tvr_lightning.data.records import (
     read_lines,
     read_table,
 )
+from tvr_lightning.data.video_files import VideoFolder
 
 PROTOCOL = "paragraph to video, all descriptions of a video as one query"
 ANNOTATED = (0.0, 31.0)  # CLIP4Clip reads seconds 0 to 31: longer videos were cut to 30 s before they were described
@@ -34,7 +34,8 @@ class DiDeMo(TextVideoDataModule):
 
     Args:
         split: "lists": the lists and json files; "tmass": the csv files of T-MASS (8,362 / 1,062 / 1,004 videos whose
-            paragraphs are joined already; of their absolute paths only the file's name counts).
+            paragraphs are joined already; of their absolute paths only the file's name counts); "hub": lists and json
+            files as `tvr data import` makes them of the hub's, which has 8,395 / 1,004 videos and none to validate on.
         **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 
@@ -42,15 +43,15 @@ class DiDeMo(TextVideoDataModule):
     directory = "didemo"
     layout = """\
 $TVR_DATA/didemo/
-  {train,val,test}_list.txt             for split lists: one video name per line
-  {train,val,test}_data.json            for split lists: [{"video": ..., "description": ...}, ...]
+  {train,val,test}_list.txt             for split lists or hub: one video name per line
+  {train,val,test}_data.json            for split lists or hub: [{"video": ..., "description": ...}, ...]
   tmass/didemo_{train,val,test}_label.csv  for split tmass: columns video_path, text
   videos/<name as listed, any container> ..."""
 
     def __init__(
         self,
         *,
-        split: Literal["lists", "tmass"] = "lists",
+        split: Literal["lists", "tmass", "hub"] = "lists",
         frames: int = 64,
         words: int = 64,
         **options: Any,
@@ -59,8 +60,8 @@ $TVR_DATA/didemo/
 
     @property
     def has_official_validation(self) -> bool:
-        """True: the lists have one."""
-        return True
+        """True, but for the hub's."""
+        return self.split != "hub"
 
     def required_files(self, name: SplitName) -> list[Path]:
         """The list and the json, or the csv."""

@@ -1,69 +1,156 @@
-"""Finds a dataset's video files in their folder, under the names that annotation files give them."""
+"""Folder: videos of one's own with a table of captions."""
 
 from __future__ import annotations
 
-import os.path
-from dataclasses import dataclass, field
+import hashlib
 from pathlib import Path
+from typing import Any, Literal
 
-from tvr_lightning.data.records import malformed
-from tvr_lightning.media.opening import VIDEO_SUFFIXES
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.caption_table import SUFFIXES, CaptionRow, read_caption_table
+from tvr_lightning.data.records import (
+    AnnotationError,
+    Findings,
+    MissingData,
+    Split,
+    SplitBuilder,
+    SplitName,
+    VideoRecord,
+    malformed,
+)
+from tvr_lightning.data.video_files import VideoFolder, path_below
 
 
-def path_below(folder: Path, name: str) -> Path:
-    """Return the path of `name` in `folder`.
+class Folder(TextVideoDataModule):
+    """A folder of videos and a table of their captions: captions.csv, captions.jsonl or captions.parquet.
 
-    Raises:
-        AnnotationError: the name, which comes from an annotation file, leads out of the folder.
+    Every caption trains, and every caption of a test video is a query. A column `split` (train, val, test) divides the
+    videos; without one, a share of them is held out for the test by their names, the same ones whatever their order.
+    `root` is the folder itself.
+
+    Args:
+        split: "table", the only one.
+        table: name of the table in it, where it is not called captions.
+        test_share: of the videos, for the test, where the table has no column `split`; between 0 and 1.
+        **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
-    path = folder / name
-    if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder)):
-        raise malformed(folder, name, "the name leads out of the folder", "use annotation files from their source")
-    return path
 
+    title = "Folder"
+    directory = "folder"
+    layout = """\
+FOLDER/                                              data.init_args.root, or $TVR_DATA/folder
+  captions.csv or captions.jsonl or captions.parquet   columns video, caption, and split where there is one
+  videos/<video> ...                                 or the videos beside the table"""
 
-@dataclass
-class VideoFolder:
-    """Finds the files of one folder by name, listing the folder once.
+    def __init__(
+        self,
+        *,
+        split: Literal["table"] = "table",
+        frames: int = 12,
+        words: int = 32,
+        table: str | None = None,
+        test_share: float = 0.2,
+        **options: Any,
+    ) -> None:
+        self.table = table
+        self.test_share = test_share
+        self._rows: list[CaptionRow] | None = None
+        super().__init__(split=split, frames=frames, words=words, **options)
+        if not 0 < test_share < 1:
+            raise ValueError(f"test_share is {test_share}; give a share of the videos between 0 and 1")
 
-    A file is found under its exact name, else under the only video of the same stem, since copies of the datasets are
-    often re-encoded into another container; subtitles, playlists and other files beside a video are passed over.
-
-    Attributes:
-        folder: where the files are.
-        suffix: suffix of the dataset's files, with its dot, where annotation files leave it out; empty where the
-            names in the annotation files carry their own.
-    """
-
-    folder: Path
-    suffix: str = ""
-    _names: set[str] | None = None
-    _stems: dict[str, list[str]] = field(default_factory=dict)
-
-    def find(self, name: str) -> Path:
-        """Return the path of the video called `name`, or the path where it is expected if there is none.
+    @property
+    def folder(self) -> Path:
+        """The folder of the table and the videos.
 
         Raises:
-            AnnotationError: several files share the stem and none of them has the exact name, or the name leads out
-                of the folder.
+            MissingData: neither `root` nor TVR_DATA says where it is.
         """
-        names = self._listing()
-        if name + self.suffix in names:
-            return self.folder / (name + self.suffix)
-        found = self._stems.get(name, [])
-        if not found and not self.suffix:
-            found = self._stems.get(name.rpartition(".")[0], [])
-        if len(found) > 1:
-            fix = "keep the one that belongs there"
-            raise malformed(self.folder, name, f"several files match: {', '.join(found)}", fix)
-        return path_below(self.folder, found[0] if found else name + self.suffix)
+        return Path(self.root).expanduser() if self.root else super().folder
 
-    def _listing(self) -> set[str]:
-        if self._names is None:
-            files = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
-            self._names = set(files)
-            for file in files:
-                stem, dot, suffix = file.rpartition(".")
-                if not dot or dot + suffix.lower() in VIDEO_SUFFIXES:
-                    self._stems.setdefault(stem or file, []).append(file)
-        return self._names
+    @property
+    def video_root(self) -> Path:
+        """The folder `videos` in it, or itself."""
+        videos = self.folder / "videos"
+        return videos if videos.is_dir() else self.folder
+
+    @property
+    def has_official_validation(self) -> bool:
+        """Whether the table names videos to validate on."""
+        try:
+            return any(row.split == "val" for row in self._table_rows())
+        except (AnnotationError, MissingData, OSError):  # said where a split is read
+            return False
+
+    @property
+    def one_caption_evaluation(self) -> bool:
+        """False: all captions are queries."""
+        return False
+
+    def required_files(self, name: SplitName) -> list[Path]:
+        """The table."""
+        if self.table is not None:
+            return [self.folder / self.table]
+        found = [self.folder / f"captions{suffix}" for suffix in SUFFIXES]
+        return [file for file in found if file.is_file()] or found[:1]
+
+    def _table_rows(self) -> list[CaptionRow]:
+        if self._rows is None:
+            files = self.required_files("train")
+            if len(files) > 1:
+                names = ", ".join(file.name for file in files)
+                raise MissingData(
+                    self.directory,
+                    [f"one table: {self.folder} holds {names}; name one with data.init_args.table"],
+                    self.layout,
+                )
+            self._rows = read_caption_table(files[0])
+        return self._rows
+
+    def parse_split(self, name: SplitName, findings: Findings) -> Split:
+        """Read a split: its videos in the order in which the table first names them.
+
+        Video files that the table does not name are noted: they take no part.
+        """
+        captions: dict[str, list[str]] = {}
+        for row in self._table_rows():
+            captions.setdefault(row.video, []).extend(row.captions)
+        (table,) = self.required_files(name)
+        splits, drawn = self._splits(table, findings)
+        if name not in splits.values():
+            fix = "mark some rows so, or leave the column out to have videos drawn for the test"
+            raise malformed(table, "column split", f"no video is in the split {name!r}", fix)
+        builder = SplitBuilder(table, findings)
+        folders: dict[str, VideoFolder] = {}
+        for video, said in captions.items():
+            path = self._find(video, folders)
+            if splits[video] == name:
+                builder.add(VideoRecord(video, path), said, table)
+        for folder in folders.values():
+            for file in folder.others():
+                findings.note(table, file.name, "video-without-caption", f"does not name {file}", "left out")
+        return builder.build(name, f"all captions of a video as queries{drawn}")
+
+    def _splits(self, table: Path, findings: Findings) -> tuple[dict[str, str], str]:
+        """The split of every video, and what the protocol says of it where the table does not."""
+        marked: dict[str, set[str | None]] = {}
+        for row in self._table_rows():
+            marked.setdefault(row.video, set()).add(row.split)
+        if not any(split for named in marked.values() for split in named):
+            # By digests of the names: no other order, no other seed and few added videos change which ones these are.
+            ordered = sorted(marked, key=lambda video: hashlib.sha256(video.encode()).digest())
+            test = set(ordered[: max(1, round(self.test_share * len(ordered)))])
+            drawn = f", {len(test)} of {len(marked)} videos drawn for the test by their names"
+            return {video: "test" if video in test else "train" for video in marked}, drawn
+        for video, named in marked.items():
+            if len(named) > 1 or None in named:
+                said = ", ".join(sorted(split or "none" for split in named))
+                findings.add(table, video, "split-overlap", f"its rows are in {said}", "write one split in all of them")
+        return {video: next(iter(named)) or "" for video, named in marked.items()}, ""
+
+    def _find(self, video: str, folders: dict[str, VideoFolder]) -> Path:
+        """Where a video is: a name with folders is read from the table's place, a bare one from that of the videos."""
+        parent, _, name = video.rpartition("/")
+        if parent not in folders:
+            folders[parent] = VideoFolder(path_below(self.folder, parent) if parent else self.video_root)
+        return folders[parent].find(name)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tvr_lightning.data.records import Split
+
 
 @dataclass
 class GroundTruth:
@@ -43,6 +45,17 @@ class GroundTruth:
             wrong = low if low < 0 else high
             text = int((self.video_of_text == wrong).nonzero()[0])
             raise ValueError(f"{where}: text {text} describes video {wrong}, but the split has {self.videos} videos")
+
+    @classmethod
+    def of(cls, dataset: str, split: Split) -> GroundTruth:
+        """Return the pairing of a split, under the dataset's title."""
+        return cls(
+            video_of_text=torch.tensor([text.video for text in split.texts], dtype=torch.int64),
+            videos=len(split.videos),
+            dataset=dataset,
+            split=split.name,
+            protocol=split.protocol,
+        )
 
     @property
     def texts(self) -> int:

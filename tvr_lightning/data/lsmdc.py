@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder, path_below
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -17,6 +16,7 @@ from tvr_lightning.data.records import (
     read_text,
     tidy,
 )
+from tvr_lightning.data.video_files import VideoFolder, path_below
 
 FILES: dict[SplitName, str] = {
     "train": "LSMDC16_annos_training.csv",

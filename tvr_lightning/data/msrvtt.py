@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -18,6 +17,7 @@ from tvr_lightning.data.records import (
     read_json,
     read_table,
 )
+from tvr_lightning.data.video_files import VideoFolder
 
 FULL = {"train": "MSRVTT_train.full.csv", "val": "MSRVTT_val.full.csv", "test": "MSRVTT_test.full.csv"}
 

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -23,6 +22,7 @@ from tvr_lightning.data.records import (
     read_json,
     tidy,
 )
+from tvr_lightning.data.video_files import VideoFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -19,6 +18,7 @@ from tvr_lightning.data.records import (
     malformed,
     read_lines,
 )
+from tvr_lightning.data.video_files import VideoFolder
 
 
 class PlainUnpickler(pickle.Unpickler):

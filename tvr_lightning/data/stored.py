@@ -11,6 +11,7 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id
 
@@ -20,21 +21,18 @@ def video_key(dataset: str, video: VideoRecord) -> VideoKey:
     return dataset, video.video_id, video.span
 
 
-def frame_fingerprint(frames: int, image_size: int, sampling: FrameSampling) -> Fingerprint:
+def frame_fingerprint(frames: int, preparation: Preparation, sampling: FrameSampling) -> Fingerprint:
     """Return how the frames of a store's videos are sampled and prepared."""
-    return {
-        "sampling": f"{sampling}, {frames} frames",
-        "preprocessing": f"{image_size} pixels, bicubic shortest side, centre crop",
-    }
+    return {"sampling": f"{sampling}, {frames} frames", "preprocessing": preparation.describe()}
 
 
 def text_fingerprint(words: int) -> Fingerprint:
-    """Return how the texts of a store are cut."""
-    return {"sampling": f"{words} words", "preprocessing": "CLIP byte pairs"}
+    """Return how the texts of a store are cut; of what tokens, its encoder says."""
+    return {"sampling": f"{words} words"}
 
 
 def open_store(
-    path: str, frames: int, image_size: int, sampling: FrameSampling, words: int, audio: AudioOptions | None
+    path: str, frames: int, preparation: Preparation, sampling: FrameSampling, words: int, audio: AudioOptions | None
 ) -> FeatureStore:
     """Open a store and check that it is whole and made for these options.
 
@@ -43,7 +41,7 @@ def open_store(
     """
     store = FeatureStore(path)
     store.require("text", text_fingerprint(words))
-    store.require("frames", frame_fingerprint(frames, image_size, sampling))
+    store.require("frames", frame_fingerprint(frames, preparation, sampling))
     if audio is not None:
         store.require("audio", {"preprocessing": audio.describe()})
     store.verify()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.data.records import (
     Findings,
     Split,
@@ -19,6 +18,7 @@ from tvr_lightning.data.records import (
     read_json,
     read_lines,
 )
+from tvr_lightning.data.video_files import VideoFolder
 
 CAPTIONS = {"en": "enCap", "zh": "chCap"}
 CLIP = re.compile(r"(?P<youtube>.+)_(?P<start>\d{6})_(?P<end>\d{6})")  # greedy: YouTube ids hold underscores themselves

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 
 FreezeRule = Literal["none", "clip4clip", "conv1", "all"]
 EncoderPrecision = Literal["fp32", "fp16-master"]
@@ -40,11 +42,21 @@ class Encoder(nn.Module, ABC):
         dimension: D, size of every feature vector.
         image_size: S, side of the square frames in pixels.
         context_length: largest number of token positions W, SOT and EOT included.
+        resize_mode: how frames that are not square become so; CLIP's unless the encoder says otherwise.
+        interpolation: filter of the resizing, likewise.
     """
 
     dimension: int
     image_size: int
     context_length: int
+    resize_mode: ResizeMode = "shortest"
+    interpolation: Interpolation = "bicubic"
+    _said_fewer = False
+
+    @property
+    def preparation(self) -> Preparation:
+        """How frames of any size become those that the encoder takes."""
+        return Preparation(self.image_size, self.interpolation, self.resize_mode)
 
     @classmethod
     def required_files(cls, **options: Any) -> list[Path]:
@@ -59,20 +71,35 @@ class Encoder(nn.Module, ABC):
         """
         return []
 
+    @property
+    def text_preparation(self) -> str:
+        """How captions become tokens, in a few words that fingerprints of stored features hold."""
+        return "the encoder's own tokens"
+
     def encode_text(self, text: list[str] | TextFeatures, words: int) -> TextFeatures:
-        """Encode N captions to `words` positions each; features from a store are returned unchanged.
+        """Encode N captions to W positions each; features from a store are returned unchanged.
 
         Args:
             text: N captions, or their features.
-            words: W, number of token positions, SOT and EOT included.
+            words: token positions asked for, SOT and EOT included; W is the smaller of it and `context_length`.
 
         Returns:
             Features with sentence (N, D), words (N, W, D) and word_mask (N, W).
 
         Raises:
-            ValueError: `words` is below 3 or above `context_length`.
+            ValueError: `words` is below 3.
         """
-        return text if isinstance(text, TextFeatures) else self.encode_captions(text, words)
+        return text if isinstance(text, TextFeatures) else self.encode_captions(text, self.positions(words))
+
+    def positions(self, words: int) -> int:
+        """Return W, the token positions that a caption gets where `words` are asked for; said once where it is less."""
+        if words > self.context_length and not self._said_fewer:
+            self._said_fewer = True
+            rank_zero_info(
+                f"words: {words} are asked for, {getattr(self, 'name', type(self).__name__)} has a context of "
+                f"{self.context_length}: captions are cut to that"
+            )
+        return min(words, self.context_length)
 
     def encode_video(self, video: Media | VideoFeatures, patches: bool = False) -> VideoFeatures:
         """Encode the frames of M videos; features from a store are returned unchanged.
@@ -108,6 +135,10 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def initial_logit_scale(self) -> float:
         """Logarithm of the temperature factor in the weights: ln 100 in OpenAI's, ln(1/0.07) in random ones."""
+
+    def initial_logit_bias(self) -> float:
+        """What the weights add to every logit, as those trained with a sigmoid do (SigLIP); 0 in all others."""
+        return 0.0
 
     @abstractmethod
     def freeze(self, rule: FreezeRule) -> None:

@@ -9,12 +9,19 @@ from typing import Any
 
 import open_clip
 import torch
-from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
+from tvr_lightning.encoders.hub import MissingWeightsError, repository_folder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.pretrained import WeightSource, do_weights_follow, find_weights, model_configuration
+from tvr_lightning.encoders.pretrained import (
+    WeightSource,
+    do_weights_follow,
+    find_weights,
+    local_folder,
+    model_configuration,
+)
+from tvr_lightning.encoders.transformers_tokenizer import build_tokenizer, tokenizer_folder
 from tvr_lightning.encoders.weights import CONSTANTS, StateDict, load_weights, read_state_dict
 
 logger = logging.getLogger(__name__)
@@ -28,18 +35,28 @@ class ClipEncoder(OpenClipEncoder):
     error.
 
     Args:
-        architecture: such as `ViT-B-32`, `ViT-B-16` or `ViT-L-14`.
+        architecture: such as `ViT-B-32`, `PE-Core-B-16` or `ViT-B-16-SigLIP2`, or `local-dir:/path` for a folder that
+            open_clip saved, its configuration, weights and tokenizer together.
         weights: an open_clip tag such as `openai` (taken from open_clip's cache or downloaded), a local file (OpenAI
-            archive or state dict; open_clip .pt, .bin or .safetensors), or null for random weights.
+            archive or state dict; open_clip .pt, .bin or .safetensors), `folder` for the weights in a `local-dir:`, or
+            null for random weights.
         text_mask: mask padding in the text transformer (GARE, HBI).
         encoder_precision: `fp16-master` keeps matrices in half precision as the released codes do.
         gradient_checkpointing: trade time for memory.
         freeze: which parameters stay as they are.
         compile_towers: compile the transformers' blocks with torch.compile; the first steps then take longer.
+        prepared_as: the tag whose preparation of frames the weights of a file share, where the architecture's tags
+            differ in it.
+        tokenizer: a folder with the files of the text tower's tokenizer, in the place of the repository on the Hugging
+            Face hub that open_clip names.
+        language: of the captions, where the tokenizer marks it, such as `zho_Hans` (NLLB).
 
     Raises:
-        MissingWeightsError: the weights are neither here nor downloadable.
-        ValueError: unknown architecture or tag, QuickGELU mismatch, weights that do not fit.
+        MissingWeightsError: the weights, the tokenizer or a text tower's configuration are neither here nor
+            downloadable.
+        ImportError: the text tower needs transformers, which is not installed.
+        ValueError: unknown architecture or tag, QuickGELU mismatch, weights that do not fit, frames prepared in a way
+            unknown here.
     """
 
     def __init__(
@@ -51,13 +68,17 @@ class ClipEncoder(OpenClipEncoder):
         gradient_checkpointing: bool = False,
         freeze: FreezeRule = "none",
         compile_towers: bool = False,
+        prepared_as: str | None = None,
+        tokenizer: str | None = None,
+        language: str | None = None,
     ):
-        source = find_weights(architecture, weights)
+        source = find_weights(architecture, weights, prepared_as)
         state = None if source.path is None else read_state_dict(source.path)
         configuration = model_configuration(architecture)
         configuration["quick_gelu"] = _quick_gelu(configuration, source.quick_gelu, state)
-        clean = configuration["text_cfg"].get("tokenizer_kwargs", {}).get("clean", "lower")
-        model = build_model(configuration, encoder_precision)
+        text = _text_tower(architecture, configuration["text_cfg"], language)
+        words = build_tokenizer(text, architecture, _tokenizer_folder(architecture, tokenizer))
+        model = build_model({**configuration, "text_cfg": text}, encoder_precision)
         if state is None and not do_weights_follow():
             logger.warning("%s starts from RANDOM weights (weights: none): it knows nothing yet", architecture)
         elif state is not None:
@@ -66,9 +87,8 @@ class ClipEncoder(OpenClipEncoder):
         super().__init__(
             model,
             architecture,
-            source.mean,
-            source.std,
-            clean=clean,
+            source.pixels,
+            words,
             text_mask=text_mask,
             encoder_precision=encoder_precision,
             gradient_checkpointing=gradient_checkpointing,
@@ -78,11 +98,23 @@ class ClipEncoder(OpenClipEncoder):
 
     @classmethod
     def required_files(
-        cls, *, architecture: str = "ViT-B-32", weights: str | None = "openai", **options: Any
+        cls,
+        *,
+        architecture: str = "ViT-B-32",
+        weights: str | None = "openai",
+        prepared_as: str | None = None,
+        tokenizer: str | None = None,
+        **options: Any,
     ) -> list[Path]:
-        """Return the file of the weights, downloaded where a tag names it; see `Encoder.required_files`."""
-        path = find_weights(architecture, weights).path
-        return [] if path is None else [path]
+        """Return the file of the weights and the folders of tokenizer and text tower; see `Encoder.required_files`."""
+        path = find_weights(architecture, weights, prepared_as).path
+        text = _text_tower(architecture, model_configuration(architecture)["text_cfg"])
+        found = [] if path is None else [path]
+        if text.get("hf_model_name"):
+            found.append(Path(text["hf_model_name"]))
+        if text.get("hf_tokenizer_name"):
+            found.append(tokenizer_folder(text, architecture, _tokenizer_folder(architecture, tokenizer)))
+        return found
 
     @staticmethod
     def from_openai_state_dict(
@@ -113,8 +145,6 @@ class ClipEncoder(OpenClipEncoder):
         return OpenClipEncoder(
             model,
             "openai-state-dict",
-            OPENAI_DATASET_MEAN,
-            OPENAI_DATASET_STD,
             text_mask=text_mask,
             encoder_precision=encoder_precision,
             gradient_checkpointing=gradient_checkpointing,
@@ -130,13 +160,43 @@ def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecisi
         encoder_precision: `fp16-master` chooses LayerNorms that compute half-precision input in float32.
     """
     configuration = dict(configuration)
-    custom = configuration.pop("custom_text", False)
-    vision = dict(configuration.pop("vision_cfg"))
+    vision, text = dict(configuration.pop("vision_cfg")), dict(configuration.pop("text_cfg"))
+    custom = configuration.pop("custom_text", False) or "hf_model_name" in text
+    # The CLIP weights replace those of the towers; no download on the way.
     if "timm_model_name" in vision:
-        vision["timm_model_pretrained"] = False  # the CLIP weights replace them; no download on the way
-    kind = open_clip.CustomTextCLIP if custom else open_clip.CLIP
+        vision["timm_model_pretrained"] = False
+    if "hf_model_name" in text:
+        text["hf_model_pretrained"] = False
+    kind: Any = open_clip.CustomTextCLIP if custom else open_clip.CLIP
+    if "multimodal_cfg" in configuration:
+        kind = open_clip.CoCa
     cast_dtype = torch.float16 if encoder_precision == "fp16-master" else None
-    return kind(vision_cfg=vision, cast_dtype=cast_dtype, **configuration)
+    model: nn.Module = kind(vision_cfg=vision, text_cfg=text, cast_dtype=cast_dtype, **configuration)
+    return model
+
+
+def _text_tower(architecture: str, text: dict[str, Any], language: str | None = None) -> dict[str, Any]:
+    """Return open_clip's `text_cfg` with the folder of a transformers configuration and the captions' language."""
+    text = dict(text)
+    if text.get("hf_model_name"):
+        try:
+            text["hf_model_name"] = str(repository_folder(text["hf_model_name"], ["config.json"], ["config.json"]))
+        except MissingWeightsError as error:
+            raise MissingWeightsError(
+                f"the configuration of {architecture}'s text tower {text['hf_model_name']} is not here: {error}; fill "
+                f"the cache where there is network with `hf download {text['hf_model_name']} config.json`"
+            ) from error
+    if language is not None:
+        if not text.get("hf_tokenizer_name"):
+            raise ValueError(f"encoder.language is {language}, but the tokenizer of {architecture} marks none")
+        text["tokenizer_kwargs"] = {**(text.get("tokenizer_kwargs") or {}), "language": language}
+    return text
+
+
+def _tokenizer_folder(architecture: str, tokenizer: str | None) -> str | None:
+    """Return the folder that holds the tokenizer, by option or in a `local-dir:`; None where the hub does."""
+    folder = local_folder(architecture)
+    return tokenizer or (None if folder is None else str(folder))
 
 
 def _quick_gelu(configuration: dict[str, Any], tag: bool | None, state: StateDict | None) -> bool:

@@ -11,6 +11,8 @@ from torch import nn
 
 from tvr_lightning.errors import UserError
 
+BLOCKS = ("resblocks", "blocks", "layers", "layer", "block")
+
 
 class CompilerError(UserError, RuntimeError):
     """Compilation is wanted where there is no compiler."""
@@ -22,7 +24,7 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
     Block by block: they share one compiled graph, and gradient checkpointing and FSDP2 wrap blocks too.
 
     Args:
-        towers: modules whose first list of modules are their blocks.
+        towers: modules that hold their blocks in lists of the names that open_clip, timm and transformers use.
 
     Raises:
         CompilerError: there is neither a GPU with Triton nor a C++ compiler.
@@ -35,8 +37,15 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
             "CXX, or set compile_towers to false"
         )
     for tower in towers:
-        lists = [part for part in tower.modules() if isinstance(part, nn.ModuleList)]
+        lists = [
+            (f"{name}.", part)
+            for name, part in tower.named_modules()
+            if name.rpartition(".")[2] in BLOCKS and isinstance(part, nn.ModuleList | nn.Sequential)
+        ]
         if not lists:
             raise ValueError(f"compile_towers: {type(tower).__name__} is no transformer; set it to false")
-        for block in lists[0]:
-            block.compile()
+        for name, blocks in lists:
+            if any(name != outer and name.startswith(outer) for outer, _ in lists):
+                continue  # a list within a block
+            for block in blocks:
+                block.compile()

@@ -1,30 +1,35 @@
-"""Sentence, word, frame and patch features of any open_clip model with a CLIP text transformer."""
+"""Sentence, word, frame and patch features of any open_clip model."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar, get_args
 
 import open_clip
 import torch
+from open_clip.hf_model import HFTextEncoder
 from open_clip.transformer import Attention, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization
 from tvr_lightning.encoders.compiled import compile_blocks
-from tvr_lightning.encoders.tokenizer import ClipTokenizer, word_mask
+from tvr_lightning.encoders.pixels import PixelPreparation
+from tvr_lightning.encoders.text_towers import encode_text
+from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer, word_mask
+from tvr_lightning.encoders.vision_towers import encode_images
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 E = TypeVar("E", bound="OpenClipEncoder")
 
-# What CLIP4Clip trains when it freezes the rest (main_task_retrieval.py, freeze_layer_num 0).
-CLIP4CLIP_TRAINED = (
-    "transformer.resblocks.",
-    "ln_final.",
-    "text_projection",
-    "visual.transformer.resblocks.",
-    "visual.ln_post.",
-    "visual.proj",
+# What GARE freezes: the layers that make the first tokens or cells of pixels.
+STEM = re.compile(r"visual\.(conv1|conv2|conv3|bn1|bn2|bn3|trunk\.patch_embed|trunk\.stem)\.")
+# What CLIP4Clip freezes besides (main_task_retrieval.py, freeze_layer_num 0): everything in front of the first blocks.
+EMBEDDINGS = re.compile(
+    r"(text\.)?(token_embedding\.|positional_embedding$|cls_emb$)"
+    r"|text\.transformer\.(embeddings|embed_tokens|embed_positions|shared)\."
+    r"|visual\.(class_embedding$|positional_embedding$|attnpool\.positional_embedding$|ln_pre\.)"
+    r"|visual\.trunk\.(cls_token|reg_token|pos_embed|norm_pre)\b"
 )
 
 
@@ -32,15 +37,14 @@ class OpenClipEncoder(Encoder):
     """Wraps a built open_clip model; `ClipEncoder` and `TinyClipEncoder` say how it is built.
 
     Texts become sentences (N, D) and words (N, W, D), videos frames (M, F, D) and, on request, patches (M, F, P, D).
-    The model's own logit scale is taken out of the parameters: a method has the one that trains.
+    The model's own logit scale and bias are taken out of the parameters: a method has the one that trains.
 
     Args:
-        model: `open_clip.CLIP` or `open_clip.CustomTextCLIP`; with `fp16-master` built with `cast_dtype=torch.float16`,
-            so that its LayerNorms compute in float32.
+        model: `open_clip.CLIP`, `open_clip.CustomTextCLIP` or `open_clip.CoCa`, whose decoder is dropped; with
+            `fp16-master` built with `cast_dtype=torch.float16`, so that its LayerNorms compute in float32.
         name: of the architecture, for errors.
-        mean: per RGB channel, of the pixels in [0, 1] that the weights were trained on.
-        std: likewise.
-        clean: open_clip's name of the text cleaning.
+        pixels: how the frames were prepared that the weights were trained on; None as OpenAI's CLIP.
+        tokenizer: of the text tower; None takes CLIP's byte pairs.
         text_mask: mask padding keys in the text transformer besides the causal mask (GARE, HBI); the others let
             padding positions, which are word features there, see the caption.
         encoder_precision: `fp16-master` keeps the matrices themselves in half precision as CLIP's `convert_weights`
@@ -48,11 +52,11 @@ class OpenClipEncoder(Encoder):
         gradient_checkpointing: recompute each block in the backward pass instead of keeping its activations.
         compile_towers: compile the blocks of both transformers with torch.compile, which needs a C++ compiler on a CPU
             and Triton on a GPU; batches of a new size compile anew.
-        freeze: `clip4clip` trains the blocks, last norms and projections; `conv1` freezes the patch embedding (GARE);
-            `all` freezes everything.
+        freeze: `clip4clip` trains the blocks, last norms and projections; `conv1` freezes what turns pixels into the
+            first tokens (GARE); `all` freezes everything.
 
     Raises:
-        TypeError: the model is neither of the two classes.
+        TypeError: the model is none of the three classes.
         CompilerError: `compile_towers` without a compiler.
         ValueError: a switch does not fit the architecture.
     """
@@ -65,9 +69,8 @@ class OpenClipEncoder(Encoder):
         self,
         model: nn.Module,
         name: str,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
-        clean: str = "lower",
+        pixels: PixelPreparation | None = None,
+        tokenizer: Tokenizer | None = None,
         text_mask: bool = False,
         encoder_precision: EncoderPrecision = "fp32",
         gradient_checkpointing: bool = False,
@@ -75,26 +78,31 @@ class OpenClipEncoder(Encoder):
         compile_towers: bool = False,
     ):
         super().__init__()
-        if not isinstance(model, open_clip.CLIP | open_clip.CustomTextCLIP):
+        if not isinstance(model, open_clip.CLIP | open_clip.CustomTextCLIP | open_clip.CoCa):
             raise TypeError(
-                f"architecture {name} is open_clip's {type(model).__name__}; expected CLIP or CustomTextCLIP"
+                f"architecture {name} is open_clip's {type(model).__name__}; expected CLIP, CustomTextCLIP or CoCa"
             )
         self.name, self.text_mask, self.encoder_precision = name, text_mask, encoder_precision
         self._initial_logit_scale = float(model.logit_scale.detach())
-        del model.logit_scale
+        self._initial_logit_bias = 0.0 if model.logit_bias is None else float(model.logit_bias.detach())
+        for part in ("logit_scale", "logit_bias", "text_decoder"):
+            if hasattr(model, part):
+                delattr(model, part)
         self.clip = model
-        self.tokenizer = ClipTokenizer(int(model.context_length), clean)
-        self.context_length = int(model.context_length)
+        self.tokenizer = tokenizer or ClipTokenizer(int(model.context_length))
+        self.context_length = self.tokenizer.context_length
         self.image_size = _side(model.visual, name)
         self.dimension = _dimension(self._text)
+        pixels = pixels or PixelPreparation()
+        self.resize_mode, self.interpolation = pixels.resize_mode, pixels.interpolation
         # not persistent: they belong to the recipe, and weights of the same names are then the authors' own
-        self.register_buffer("pixel_mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("pixel_std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self.register_buffer("pixel_mean", torch.tensor(pixels.mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("pixel_std", torch.tensor(pixels.std).view(3, 1, 1), persistent=False)
         if gradient_checkpointing:
-            model.set_grad_checkpointing(True)
+            self._checkpoint_blocks()
         if encoder_precision == "fp16-master":
-            if not isinstance(model.visual, VisionTransformer):
-                raise ValueError(f"encoder_precision fp16-master is defined for CLIP's vision transformer, not {name}")
+            if not isinstance(model.visual, VisionTransformer) or isinstance(self._text, HFTextEncoder):
+                raise ValueError(f"encoder_precision fp16-master is defined for CLIP's own transformers, not {name}")
             _to_half_masters(model)
         elif encoder_precision != "fp32":
             raise ValueError(
@@ -106,60 +114,51 @@ class OpenClipEncoder(Encoder):
 
     @property
     def _text(self) -> Any:
-        return self.clip.text if isinstance(self.clip, open_clip.CustomTextCLIP) else self.clip
+        return self.clip if isinstance(self.clip, open_clip.CLIP) else self.clip.text
+
+    @property
+    def text_preparation(self) -> str:
+        """Vocabulary and cleaning of the captions, for fingerprints."""
+        return self.tokenizer.describe()
+
+    def _checkpoint_blocks(self) -> None:
+        self.clip.visual.set_grad_checkpointing(True)
+        tower = self._text.transformer
+        if isinstance(self._text, HFTextEncoder):
+            newer = getattr(tower, "activation_checkpointing_enable", None)  # since transformers 5
+            (newer or tower.gradient_checkpointing_enable)()
+        else:
+            tower.grad_checkpointing = True
 
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
         """Tokenise N captions to `words` positions and encode them; shapes as in `encode_text`.
 
         Raises:
-            ValueError: the model's vocabulary is not CLIP's, or `words` does not fit.
+            ValueError: the model's vocabulary is smaller than the tokenizer's, or `words` does not fit.
         """
-        rows = self._text.token_embedding.num_embeddings
+        rows = self.clip.vocab_size if isinstance(self.clip, open_clip.CLIP) else self._text.vocab_size
         if rows < self.tokenizer.vocabulary_size:
             raise ValueError(
-                f"{self.name} embeds {rows} token ids, CLIP's tokenizer has {self.tokenizer.vocabulary_size}; "
+                f"{self.name} embeds {rows} token ids, its tokenizer has {self.tokenizer.vocabulary_size}; "
                 "pass ids to encode_tokens"
             )
-        return self.encode_tokens(self.tokenizer(captions, words).to(self.pixel_mean.device))
+        ids, mask = self.tokenizer.encode(captions, words)
+        return self.encode_tokens(ids.to(self.pixel_mean.device), mask.to(self.pixel_mean.device))
 
     def encode_tokens(self, ids: Tensor, mask: Tensor | None = None) -> TextFeatures:
-        """Encode token ids: `ln_final(x) @ text_projection` at every position, the sentence at EOT.
+        """Encode token ids: last norm and projection at every position, the sentence as the tower pools it.
 
         Args:
-            ids: (N, W) int64, `[SOT] tokens [EOT]`, zero-padded; EOT is the largest id.
-            mask: (N, W) bool, True where there is a token; None takes the positions up to EOT.
+            ids: (N, W) int64, padded as the tokenizer does.
+            mask: (N, W) bool, True where there is a token; None takes CLIP's ids, `[SOT] tokens [EOT]` of which EOT is
+                the largest, zero-padded.
 
         Returns:
             Features with sentence (N, D), words (N, W, D) of all positions, word_mask (N, W).
         """
         mask = word_mask(ids) if mask is None else mask.bool()
-        positions = ids.shape[1]
-        if self._text.attn_mask is None and positions < self.context_length:
-            # without a causal mask every position sees the padding, so all of it belongs to the computation
-            ids = nn.functional.pad(ids, (0, self.context_length - positions))
-        text = self._text
-        dtype = text.transformer.get_cast_dtype()
-        x = text.token_embedding(ids).to(dtype) + text.positional_embedding[: ids.shape[1]].to(dtype)
-        x = text.transformer(x, attn_mask=self._attention_mask(mask, ids.shape[1], dtype))
-        x = text.ln_final(x)[:, :positions]
-        projection = text.text_projection
-        if projection is not None:
-            x = projection(x) if isinstance(projection, nn.Linear) else x @ projection
-        words = _single(x)
-        eot = ids[:, :positions].argmax(dim=-1)
-        return TextFeatures(words[torch.arange(len(words), device=words.device), eot], words, mask)
-
-    def _attention_mask(self, mask: Tensor, positions: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask, (positions, positions) or, with padding masked, (N heads, positions, positions)."""
-        causal = self._text.attn_mask
-        causal = None if causal is None else causal[:positions, :positions].to(dtype)
-        if not self.text_mask:
-            return causal
-        keys = torch.zeros(len(mask), positions, dtype=dtype, device=mask.device)
-        padding = nn.functional.pad(~mask, (0, positions - mask.shape[1]), value=True)
-        keys = keys.masked_fill(padding, float("-inf"))[:, None, :].expand(-1, positions, -1)
-        added = keys if causal is None else keys + causal
-        return added.repeat_interleave(_heads(self._text.transformer.resblocks[0]), dim=0)
+        sentence, words = encode_text(self._text, ids, mask, self.text_mask, self.tokenizer.pad_id)
+        return TextFeatures(_single(sentence), _single(words), mask)
 
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
         """Normalise uint8 pixels on the encoder's device and encode them; shapes as in `encode_video`."""
@@ -170,7 +169,7 @@ class OpenClipEncoder(Encoder):
         return self.encode_pixels(normalised, media.frame_mask.to(pixels.device), patches)
 
     def encode_pixels(self, pixels: Tensor, frame_mask: Tensor, patches: bool = False) -> VideoFeatures:
-        """Encode normalised frames: `ln_post(tokens) @ proj`, the frame at CLS, the patches behind it.
+        """Encode normalised frames, and where wanted their patches (`vision_towers`).
 
         Padded frames are encoded like the others, as CLIP4Clip does: some released methods attend to them.
 
@@ -183,35 +182,15 @@ class OpenClipEncoder(Encoder):
             Features with frames (M, F, D), frame_mask (M, F) and patches (M, F, P, D) or None.
 
         Raises:
-            ValueError: another frame size, or patches of an architecture without patch tokens.
+            ValueError: another frame size.
         """
-        videos, frames = pixels.shape[:2]
         if pixels.shape[2:] != (3, self.image_size, self.image_size):
             raise ValueError(
                 f"frames are {tuple(pixels.shape[2:])}, the encoder takes (3, {self.image_size}, {self.image_size}); "
                 "set the data's image_size to the encoder's"
             )
-        visual = self.clip.visual
-        if not _has_class_token(visual):
-            if patches:
-                raise ValueError(f"{self.name} has no class token beside patch tokens; patches need a CLIP ViT")
-            return VideoFeatures(
-                _single(visual(pixels.flatten(0, 1))).unflatten(0, (videos, frames)), frame_mask.bool()
-            )
-        # projected apart and last, so that the features are no views of each other, which sharding warns about
-        x = self._vision_tokens(pixels.flatten(0, 1)).unflatten(0, (videos, frames))
-        parts = [x[:, :, 0], x[:, :, 1:]] if patches else [x[:, :, 0]]
-        parts = [visual.ln_post(part) for part in parts]
-        parts = [_single(part if visual.proj is None else part @ visual.proj) for part in parts]
-        return VideoFeatures(parts[0], frame_mask.bool(), parts[1] if patches else None)
-
-    def _vision_tokens(self, pixels: Tensor) -> Tensor:
-        """Last hidden states (K, 1 + P, width) of (K, 3, S, S) images, CLS first."""
-        visual = self.clip.visual
-        x = visual.conv1(pixels.to(visual.conv1.weight.dtype)).flatten(2).transpose(1, 2)
-        x = torch.cat([visual.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
-        x = visual.ln_pre(visual.patch_dropout(x + visual.positional_embedding.to(x.dtype)))
-        return visual.transformer(x)
+        frames, cells = encode_images(self.clip.visual, pixels, patches)
+        return VideoFeatures(_single(frames), frame_mask.bool(), None if cells is None else _single(cells))
 
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
         """First `layers` blocks and positional embedding of the text transformer, as float32 copies.
@@ -222,6 +201,8 @@ class OpenClipEncoder(Encoder):
         Raises:
             ValueError: the text transformer has fewer blocks.
         """
+        if isinstance(self._text, HFTextEncoder):
+            return None
         blocks = list(self._text.transformer.resblocks)
         width = self._text.positional_embedding.shape[1]
         if width != self.dimension or not all(type(block) is ResidualAttentionBlock for block in blocks):
@@ -236,46 +217,62 @@ class OpenClipEncoder(Encoder):
         """Logarithm of the temperature factor that came with the weights."""
         return self._initial_logit_scale
 
+    def initial_logit_bias(self) -> float:
+        """What SigLIP's weights add to every logit."""
+        return self._initial_logit_bias
+
     def freeze(self, rule: FreezeRule) -> None:
         """Say which parameters train; each call starts anew.
 
         Raises:
-            ValueError: an unknown rule, or one that the architecture has no layers for.
+            ValueError: an unknown rule.
         """
         if rule not in get_args(FreezeRule):
             raise ValueError(f"freeze is {rule!r}; expected one of {', '.join(get_args(FreezeRule))}")
-        if rule in ("clip4clip", "conv1") and not isinstance(self.clip.visual, VisionTransformer):
-            raise ValueError(f"freeze {rule} is defined for CLIP's vision transformer; {self.name} has none")
         for name, parameter in self.clip.named_parameters():
-            trained = {
-                "none": True,
-                "all": False,
-                "conv1": not name.startswith("visual.conv1."),
-                "clip4clip": name.removeprefix("text.").startswith(CLIP4CLIP_TRAINED),
+            stem = STEM.match(name) is not None
+            frozen = {
+                "none": False,
+                "all": True,
+                "conv1": stem,
+                "clip4clip": stem or EMBEDDINGS.match(name) is not None,
             }
-            parameter.requires_grad_(trained[rule])
+            parameter.requires_grad_(not frozen[rule])
 
     def train(self: E, mode: bool = True) -> E:
-        """Switch training mode as `nn.Module.train`; batch norms and dropped paths of a frozen encoder stand still."""
+        """Switch training mode as `nn.Module.train`; batch norms and dropout of a frozen encoder stand still."""
         super().train(mode)
-        frozen = not any(parameter.requires_grad for parameter in self.clip.parameters())
-        if frozen and not isinstance(self.clip.visual, VisionTransformer):  # a CLIP ViT has neither
+        if not any(parameter.requires_grad for parameter in self.clip.parameters()):
             self.clip.eval()
         return self
 
     def configuration(self) -> dict[str, object]:
-        """Activations, heads, image size, pixel statistics, text cleaning and the switches that change features."""
+        """Activations, heads, image size, pixel statistics, text cleaning and the switches that change features.
+
+        What is as in CLIP is left unsaid where former versions knew nothing else, so that stores of theirs stay valid.
+        """
         modules = list(self.clip.modules())
-        return {
+        found: dict[str, object] = {
             "activations": sorted({type(m).__name__ for m in modules if type(m).__name__.endswith("GELU")}),
             "heads": [m.num_heads for m in modules if isinstance(m, nn.MultiheadAttention | Attention)],
             "image_size": self.image_size,
             "mean": self.pixel_mean.flatten().tolist(),
             "std": self.pixel_std.flatten().tolist(),
-            "clean": self.tokenizer.clean,
+            "clean": getattr(self.tokenizer, "clean", None),
             "text_mask": self.text_mask,
             "encoder_precision": self.encoder_precision,
         }
+        if (self.resize_mode, self.interpolation) != ("shortest", "bicubic"):
+            found["preparation"] = self.preparation.describe()
+        if not isinstance(self.tokenizer, ClipTokenizer):
+            found["tokenizer"] = self.tokenizer.describe()
+        if isinstance(self._text, HFTextEncoder):
+            names, tower = ("num_heads", "num_attention_heads"), self._text
+            heads = sorted({int(getattr(m, name)) for m in tower.modules() for name in names if hasattr(m, name)})
+            found["text"] = (tower.config.model_type, type(tower.pooler).__name__, heads)
+        if not isinstance(self.clip.visual, VisionTransformer):
+            found["vision_heads"] = [m.num_heads for m in self.clip.visual.modules() if hasattr(m, "num_heads")]
+        return found
 
     def check_precision(self, trainer_precision: str, strategy: str) -> None:
         """Refuse mixed precision and sharding with half-precision masters; see `Encoder.check_precision`."""
@@ -311,19 +308,12 @@ def _side(visual: Any, name: str) -> int:
 
 
 def _dimension(text: Any) -> int:
+    if isinstance(text, HFTextEncoder):
+        return int(text.output_dim)
     projection = text.text_projection
     if projection is None:
         return int(text.ln_final.weight.shape[0])
     return int(projection.out_features if isinstance(projection, nn.Linear) else projection.shape[1])
-
-
-def _has_class_token(visual: Any) -> bool:
-    return (
-        isinstance(visual, VisionTransformer)
-        and visual.attn_pool is None
-        and visual.pool_type == "tok"
-        and not visual.final_ln_after_pool
-    )
 
 
 def _to_half_masters(model: nn.Module) -> None:

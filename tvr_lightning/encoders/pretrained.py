@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
+import logging
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 
 import huggingface_hub
 import open_clip
-from open_clip.constants import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME, OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+from open_clip.constants import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
+from open_clip.factory import LOCAL_DIR_PREFIX
 from open_clip.pretrained import download_pretrained, get_pretrained_cfg
 
-from tvr_lightning.errors import MissingAssetError
+from tvr_lightning.encoders.hub import MissingWeightsError, probe
+from tvr_lightning.encoders.pixels import PixelPreparation
 
-PROBE_SECONDS = 5.0
-
+logger = logging.getLogger(__name__)
 
 _FOLLOW: ContextVar[bool] = ContextVar("weights_follow", default=False)
 
@@ -45,45 +46,50 @@ def do_weights_follow() -> bool:
     return _FOLLOW.get()
 
 
-class MissingWeightsError(MissingAssetError):
-    """The weights are neither on this machine nor to be had; says what was looked for, where, and what helps.
-
-    Attributes:
-        looked_for: the same without what helps, which is another option where there is no recipe.
-    """
-
-    def __init__(self, message: str, looked_for: str | None = None) -> None:
-        super().__init__(message)
-        self.looked_for = looked_for or message
-
-
 @dataclass(frozen=True)
 class WeightSource:
-    """Where weights come from and how the pixels they were trained on were prepared.
+    """Where weights come from and how the frames they were trained on were prepared.
 
     Attributes:
         path: file on this machine; None for random initialisation, or where a checkpoint brings the weights.
         quick_gelu: whether they were trained with QuickGELU; None where the source does not say.
-        mean, std: of the pixels in [0, 1], per RGB channel.
+        pixels: the preparation.
     """
 
     path: Path | None
     quick_gelu: bool | None
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    pixels: PixelPreparation
+
+
+def local_folder(architecture: str) -> Path | None:
+    """Return the folder that `local-dir:/path` names, as open_clip saves a model; None for other names.
+
+    Raises:
+        MissingWeightsError: there is no `open_clip_config.json`.
+    """
+    if not architecture.startswith(LOCAL_DIR_PREFIX):
+        return None
+    folder = Path(architecture.removeprefix(LOCAL_DIR_PREFIX)).expanduser()
+    if not (folder / "open_clip_config.json").is_file():
+        raise MissingWeightsError(f"architecture {architecture}: looked for {folder.absolute()}/open_clip_config.json")
+    return folder
 
 
 def model_configuration(architecture: str) -> dict[str, Any]:
-    """open_clip's configuration of an architecture.
+    """open_clip's configuration of an architecture, or of a folder that open_clip saved.
 
     Raises:
-        ValueError: open_clip does not know the name, or the encoder cannot use the architecture.
+        MissingWeightsError: the folder is not there.
+        ValueError: open_clip does not know the name, or the folder's configuration cannot be read.
     """
     if architecture.startswith("hf-hub:"):
         raise ValueError(
             f"architecture {architecture} would be fetched from the network whenever the encoder is built; download it "
             "once and name its folder, local-dir:/path/to/folder"
         )
+    folder = local_folder(architecture)
+    if folder is not None:
+        return dict(_folder_settings(folder, "model_cfg"))
     configuration = open_clip.get_model_config(architecture)
     if configuration is None:
         near = difflib.get_close_matches(architecture, open_clip.list_models(), n=4, cutoff=0.4)
@@ -91,53 +97,86 @@ def model_configuration(architecture: str) -> dict[str, Any]:
             f"architecture {architecture!r} is unknown to open_clip {open_clip.__version__}"
             + (f"; close names: {', '.join(near)}" if near else "")
         )
-    text = configuration["text_cfg"]
-    obstacle = None
-    if "multimodal_cfg" in configuration:
-        obstacle = "is a captioning model whose text sentence is no token position"
-    elif "hf_model_name" in text:
-        obstacle = f"takes its text tower {text['hf_model_name']} from the transformers library"
-    elif "hf_tokenizer_name" in text:
-        obstacle = f"needs the tokenizer {text['hf_tokenizer_name']}, not CLIP's byte pairs"
-    if obstacle:
-        raise ValueError(
-            f"architecture {architecture} {obstacle}; sentence and word features as the papers define them need a CLIP "
-            "text transformer, such as ViT-B-32, ViT-B-16 or ViT-L-14"
-        )
     return dict(configuration)
 
 
-def find_weights(architecture: str, weights: str | None) -> WeightSource:
+def _folder_settings(folder: Path, section: str) -> dict[str, Any]:
+    path = folder / "open_clip_config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("model_cfg"), dict):
+        raise ValueError(f"{path} lacks the key 'model_cfg' with the architecture, as open_clip writes it")
+    return content.get(section) or {}
+
+
+def find_weights(architecture: str, weights: str | None, prepared_as: str | None = None) -> WeightSource:
     """Find what `weights` names, downloading a tag through open_clip where it is not cached.
 
     Args:
-        architecture: open_clip's name, with or without `-quickgelu`.
-        weights: path of a file, an open_clip tag of this architecture, or None or "none".
+        architecture: open_clip's name, with or without `-quickgelu`, or `local-dir:/path`.
+        weights: path of a file, an open_clip tag of this architecture, `folder` for the weights in a `local-dir:`, or
+            None or "none".
+        prepared_as: tag whose frames' preparation a file shares, where the architecture's tags differ in it.
 
     Raises:
         MissingWeightsError: no such file, or a tag that is neither cached nor downloadable.
-        ValueError: neither a file nor a tag, or a tag trained with another activation than the name says.
+        ValueError: neither a file nor a tag, a tag trained with another activation than the name says, or one whose
+            frames were prepared in a way unknown here.
     """
-    configuration = model_configuration(architecture)
+    configuration, folder = model_configuration(architecture), local_folder(architecture)
+    if folder is not None:
+        pixels = PixelPreparation.of(_folder_settings(folder, "preprocess_cfg"), f"{folder}/open_clip_config.json")
+        return WeightSource(_weights_beside(folder, weights), bool(configuration.get("quick_gelu", False)), pixels)
     tags = _tags(architecture)
-    mean, std = _pixel_statistics(list(tags.values()))
+    if prepared_as is not None and prepared_as not in tags:
+        raise ValueError(f"encoder.prepared_as is {prepared_as!r}; the tags of {architecture}: {', '.join(tags)}")
     if weights is None or weights == "none":
-        return WeightSource(None, None, mean, std)
+        return WeightSource(None, None, _preparation(tags, prepared_as) or PixelPreparation())
     path = Path(weights).expanduser()
     if path.is_file():
-        return WeightSource(path, None, mean, std)
+        agreed = _preparation(tags, prepared_as)
+        if agreed is None:
+            logger.warning(
+                "%s does not say how the frames were prepared that it was trained on, and the tags of %s differ in it; "
+                "taking CLIP's way. Set encoder.prepared_as to the tag it was published under: %s",
+                path,
+                architecture,
+                ", ".join(tags),
+            )
+        return WeightSource(path, None, agreed or PixelPreparation())
     tag = tags.get(weights.lower().replace("-", "_"))
     if tag is None:
         raise _unknown(architecture, weights, sorted(tags))
     quick_gelu = bool(tag.get("quick_gelu", False))
-    if configuration.get("quick_gelu", False) and not quick_gelu:
+    if architecture.endswith("-quickgelu") and not quick_gelu:
         raise ValueError(
             f"QuickGELU mismatch: the name {architecture} asks for QuickGELU, but open_clip's weights {weights!r} were "
             f"trained with GELU; use the architecture {_without_suffix(architecture)}"
         )
-    mean, std = _pixel_statistics([tag])
+    pixels = PixelPreparation.of(tags[prepared_as] if prepared_as else tag, f"open_clip's tag {prepared_as or weights}")
     found = None if do_weights_follow() else _obtain(architecture, weights, tag)
-    return WeightSource(found, quick_gelu, mean, std)
+    # An architecture that asks for QuickGELU without saying so in its name (roberta-ViT-B-32) has no other weights.
+    return WeightSource(found, quick_gelu or bool(configuration.get("quick_gelu", False)), pixels)
+
+
+def _weights_beside(folder: Path, weights: str | None) -> Path | None:
+    """Return the weights of a folder, preferring those that open_clip saves."""
+    if weights in (None, "none") or do_weights_follow():
+        return None
+    path = Path(str(weights)).expanduser()
+    if path.is_file():
+        return path
+    if weights != "folder":
+        raise ValueError(
+            f"encoder.weights is {weights!r}, but local-dir:{folder} has no tags; say folder for the weights in it, "
+            "name a file, or null for random ones"
+        )
+    for name in (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME):
+        if (folder / name).is_file():
+            return folder / name
+    raise MissingWeightsError(f"{folder.absolute()} holds neither {HF_SAFE_WEIGHTS_NAME} nor {HF_WEIGHTS_NAME}")
 
 
 def _without_suffix(architecture: str) -> str:
@@ -153,10 +192,11 @@ def _tags(architecture: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _pixel_statistics(tags: list[dict[str, Any]]) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Mean and std that the tags agree on, else those of OpenAI's CLIP."""
-    found = {(tuple(tag["mean"]), tuple(tag["std"])) for tag in tags}
-    return found.pop() if len(found) == 1 else (OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
+def _preparation(tags: dict[str, dict[str, Any]], prepared_as: str | None) -> PixelPreparation | None:
+    """Return how frames are prepared for weights that do not say it: as their tags agree; None where these differ."""
+    named = tags if prepared_as is None else {prepared_as: tags[prepared_as]}
+    found = {PixelPreparation.of(settings, f"open_clip's tag {tag}") for tag, settings in named.items()}
+    return None if len(found) > 1 else next(iter(found), PixelPreparation())
 
 
 def _unknown(architecture: str, weights: str, tags: list[str]) -> Exception:
@@ -199,7 +239,7 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
         if not address:
             continue
         try:
-            _probe(address)
+            probe(address)
             return Path(download_pretrained(tag, prefer_hf_hub=prefer_hub))
         except (OSError, RuntimeError) as error:
             looked.append(f"{address} ({error})")
@@ -223,17 +263,3 @@ def _hub_address(tag: dict[str, Any]) -> str | None:
     if not tag.get("hf_hub") or huggingface_hub.constants.HF_HUB_OFFLINE:
         return None
     return f"{huggingface_hub.constants.ENDPOINT}/{os.path.split(tag['hf_hub'])[0]}"
-
-
-def _probe(address: str) -> None:
-    """Ask for the head of the server's front page: an unreachable host must not cost minutes of retries.
-
-    Raises:
-        OSError: nobody answers.
-    """
-    parts = urlsplit(address)
-    request = urllib.request.Request(f"{parts.scheme}://{parts.netloc}/", method="HEAD")
-    try:
-        urllib.request.urlopen(request, timeout=PROBE_SECONDS).close()
-    except urllib.error.HTTPError as error:
-        error.close()  # an answer, whatever it says

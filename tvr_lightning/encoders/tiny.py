@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
 from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
 from tvr_lightning.encoders.clip import build_model
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.pretrained import MissingWeightsError, do_weights_follow
+from tvr_lightning.encoders.pretrained import do_weights_follow
 
 PREFIX = "encoder."  # where a run's checkpoint keeps its encoder
 
@@ -79,8 +79,6 @@ class TinyClipEncoder(OpenClipEncoder):
         super().__init__(
             build_model(configuration, encoder_precision),
             "tiny",
-            OPENAI_DATASET_MEAN,
-            OPENAI_DATASET_STD,
             text_mask=text_mask,
             encoder_precision=encoder_precision,
             gradient_checkpointing=gradient_checkpointing,

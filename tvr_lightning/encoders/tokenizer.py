@@ -1,8 +1,9 @@
-"""CLIP's byte-pair tokeniser, cut and padded as the retrieval papers do it."""
+"""Captions to token ids, cut and padded as the retrieval papers do it; CLIP's byte pairs among others."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 
 import torch
 from open_clip.tokenizer import SimpleTokenizer
@@ -11,39 +12,49 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 
-class ClipTokenizer:
-    """Captions to `[SOT] tokens [EOT]`, (N, W) int64, zero-padded; text is cleaned and lower-cased as CLIP does.
-
-    The pad id 0 is also the id of the token "!", so that the mask comes from the position of EOT and not from the ids
-    (CLIP4Clip, dataloaders/dataloader_msrvtt_retrieval.py).
+class Tokenizer(ABC):
+    """Captions to (N, W) token ids, of which those that a caption needs come first.
 
     Args:
         context_length: most positions that the text transformer has.
-        clean: open_clip's name of the cleaning, `lower` for CLIP.
 
     Attributes:
-        vocabulary_size: number of token ids; EOT is the largest.
+        pad_id: what fills the positions behind a caption.
+        vocabulary_size: number of token ids.
         truncated_captions: number of captions that were cut so far.
     """
 
-    def __init__(self, context_length: int, clean: str = "lower"):
-        self.context_length, self.clean = context_length, clean
-        self.truncated_captions = 0
-        self._bpe = SimpleTokenizer(context_length=context_length, clean=clean)
-        self.vocabulary_size: int = self._bpe.vocab_size
+    pad_id: int = 0
+    vocabulary_size: int
 
-    def __call__(self, captions: list[str], words: int) -> Tensor:
+    def __init__(self, context_length: int) -> None:
+        self.context_length = context_length
+        self.truncated_captions = 0
+
+    @abstractmethod
+    def tokens(self, caption: str, words: int | None = None) -> list[int]:
+        """Return the ids of a caption, those of start and end included, cut to `words` of them before the end."""
+
+    @abstractmethod
+    def piece(self, token: int) -> str:
+        """Return the text of a token."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return vocabulary and cleaning in a few words, as fingerprints of stored features hold them."""
+
+    def encode(self, captions: list[str], words: int) -> tuple[Tensor, Tensor]:
         """Tokenise N captions.
 
-        A caption that needs more than `words` positions loses its last tokens before EOT; it is counted, and the first
-        one is reported.
+        A caption that needs more than `words` positions loses its last tokens before the end; it is counted, and the
+        first one is reported.
 
         Args:
             captions: N strings.
-            words: W, positions including SOT and EOT.
+            words: W, positions including start and end.
 
         Returns:
-            (N, W) int64 token ids.
+            (N, W) int64 token ids, and their mask (N, W) bool, True where a caption has a token.
 
         Raises:
             ValueError: `words` is below 3 (no room for a token) or above the context length.
@@ -54,31 +65,35 @@ class ClipTokenizer:
                 f"words is {words}; it must lie between 3 (SOT, one token, EOT) and the encoder's context length "
                 f"{self.context_length}"
             )
-        ids = torch.zeros(len(captions), words, dtype=torch.int64)
+        ids = torch.full((len(captions), words), self.pad_id)
+        mask = torch.zeros(len(captions), words, dtype=torch.bool)
         for row, caption in enumerate(captions):
             if not isinstance(caption, str):
                 raise TypeError(f"caption {row} of the batch is {caption!r}, a {type(caption).__name__}; expected text")
-            tokens = self._bpe.encode(caption)
-            if len(tokens) > words - 2:
-                self._count_truncated(caption, len(tokens) + 2, words)
-                tokens = tokens[: words - 2]
-            line = [self._bpe.sot_token_id, *tokens, self._bpe.eot_token_id]
+            line = self.tokens(caption)
+            if len(line) > words:
+                self._count_truncated(caption, len(line), words)
+                line = self.tokens(caption, words)
             ids[row, : len(line)] = torch.tensor(line)
-        return ids
+            mask[row, : len(line)] = True
+        return ids, mask
+
+    def __call__(self, captions: list[str], words: int) -> Tensor:
+        """Return the (N, W) ids of `encode` alone."""
+        return self.encode(captions, words)[0]
 
     def needed(self, caption: str) -> int:
-        """Return how many positions a caption needs, SOT and EOT included."""
-        return len(self._bpe.encode(caption)) + 2
+        """Return how many positions a caption needs, start and end included."""
+        return len(self.tokens(caption))
 
     def pieces(self, caption: str, words: int) -> list[str]:
-        """Return the text of each of the W positions of a caption, padding left out: SOT, tokens, EOT.
+        """Return the text of each of the W positions of a caption, padding left out.
 
         Args:
             caption: any string.
             words: W.
         """
-        ids = self([caption], words)[0]
-        return [self._bpe.decode([token]).strip() for token in ids[word_mask(ids.unsqueeze(0))[0]].tolist()]
+        return [self.piece(token) for token in self.tokens(caption, words)]
 
     def _count_truncated(self, caption: str, needed: int, words: int) -> None:
         self.truncated_captions += 1
@@ -92,8 +107,39 @@ class ClipTokenizer:
             )
 
 
+class ClipTokenizer(Tokenizer):
+    """CLIP's byte pairs, `[SOT] tokens [EOT]`, zero-padded; text is cleaned and lower-cased as CLIP does.
+
+    The pad id 0 is also the id of the token "!", so that masks come from the position of EOT and not from the ids
+    (CLIP4Clip, dataloaders/dataloader_msrvtt_retrieval.py). EOT is the largest id.
+
+    Args:
+        context_length: most positions that the text transformer has.
+        clean: open_clip's name of the cleaning, `lower` for CLIP.
+    """
+
+    def __init__(self, context_length: int, clean: str = "lower"):
+        super().__init__(context_length)
+        self.clean = clean
+        self._bpe = SimpleTokenizer(context_length=context_length, clean=clean)
+        self.vocabulary_size = self._bpe.vocab_size
+
+    def tokens(self, caption: str, words: int | None = None) -> list[int]:
+        """Return `[SOT] tokens [EOT]`; see `Tokenizer.tokens`."""
+        inner = self._bpe.encode(caption)
+        return [self._bpe.sot_token_id, *(inner if words is None else inner[: words - 2]), self._bpe.eot_token_id]
+
+    def piece(self, token: int) -> str:
+        """Return the text of a token."""
+        return str(self._bpe.decode([token]).strip())
+
+    def describe(self) -> str:
+        """Return `CLIP byte pairs`, and the cleaning where it is not CLIP's."""
+        return "CLIP byte pairs" if self.clean == "lower" else f"CLIP byte pairs, {self.clean}"
+
+
 def word_mask(ids: Tensor) -> Tensor:
-    """Mask of the positions up to and including EOT, which has the largest id of a vocabulary.
+    """Mask of the positions up to and including EOT, which has the largest id of CLIP's vocabulary.
 
     Args:
         ids: (N, W) token ids.

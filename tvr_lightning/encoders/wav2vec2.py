@@ -14,7 +14,7 @@ from torch import Tensor
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.pretrained import MissingWeightsError
+from tvr_lightning.encoders.hub import MissingWeightsError
 
 if TYPE_CHECKING:
     from transformers import Wav2Vec2Config

@@ -14,7 +14,8 @@ from torch import Tensor
 from tvr_lightning.data.audio_alignment import MEL_BANDS, WINDOW_STEPS
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.pretrained import MissingWeightsError, do_weights_follow
+from tvr_lightning.encoders.hub import MissingWeightsError
+from tvr_lightning.encoders.pretrained import do_weights_follow
 
 WhisperSize = Literal["base", "small"]
 

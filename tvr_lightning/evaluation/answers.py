@@ -153,6 +153,7 @@ class AnswerResults:
         select_on: which split chose them, None where nobody says. checkpoint: file of the weights, if any.
         skipped: files that could not be read, each with its reason.
         config: the resolved configuration. precision, seed: of the run.
+        read_as: how captions and frames reached the encoder: token positions asked for and taken, the preparation.
         environment: package versions, git revision, machine, command, date.
     """
 
@@ -170,6 +171,7 @@ class AnswerResults:
     precision: str
     seed: int | None
     weights: Weights = field(default_factory=lambda: Weights("unknown"))
+    read_as: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=lambda: environment())
     schema: int = 1
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
+from tvr_lightning.evaluation.verdict import NOT_AUDITABLE, NOT_AUDITED, Verdict
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
 
@@ -54,7 +54,10 @@ class Results:
         balance: per direction, where it was measured: the normalisation error, and the rates of false negatives and
             false positives in bins of retrieval mass (NCL, Eq. 5 and Fig. 3).
         measured: what the post-processing has to say of itself, by name, in percent.
+        intervals: per direction and metric, where they were drawn: `low` and `high` of the 95 % bootstrap interval over
+            queries.
         audit: verdict of the audit for leakage, as `Verdict` has it; None where there was none.
+        read_as: how captions and frames reached the encoder: token positions asked for and taken, the preparation.
         environment: package versions, git revision, machine, command, date.
     """
 
@@ -81,7 +84,9 @@ class Results:
     trained_on: str | None = None
     balance: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
+    intervals: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     audit: dict[str, Any] | None = None
+    read_as: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=lambda: environment())
     schema: int = 1
 
@@ -151,6 +156,7 @@ def results_of(
     seed: int | None,
     weights: Weights | None = None,
     trained_on: str | None = None,
+    read_as: dict[str, Any] | None = None,
 ) -> Results:
     """Join an evaluation with what it depends on."""
     seen = evaluation.audit.transductive if evaluation.audit else {}
@@ -179,6 +185,7 @@ def results_of(
         balance={direction: found.plain() for direction, found in evaluation.balance.items()},
         measured=evaluation.measured,
         audit=asdict(evaluation.audit) if evaluation.audit else None,
+        read_as=read_as or {},
     )
 
 
@@ -230,7 +237,13 @@ def captions(results: Results) -> list[str]:
     if results.balance:
         errors = ", ".join(f"{name} {found['normalization_error']:.3f}" for name, found in results.balance.items())
         lines.append(f"Normalisation error (0: all retrieved evenly): {errors}")
-    lines.append(NOT_AUDITED if results.audit is None else str(Verdict(**results.audit)))
+    for direction, found in results.intervals.items():
+        shown = ", ".join(f"{name} [{ends['low']:.1f}, {ends['high']:.1f}]" for name, ends in found.items())
+        lines.append(f"95 % over queries, {direction}: {shown}")
+    if results.weights.kind == "outside":
+        lines.append(NOT_AUDITABLE)
+    else:
+        lines.append(NOT_AUDITED if results.audit is None else str(Verdict(**results.audit)))
     if results.partial:
         lines.append("PARTIAL: not every text and video of the split was ranked; do not compare")
     lines.extend(f"Careful: {mark}" for mark in [*results.marks, *results.weights.warnings()])

@@ -47,3 +47,4 @@ class Verdict:
 
 
 NOT_AUDITED = "Leakage: not audited; `tvr audit` does it, or evaluation.audit with a test"
+NOT_AUDITABLE = "Leakage: cannot be audited, since the scores were brought from outside"

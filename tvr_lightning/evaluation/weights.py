@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tvr_lightning.checkpoints import CONVERTED, RECORD
 
-Kind = Literal["untrained", "zero-shot", "last", "best", "running", "converted", "unknown"]
+Kind = Literal["untrained", "zero-shot", "last", "best", "running", "converted", "outside", "unknown"]
 
 
 @dataclass
@@ -17,12 +17,14 @@ class Weights:
     Attributes:
         kind: `untrained`, a random start; `zero-shot`, published weights of the encoder and nothing trained since;
             `last`, `best` or `running`, saved by a run after its last, its best or an interrupted step; `converted`,
-            the authors' own; `unknown` where the checkpoint does not say.
+            the authors' own; `outside`, scores of a file and no weights at all; `unknown` where the checkpoint does not
+            say.
         run: folder of the run that trained them.
         epoch: epochs begun, the one at hand included. step: optimiser steps.
         chosen_on: of best weights, the split whose scores chose the epoch.
         monitor: that score.
-        start: of weights without a checkpoint, what the encoder starts from and what else is untrained.
+        start: of weights without a checkpoint, what the encoder starts from and what else is untrained; of scores from
+            outside, their file.
         overridden: options of the checkpoint that change its scores and were set otherwise.
     """
 
@@ -51,6 +53,7 @@ class Weights:
             "best": f"weights of the best epoch{self._saved()}{self._chosen()}",
             "running": f"weights of an interrupted run{self._saved()}",
             "converted": "the authors' weights, converted; what chose them is unknown",
+            "outside": f"BROUGHT FROM OUTSIDE: the scores of {self.start}; what made them is unknown",
             "unknown": f"what these weights are is unknown: their checkpoint does not say it{self._saved()}",
         }[self.kind]
         return said if self.select_on is None else f"{said} · select_on: {self.select_on}"

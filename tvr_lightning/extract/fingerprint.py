@@ -38,12 +38,13 @@ def fingerprints(
     source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
 ) -> dict[Part, Fingerprint]:
     """Return what each part is made with: encoder, weights, sampling and preprocessing."""
-    frames = frame_fingerprint(source.frames, source.image_size, source.sampling)
+    frames = frame_fingerprint(source.frames, source.preparation, source.sampling)
     encoders = encoder_fingerprints(encoder, audio_encoder, parts)
     made: dict[Part, Fingerprint] = {}
     for part in parts:
         if part == "text":
-            made[part] = {**encoders[part], **text_fingerprint(source.words)}
+            tokens = {"preprocessing": encoder.text_preparation}
+            made[part] = {**encoders[part], **text_fingerprint(source.words), **tokens}
         elif part == "audio":
             assert source.audio is not None
             made[part] = {**encoders[part], **frames, "preprocessing": source.audio.describe()}

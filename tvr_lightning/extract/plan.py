@@ -10,6 +10,7 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.datasets import VideoReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.store import PARTS, Part, StoreDtype, StoreItem
 
@@ -71,7 +72,7 @@ class ExtractSource:
         videos: records of the M videos, and their items in the store in the same order.
         texts: items of the N texts; empty for a folder of videos.
         read: reads one video, as in evaluation.
-        frames, image_size, sampling, words: what `read` and the texts were set to; they go into the fingerprints.
+        frames, preparation, sampling, words: what `read` and the texts were set to; they go into the fingerprints.
         audio: what the reader gives the audio encoder; None without sound.
     """
 
@@ -79,7 +80,7 @@ class ExtractSource:
     texts: list[StoreItem]
     read: VideoReader
     frames: int
-    image_size: int
+    preparation: Preparation
     sampling: FrameSampling
     words: int = 32
     audio: AudioOptions | None = None

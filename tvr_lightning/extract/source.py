@@ -13,6 +13,7 @@ from tvr_lightning.data.records import SplitName, VideoRecord
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.extract.plan import ExtractSource
 from tvr_lightning.media.opening import VIDEO_SUFFIXES
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.store import StoreItem
 
@@ -51,7 +52,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
         texts,
         dataclasses.replace(reader, on_corrupt="skip"),
         frames=reader.frames,
-        image_size=reader.image_size,
+        preparation=reader.preparation,
         sampling=reader.sampling,
         words=data.words,
         audio=reader.audio,
@@ -60,7 +61,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
 
 def source_of_files(
     paths: Sequence[str | Path],
-    image_size: int,
+    preparation: Preparation,
     frames: int = 12,
     sampling: FrameSampling = "one-fps-uniform",
     audio: AudioOptions | None = None,
@@ -71,7 +72,7 @@ def source_of_files(
 
     Args:
         paths: files and folders.
-        image_size: S, pixels; the encoder's.
+        preparation: of the frames; the encoder's.
         frames: F.
         sampling: which frames.
         audio: what an audio encoder is given; None without sound.
@@ -89,5 +90,5 @@ def source_of_files(
         listed = ", ".join(str(path) for path in paths) or "nothing"
         raise MissingAssetError(f"no videos in {listed}; looked for files named {' '.join(sorted(VIDEO_SUFFIXES))}")
     videos = [(VideoRecord(f.as_posix(), f), StoreItem(FILES, "", f.as_posix(), str(f))) for f in found]
-    reader = MediaReader(frames, image_size, sampling, audio=audio, on_corrupt="skip")
-    return ExtractSource(videos, [], reader, frames, image_size, sampling, audio=audio)
+    reader = MediaReader(frames, preparation, sampling, audio=audio, on_corrupt="skip")
+    return ExtractSource(videos, [], reader, frames, preparation, sampling, audio=audio)

@@ -1,4 +1,4 @@
-"""What happens to each frame between decoding and the encoder: resizing, cropping, augmentation."""
+"""What happens to the frames of a training clip besides the encoder's preparation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image
 
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.rand_augment import draw_rand_augment
 
 Augmentation = Literal["none", "crop-flip", "rand-augment"]
 """What is done to the frames of a training clip, alike for all of them.
 
-- `none`: CLIP's own preprocessing (`ResizeCentreCrop`).
+- `none`: the encoder's own preparation alone (`Preparation`).
 - `crop-flip`: a random crop of 0.5 to 1 of the area and a flip with probability 1/2 (X-Pool, T-MASS, GAID:
   `datasets/model_transforms.py`, whose colour jitter has zero strength). A flip contradicts captions that say left or
   right.
-- `rand-augment`: RandAugment `rand-m7-n4-mstd0.5-inc1` on the whole frame, then CLIP's preprocessing (GARE's code; its
-  paper names none).
+- `rand-augment`: RandAugment `rand-m7-n4-mstd0.5-inc1` on the whole frame, then the encoder's preparation (GARE's code;
+  its paper names none).
 """
 
 FrameTransform = Callable[[Image.Image], Image.Image]
@@ -29,30 +30,6 @@ FrameTransform = Callable[[Image.Image], Image.Image]
 _ATTEMPTS = 10
 _AREA = (0.5, 1.0)
 _LOG_RATIO = (float(np.log(3 / 4)), float(np.log(4 / 3)))
-
-
-@dataclass(frozen=True)
-class ResizeCentreCrop:
-    """CLIP's preprocessing: the short side resized to S (bicubic, antialiased), then the centre square.
-
-    Equal to torchvision's `Resize(S, BICUBIC)` and `CenterCrop(S)` on PIL images, pixel for pixel.
-
-    Attributes:
-        image_size: S, pixels.
-    """
-
-    image_size: int
-
-    def __call__(self, frame: Image.Image) -> Image.Image:
-        """Return the (S, S) centre of a resized RGB or RGBX frame, in its mode."""
-        size, (width, height) = self.image_size, frame.size
-        if min(width, height) != size:
-            wide = width >= height
-            scaled = (int(size * width / height), size) if wide else (size, int(size * height / width))
-            frame = frame.resize(scaled, Image.Resampling.BICUBIC)
-            width, height = scaled
-        left, top = round((width - size) / 2), round((height - size) / 2)
-        return frame.crop((left, top, left + size, top + size))
 
 
 @dataclass(frozen=True)
@@ -111,13 +88,13 @@ class Chain:
 
 
 def draw_augmentation(
-    augmentation: Augmentation, image_size: int, generator: np.random.Generator | None = None
+    augmentation: Augmentation, preparation: Preparation, generator: np.random.Generator | None = None
 ) -> FrameTransform:
     """Draw what is done to every frame of one clip.
 
     Args:
         augmentation: the kind.
-        image_size: S, pixels.
+        preparation: the encoder's.
         generator: where it is drawn from; the same state gives the same transform. `none` draws nothing.
 
     Returns:
@@ -129,10 +106,10 @@ def draw_augmentation(
     if augmentation not in get_args(Augmentation):
         raise ValueError(f"augmentation {augmentation!r} is unknown; choose one of {', '.join(get_args(Augmentation))}")
     if augmentation == "none":
-        return ResizeCentreCrop(image_size)
+        return preparation
     if generator is None:
         raise ValueError(f"augmentation {augmentation!r} needs a generator to draw from")
     if augmentation == "crop-flip":
         draws = tuple(tuple(row) for row in generator.random((_ATTEMPTS, 4)).tolist())
-        return CropFlip(image_size, draws, bool(generator.random() < 0.5))
-    return Chain((draw_rand_augment(generator), ResizeCentreCrop(image_size)))
+        return CropFlip(preparation.image_size, draws, bool(generator.random() < 0.5))
+    return Chain((draw_rand_augment(generator), preparation))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -69,16 +69,16 @@ class Pictures:
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: VideoFrame) -> Image.Image:
-        """Return a frame's RGB as a picture of mode RGBX, whose fourth byte means nothing.
+        """Return a frame as a picture of mode RGB.
 
-        That is how Pillow keeps RGB anyway, so that the pixels need not be copied. They equal those of PyAV's
-        `to_image`, which is several times slower. The file's own colour matrix and range are applied; conversion runs
-        in this thread, since many workers each with a pool of threads hinder each other.
+        Its pixels equal those of PyAV's `to_image`, which is several times slower. The file's own colour matrix and
+        range are applied; conversion runs in this thread, since many workers each with a pool of threads hinder each
+        other. Four bytes per pixel are how Pillow keeps RGB, of which it then resizes three.
         """
         converted = self._reformatter.reformat(frame, format="rgb0", threads=1)
         plane = converted.planes[0]
         size = (converted.width, converted.height)
-        return Image.frombuffer("RGBX", size, plane, "raw", "RGBX", plane.line_size, 1)  # type: ignore[arg-type]
+        return Image.frombytes("RGB", size, plane, "raw", "RGBX", plane.line_size, 1)  # type: ignore[arg-type]
 
 
 def frames_of_runs(
@@ -135,17 +135,33 @@ def decoded_frames(path: Path, threads: int, allowance: Allowance) -> Generator[
         VideoError: a frame cannot be decoded, or the time is used up.
     """
     with open_video(path, threads) as (container, stream):
-        time = None
-        try:
-            for packet in packets_of(container, stream):
-                allowance.check()
-                for frame in packet.decode():
-                    if frame.is_corrupt:
-                        raise VideoError(path, f"the frame at {frame.time} s is damaged")
-                    time = frame.time
-                    yield frame
-        except av.FFmpegError as error:
-            where = "" if time is None else f" past {time:.2f} s"
-            # What FFmpeg leaves of the size of a picture that it refuses.
-            reason = words_of(error) if stream.codec_context.width else f"it is damaged or too large: {_LARGEST}"
-            raise VideoError(path, f"cannot be decoded{where} ({reason})") from error
+        yield from frames_in_order(stream, packets_of(container, stream), allowance)
+
+
+def frames_in_order(
+    stream: VideoStream, packets: Iterable[av.Packet | None], allowance: Allowance
+) -> Generator[VideoFrame, None, None]:
+    """Yield every frame that comes out of the packets of an opened stream, in the order shown.
+
+    Args:
+        stream: of which nothing has been decoded.
+        packets: all of it, and an empty one or None behind them.
+        allowance: the time that the file may take.
+
+    Raises:
+        VideoError: a frame cannot be decoded, or the time is used up.
+    """
+    path, time = allowance.path, None
+    try:
+        for packet in packets:
+            allowance.check()
+            for frame in stream.codec_context.decode(packet):
+                if frame.is_corrupt:
+                    raise VideoError(path, f"the frame at {frame.time} s is damaged")
+                time = frame.time
+                yield frame
+    except av.FFmpegError as error:
+        where = "" if time is None else f" past {time:.2f} s"
+        # What FFmpeg leaves of the size of a picture that it refuses.
+        reason = words_of(error) if stream.codec_context.width else f"it is damaged or too large: {_LARGEST}"
+        raise VideoError(path, f"cannot be decoded{where} ({reason})") from error

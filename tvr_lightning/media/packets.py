@@ -9,6 +9,7 @@ pictures in it nobody wants, so that it skips those that no other picture refers
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from tvr_lightning.media.opening import MAX_PACKETS, Allowance, VideoError, pack
 KEPT_BYTES = 64 * 2**20
 KEPT_PACKETS = 2**16
 
+_PACKED = re.compile(rb"DivX\d+(Build|b)\d+p")  # as FFmpeg's decoder reads it
+
 _NO_STAMP = -(2**63)  # FFmpeg's own mark, which no time stamp has
 
 
@@ -38,6 +41,7 @@ class PacketIndex:
         pts: (n,) int64 presentation time stamps in units of `time_base`; empty where the container gives none.
         keyframe: (n,) bool, True where decoding can begin.
         ordered: whether the time stamps tell the order shown; AVI's only count packets in decoding order.
+        packed: whether a packet may hold two pictures, as in AVI, so that times of packets are none of pictures.
         shown: (n,) bool, False for pictures that are decoded but not shown (edit lists, alternate references).
         time_base: seconds per unit.
         rate: frames per second by the container, for files whose time stamps tell nothing.
@@ -50,6 +54,7 @@ class PacketIndex:
     keyframe: NDArray[np.bool_]
     shown: NDArray[np.bool_]
     ordered: bool
+    packed: bool
     time_base: Fraction
     rate: Fraction
     last_length: int
@@ -139,6 +144,7 @@ def _close(columns: _Columns, packets: list[av.Packet] | None, broken: str | Non
         keyframe=np.array(columns.keyframe, dtype=bool),
         shown=shown,
         ordered=_reordered(columns) or not stream.codec_context.has_b_frames,
+        packed=_packed(stream),
         time_base=stream.time_base,
         rate=stream.average_rate or stream.guessed_rate or Fraction(25),
         last_length=columns.length[last] if columns.length else 0,
@@ -152,6 +158,11 @@ def _reordered(columns: _Columns) -> bool:
     pts, dts = np.array(columns.pts, dtype=np.int64), np.array(columns.dts, dtype=np.int64)
     known = (pts != _NO_STAMP) & (dts != _NO_STAMP)
     return len(np.unique(np.where(known, pts - dts, _NO_STAMP))) > 1
+
+
+def _packed(stream: VideoStream) -> bool:
+    """Return whether the encoder wrote that it packs two pictures into a packet, as DivX does and Xvid after it."""
+    return stream.codec_context.name == "mpeg4" and bool(_PACKED.search(stream.codec_context.extradata or b""))
 
 
 @dataclass

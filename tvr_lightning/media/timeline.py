@@ -36,7 +36,7 @@ def packet_timeline(index: PacketIndex) -> Timeline:
     """Return the timeline that the packets tell, or an even one where their time stamps are missing or repeated."""
     if index.timed:
         stamps = index.presented()
-        return timeline_of(stamps, index, stamps if index.ordered else None)
+        return timeline_of(stamps, index, stamps if index.ordered and not index.packed else None)
     return even_timeline(int(index.shown.sum()), index)
 
 

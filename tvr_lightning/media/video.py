@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,12 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tvr_lightning.media.augment import FrameTransform, ResizeCentreCrop
-from tvr_lightning.media.decoder import Pictures, decoded_frames, frames_of_runs, open_video
+from tvr_lightning.media.augment import FrameTransform
+from tvr_lightning.media.decoder import Pictures, decoded_frames, frames_in_order, frames_of_runs, open_video
 from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError
 from tvr_lightning.media.orientation import orientation_of, upright
 from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
+from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling, Positions, sample_frames
 from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
 
@@ -94,8 +95,8 @@ def read_clip(
         sampling: which frames (see `FrameSampling`).
         span: start and end in seconds from the first frame; None is the whole file.
         generator: where `segment-random` draws from.
-        augment: from an RGB frame to (S, S), the same for all frames (`draw_augmentation`); None is CLIP's resize and
-            centre crop.
+        augment: from an RGB frame to (S, S), the same for all frames: a `Preparation`, or what `draw_augmentation`
+            gives; None is CLIP's preparation.
         threads: decoding threads; 1 suits many worker processes.
 
     Returns:
@@ -171,9 +172,8 @@ class _Wish:
             found = f"its pictures are {frame.width:,} x {frame.height:,} pixels"
             raise VideoError(self.path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
         image = upright(self._picture(frame), orientation_of(frame))
-        resize = ResizeCentreCrop(self.image_size)
-        image = resize(image) if self.augment is None else self.augment(image.convert("RGB"))
-        return np.asarray(image)[..., :3]
+        transform = self.augment or Preparation(self.image_size)
+        return np.asarray(transform(image))
 
 
 def _read(
@@ -187,16 +187,29 @@ def _read(
         _check_reach(container, stream, index, spans, wish.allowance)
         chosen = [wish.choose(span, timeline) for span in spans]
         images = _decode_planned(wish, stream, index, timeline, _all(chosen))
-    if images is None and index.timed and not index.ordered:
-        images = _decode_straight(wish, _all(chosen))
-    if images is None:
-        timeline = _decoded_timeline(wish, index)
-        spans = divide(timeline.duration)
-        chosen = [wish.choose(span, timeline) for span in spans]
-        images = _decode_straight(wish, _all(chosen))
+        looks = _looks(wish, stream, index, fresh=timeline.stamps is None)
+        if images is None and index.timed and not index.ordered and not index.packed:
+            images = _decode_straight(wish, next(looks), _all(chosen))
+        if images is None:
+            # The frames that the packets' times point at are mostly the right ones, which spares a second look.
+            timeline, images = _decode_through(wish, next(looks), index, _all(chosen))
+            spans = divide(timeline.duration)
+            chosen = [wish.choose(span, timeline) for span in spans]
+        if not _all(chosen) <= images.keys():
+            images = _decode_straight(wish, next(looks), _all(chosen))
     if images is None:
         raise VideoError(wish.path, "does not decode to the same frames twice")
     return spans, [_assemble(wish, timeline, positions, images) for positions in chosen]
+
+
+def _looks(
+    wish: _Wish, stream: VideoStream, index: PacketIndex, fresh: bool
+) -> Iterator[Generator[VideoFrame, None, None]]:
+    """Yield one decoding of the whole file after another; from the packets at hand while the decoder is `fresh`."""
+    if fresh and index.packets is not None and index.broken is None:
+        yield frames_in_order(stream, [*index.packets, None], wish.allowance)
+    while True:
+        yield decoded_frames(wish.path, wish.threads, wish.allowance)
 
 
 def _all(chosen: Sequence[Positions]) -> set[int]:
@@ -297,10 +310,20 @@ def _decode_planned(
     return images if len(images) == len(wanted) else None
 
 
-def _decoded_timeline(wish: _Wish, index: PacketIndex) -> Timeline:
-    """Return the timeline that the decoded frames tell, where that of the packets does not hold."""
+def _decode_through(
+    wish: _Wish, decoded: Generator[VideoFrame, None, None], index: PacketIndex, guess: set[int]
+) -> tuple[Timeline, dict[int, Pixels]]:
+    """Decode the whole file.
+
+    Returns:
+        The timeline that the decoded frames tell, where that of the packets does not hold, and the frames at those
+        positions of the `guess` that there are.
+    """
     stamps: list[int] = []
-    for frame in decoded_frames(wish.path, wish.threads, wish.allowance):
+    images: dict[int, Pixels] = {}
+    for frame in decoded:
+        if len(stamps) in guess:
+            images[len(stamps)] = wish.convert(frame)
         following = stamps[-1] + max(index.last_length, 1) if stamps else 0
         stamps.append(following if frame.pts is None else frame.pts)
     if not stamps:
@@ -308,14 +331,16 @@ def _decoded_timeline(wish: _Wish, index: PacketIndex) -> Timeline:
     rising = np.sort(np.array(stamps, dtype=np.int64))
     _check_stamps(index, rising, wish.path)
     if len(rising) > 1 and rising[0] == rising[-1]:  # players then go by order, too
-        return even_timeline(len(rising), index)
-    return timeline_of(rising, index, None)
+        return even_timeline(len(rising), index), images
+    return timeline_of(rising, index, None), images
 
 
-def _decode_straight(wish: _Wish, positions: set[int]) -> dict[int, Pixels] | None:
+def _decode_straight(
+    wish: _Wish, decoded: Generator[VideoFrame, None, None], positions: set[int]
+) -> dict[int, Pixels] | None:
     """Decode from the beginning and return the frames at the wanted positions, or None where there are fewer frames."""
     last, images = max(positions), {}
-    with closing(decoded_frames(wish.path, wish.threads, wish.allowance)) as frames:
+    with closing(decoded) as frames:
         for position, frame in enumerate(frames):
             if position in positions:
                 images[position] = wish.convert(frame)
@@ -341,14 +366,14 @@ def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, al
 
 def _assemble(wish: _Wish, timeline: Timeline, chosen: Positions, images: dict[int, Pixels]) -> DecodedClip:
     """Stack the chosen frames, padded with zeros up to F where the strategy gives fewer."""
-    pixels = np.zeros((wish.frames, wish.image_size, wish.image_size, 3), dtype=np.uint8)
+    pixels = np.zeros((wish.frames, 3, wish.image_size, wish.image_size), dtype=np.uint8)
     times = np.zeros(wish.frames, dtype=np.float32)
     for row, position in enumerate(chosen.tolist()):
-        pixels[row] = images[position]
+        pixels[row] = images[position].transpose(2, 0, 1)
         times[row] = timeline.times[position]
     mask = torch.arange(wish.frames) < len(chosen)
     return DecodedClip(
-        pixels=torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(),
+        pixels=torch.from_numpy(pixels),
         frame_mask=mask,
         timestamps=torch.from_numpy(times),
         duration=timeline.duration,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
@@ -42,13 +43,13 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         encoder: media to features.
         optimizer: optimiser, learning rates, schedule.
         evaluation: how scores become a table.
-        words: text positions W, SOT and EOT included.
+        words: text positions asked for, SOT and EOT included; W is the smaller of it and the encoder's context.
         frames: frames F per video.
         gather: which negatives and which gradient several devices give (`tvr_lightning.training.distributed`).
         contrast: what else the contrastive loss does with logits, such as `NCL`; None leaves it as it is.
 
     Raises:
-        ValueError: more words than the encoder takes, or `gather: local` with a loss that needs all scores together.
+        ValueError: `gather: local` with a loss that needs all scores together.
 
     Attributes:
         needs_patches: whether `score` reads patches, which stored features must hold then.
@@ -71,11 +72,6 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         contrast: ContrastiveLearning | None = None,
     ) -> None:
         super().__init__(optimizer)
-        if words > encoder.context_length:
-            raise ValueError(
-                f"words: {words} exceeds the encoder's context of {encoder.context_length} tokens; "
-                f"lower data.init_args.words to {encoder.context_length} or less"
-            )
         self.contrast = contrast or ContrastiveLearning()
         if gather == "local" and (type(self).losses is not RetrievalModule.losses or self.contrast.needs_all_logits):
             raise ValueError(
@@ -85,10 +81,13 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         self.encoder = encoder
         self.evaluation_config = evaluation or EvaluationConfig()
         self.contrast.check(self.evaluation_config)
-        self.words = words
+        self.words = encoder.positions(words)
         self.frames = frames
         self.gather = gather
-        self.temperature = Temperature(encoder.initial_logit_scale())
+        scale = encoder.initial_logit_scale()
+        # Weights trained with a sigmoid, which have a bias, were not held below CLIP's bound; others are.
+        bound = {"maximum": scale} if encoder.initial_logit_bias() and scale > math.log(100.0) else {}
+        self.temperature = Temperature(scale, **bound)
         self.evaluation: Evaluation | None = None
         self.predictions: tuple[Tensor, Tensor, Tensor] | None = None
         self._pairs: list[PairedFeatures] = []

@@ -198,7 +198,7 @@ class DRLHead(PairHead):
     """
 
     def __init__(self, dimension: int, interaction: Interaction | None = None) -> None:
-        super().__init__(dimension)
+        super().__init__(dimension, side="both")
         self.interaction = interaction = interaction or WeightedTokenWise()
         self.word_weights: nn.Module | None = None
         self.frame_weights: nn.Module | None = None

@@ -14,8 +14,9 @@ from tvr_lightning.pairwise import DensePairVectors, PairVectors, Pairwise, scor
 
 H = TypeVar("H", bound="PairHead")
 GIB = 2**30
-CACHES = 32 * 2**20
-"""What a block may take on a CPU without gradients: larger ones leave its caches."""
+MIB = 2**20
+CACHES = {"video": 32 * MIB, "text": 32 * MIB, "both": 16 * MIB}
+"""What a block may take on a CPU without gradients: larger ones leave its caches. By the sides of which it has few."""
 
 
 class PairHead(nn.Module, ABC):
@@ -30,7 +31,8 @@ class PairHead(nn.Module, ABC):
         slots: Q, vectors per pair.
         dropout: probability on the elements of pair vectors in training, which needs the vectors themselves.
         extra: numbers that a pair takes while it is scored besides its vectors.
-        side: whose vectors the basis holds: few of its items are scored at a time, against all of the other side.
+        side: whose vectors the basis holds: few of its items are scored at a time, against all of the other side; both
+            where there is none.
 
     Attributes:
         memory_gib: budget in GiB for what scoring pairs holds at a time; see `within`.
@@ -45,11 +47,11 @@ class PairHead(nn.Module, ABC):
         slots: int = 1,
         dropout: float = 0.0,
         extra: int = 0,
-        side: Literal["video", "text"] = "video",
+        side: Literal["video", "text", "both"] = "video",
     ) -> None:
         super().__init__()
         self.dimension, self.basis, self.slots, self.pair_dropout, self.extra = dimension, basis, slots, dropout, extra
-        self.side: Literal["video", "text"] = side
+        self.side: Literal["video", "text", "both"] = side
         self.memory_gib = 2.0
         self.required_form: type[Pairwise] | None = None
 
@@ -137,7 +139,7 @@ class PairHead(nn.Module, ABC):
         Blocks of training are computed twice where there are several, so that these are as large as the budget allows.
         """
         half = max(int(self.memory_gib * GIB / 2), 1)
-        return half if device.type != "cpu" or torch.is_grad_enabled() else min(half, CACHES)
+        return half if device.type != "cpu" or torch.is_grad_enabled() else min(half, CACHES[self.side])
 
     def of_texts(self, vectors: Tensor, videos: int) -> Pairwise:
         """Return vectors (N, D) or (N, Q, D) of texts, for each of `videos` videos."""

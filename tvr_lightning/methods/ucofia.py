@@ -34,7 +34,7 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.pairwise import mapped_by, token_similarities
+from tvr_lightning.pairwise import mapped_between, mapped_by, token_similarities
 from tvr_lightning.ranges import Layers, Options, kind
 
 UCoFiAScore = Literal["video_sentence", "sentence_frame", "word_patch"]
@@ -80,7 +80,7 @@ class PreparedText(Record):
     Attributes:
         mapped: (N, D) unit sentences times the sentence's and the video's matrix, where videos are aligned.
         sentence: (N, 1, D) at unit length.
-        words: (N, W, D) unit words times L and, where patches have it, L1.
+        words: (N, W, D) at unit length, to meet patches.
     """
 
     mapped: Tensor | None
@@ -95,7 +95,7 @@ class PreparedVideo(Record):
     Attributes:
         pooled: (M, D) unit vectors of the videos.
         frames: (M, F, D) CLIP's own frames at unit length.
-        patches: (M, F P', D) selected patches of all frames in a row, as CLIP gives them.
+        patches: (M, F P', D) selected patches of all frames in a row; of words and patches the fewer are times L L1^T.
     """
 
     pooled: Tensor
@@ -117,7 +117,7 @@ class UCoFiAHead(PairHead):
         options = options or UCoFiAOptions()
         patches, scores = 1 + options.patch_selection.kept, options.scores
         cells = words * frames * patches if "word_patch" in scores else frames
-        super().__init__(dimension, extra=8 * cells)
+        super().__init__(dimension, extra=8 * cells, side="both")
         self.options, self.words, self.frames, self.patches = options, words, frames, patches
         aggregation = options.similarity_aggregation
         if "video_sentence" in scores:
@@ -150,9 +150,9 @@ class UCoFiAHead(PairHead):
                 raise ValueError(
                     f"UCoFiA aligns words with {self.patches} patches per frame, which encode_video selects"
                 )
-            patches = video.patches.flatten(1, 2)
             behind = () if self.patch_matrix is None else (self.patch_matrix.T,)  # (w L) . (p L1) = (w L L1^T) . p
-            words = mapped_by(unit(text.words), self.word_matrix, *behind)
+            patches, words = video.patches.flatten(1, 2), unit(text.words)
+            patches, words = mapped_between(patches, words, self.word_matrix, *behind)
         before = video.frames if video.clip_frames is None else video.clip_frames
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
         return PreparedText(mapped, sentence.unsqueeze(1), words), PreparedVideo(pooled, unit(before), patches)

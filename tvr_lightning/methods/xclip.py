@@ -29,7 +29,7 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.layers.temporal import MeanP, SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.pairwise import token_similarities
+from tvr_lightning.pairwise import mapped_between, token_similarities
 from tvr_lightning.ranges import Options, Positive, kind
 
 XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame_word"]
@@ -133,7 +133,7 @@ class PreparedText(Record):
 
     Attributes:
         sentence: (N, 1, D) at unit length; `interacting_sentence` (N, D) is it times G where there is that matrix.
-        words: (N, W, D) at unit length; `interacting_words` are they times L where there is that matrix.
+        words: (N, W, D) at unit length; `interacting_words` are those that meet frames, if any do.
         word_mask: (N, W) bool, True where there is a token.
     """
 
@@ -151,11 +151,13 @@ class PreparedVideo(Record):
     Attributes:
         pooled: (M, D) unit vectors of the videos.
         frames: (M, F, D) CLIP's own frames at unit length.
+        interacting_frames: (M, F, D) those that meet words, if any do: of one side the tokens are times L.
         frame_mask: (M, F) bool, True where there is a frame.
     """
 
     pooled: Tensor
     frames: Tensor
+    interacting_frames: Tensor | None
     frame_mask: Tensor
 
 
@@ -174,7 +176,7 @@ class XCLIPHead(PairHead):
         contrasts, aggregation = options.contrasts, options.similarity_aggregation
         # The similarities themselves, their softmax in either direction, and the products with both.
         cells = words * frames if "frame_word" in contrasts else words + frames
-        super().__init__(dimension, extra=6 * cells)
+        super().__init__(dimension, extra=6 * cells, side="both")
         self.options, self.words, self.frames = options, words, frames
         # Matrices of contrasts that are not made would wait for a gradient in vain.
         if "video_sentence" in contrasts:
@@ -207,9 +209,11 @@ class XCLIPHead(PairHead):
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
         contrasts, sentence, words = self.options.contrasts, unit(text.sentence), unit(text.words)
         by_global = sentence @ self.global_matrix if "video_sentence" in contrasts else None
-        by_local = words @ self.local_matrix if "frame_word" in contrasts else None
-        texts = PreparedText(sentence.unsqueeze(1), by_global, words, by_local, text.word_mask.bool())
-        return texts, PreparedVideo(pooled, unit(before), video.frame_mask.bool())
+        frames, met_words, met_frames = unit(before), None, None
+        if "frame_word" in contrasts:  # (w L) . f
+            met_frames, met_words = mapped_between(frames, words, self.local_matrix)
+        texts = PreparedText(sentence.unsqueeze(1), by_global, words, met_words, text.word_mask.bool())
+        return texts, PreparedVideo(pooled, frames, met_frames, video.frame_mask.bool())
 
     def score(self, text: PreparedText, video: PreparedVideo) -> Scores:
         """Score n texts against m videos.
@@ -229,8 +233,8 @@ class XCLIPHead(PairHead):
         if "sentence_frame" in options.contrasts:
             similarity = token_similarities(video.frames, text.sentence).squeeze(2)  # (F, m, n)
             parts["sentence_frame"] = self.sentence_frame(without(no_frame, similarity), 0, no_frame is None).T
-        if text.interacting_words is not None:
-            similarity = token_similarities(video.frames, text.interacting_words)  # (F, m, W, n)
+        if text.interacting_words is not None and video.interacting_frames is not None:
+            similarity = token_similarities(video.interacting_frames, text.interacting_words)  # (F, m, W, n)
             similarity = without(None if no_frame is None else no_frame.unsqueeze(-1), without(no_word, similarity))
             parts["frame_word"] = self.frame_word(similarity, words=2, whole=whole).T
         # A video without a frame is nothing to a text, and no reason for losses that are not finite.

@@ -6,7 +6,7 @@ from tvr_lightning.pairwise.blends import BlendedFrames, DenseFrames, PairFrames
 from tvr_lightning.pairwise.blocks import score_in_blocks
 from tvr_lightning.pairwise.dense import DensePairVectors
 from tvr_lightning.pairwise.factorised import PairVectors
-from tvr_lightning.pairwise.tokens import mapped_by, token_similarities
+from tvr_lightning.pairwise.tokens import mapped_between, mapped_by, token_similarities
 
 __all__ = [
     "BlendedFrames",
@@ -18,6 +18,7 @@ __all__ = [
     "Pairwise",
     "PlainFrames",
     "TextConditionedAttention",
+    "mapped_between",
     "mapped_by",
     "score_in_blocks",
     "token_similarities",

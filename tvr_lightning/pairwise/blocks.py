@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
@@ -13,6 +14,8 @@ from tvr_lightning.pairwise.once import persisting
 
 T = TypeVar("T", bound=Record)
 V = TypeVar("V", bound=Record)
+VECTOR = 16
+"""A multiple of the numbers that processors take at a time: rows of so many have no rest to treat one by one."""
 
 
 def score_in_blocks(
@@ -21,12 +24,13 @@ def score_in_blocks(
     video: V,
     pair_bytes: int,
     budget: int = 64 * 2**20,
-    few: Literal["video", "text"] = "video",
+    few: Literal["video", "text", "both"] = "video",
 ) -> Scores:
     """Score N texts against M videos in blocks of few videos and, as far as they fit, all texts.
 
     Few videos at a time and all texts, because what belongs to a video (its mapped basis, its Gram matrix) is then
-    prepared once; where it belongs to a text, few texts and all videos. With gradients on and more than one block, each
+    prepared once; where it belongs to a text, few texts and all videos; where nothing does and the similarities of the
+    pairs' tokens take the time, few of both, which stay in the caches. With gradients on and more than one block, each
     block is computed anew in the backward pass, so that only one block's intermediate tensors live at a time; random
     numbers are drawn alike both times.
 
@@ -36,7 +40,7 @@ def score_in_blocks(
         video: M videos, prepared as `score` takes them.
         pair_bytes: memory that one pair takes while it is scored, in bytes.
         budget: memory that one block may take, in bytes; a single pair is always scored.
-        few: the side of which a block has few items.
+        few: the side of which a block has few items, or both.
 
     Returns:
         Scores of shape (N, M), as `score` would give in one piece.
@@ -57,26 +61,36 @@ def score_in_blocks(
         raise ValueError(f"score_in_blocks: pair_bytes ({pair_bytes}) and budget ({budget}) must be positive")
     if not len(text) or not len(video):
         raise ValueError(f"score_in_blocks: nothing to score with {len(text)} texts and {len(video)} videos")
-    pairs = max(budget // pair_bytes, 1)
-    counts = (len(text), len(video)) if few == "video" else (len(video), len(text))
-    many_step = min(counts[0], pairs)
-    few_step = max(min(counts[1], pairs // many_step), 1)
-    text_step, video_step = (many_step, few_step) if few == "video" else (few_step, many_step)
+    text_step, video_step = _steps(len(text), len(video), max(budget // pair_bytes, 1), few)
     whole = text_step == len(text) and video_step == len(video)
     texts = [text] if text_step == len(text) else [text[i : i + text_step] for i in range(0, len(text), text_step)]
-    starts = range(0, len(video), video_step)
-    one_piece = [side for side, pieces in ((text, len(texts)), (video, len(starts))) if pieces == 1 and not whole]
-    kept = [tensor for side in one_piece for tensor in side.tensors()]  # they meet every block
+    videos = (
+        [video] if video_step == len(video) else [video[i : i + video_step] for i in range(0, len(video), video_step)]
+    )
     columns = []
-    with persisting(kept, len(texts) * len(starts)):
-        for start in starts:
-            block = video if len(starts) == 1 else video[start : start + video_step]
-            if torch.is_grad_enabled() and not whole:
-                rows = [_recomputed(score, some, block) for some in texts]
-            else:
-                rows = [score(some, block) for some in texts]
+    with persisting([tensor for some in texts for tensor in some.tensors()], blocks=len(videos)):
+        for few_videos in videos:
+            with persisting(few_videos.tensors(), blocks=len(texts)):
+                if torch.is_grad_enabled() and not whole:
+                    rows = [_recomputed(score, few_texts, few_videos) for few_texts in texts]
+                else:
+                    rows = [score(few_texts, few_videos) for few_texts in texts]
             columns.append(_joined(rows, dim=0))
     return _joined(columns, dim=1)
+
+
+def _steps(texts: int, videos: int, pairs: int, few: Literal["video", "text", "both"]) -> tuple[int, int]:
+    """Return how many texts and how many videos a block of so many pairs takes."""
+    if few == "video":
+        text_step = min(texts, pairs)
+        return text_step, max(min(videos, pairs // text_step), 1)
+    if few == "text":
+        return _steps(videos, texts, pairs, "video")[::-1]
+    text_step = min(texts, math.isqrt(pairs))
+    if text_step > VECTOR:
+        text_step -= text_step % VECTOR
+    video_step = min(videos, pairs // text_step)
+    return min(texts, pairs // video_step), video_step
 
 
 def _recomputed(score: Callable[[T, V], Scores], text: T, video: V) -> Scores:

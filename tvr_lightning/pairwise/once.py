@@ -1,8 +1,8 @@
 """What belongs to one side of the pairs alone, computed once per call although pairs are scored block by block.
 
-Blocks split one side; the tensors of the other one meet every block. What the verbs make of those alone, such as a
-projection of all texts, is kept from block to block while nobody asks for gradients: with gradients on, a block is
-computed anew in the backward pass, and needs its own graph.
+The tensors of one side meet several blocks of the other one. What the verbs make of those alone, such as a projection
+of all texts, is kept from block to block while nobody asks for gradients: with gradients on, a block is computed anew
+in the backward pass, and needs its own graph.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ Origin = tuple[Hashable, ...]
 
 @dataclass
 class _Call:
-    roots: set[Hashable]
-    blocks: int
+    blocks: dict[Hashable, int] = field(default_factory=dict)
     found: dict[Origin, Tensor] = field(default_factory=dict)
     named: dict[int, object] = field(default_factory=dict)
 
@@ -33,9 +32,11 @@ _CALL: ContextVar[_Call | None] = ContextVar("pairwise_call", default=None)
 def persisting(tensors: Iterable[Tensor], blocks: int) -> Iterator[None]:
     """Keep what is made of `tensors` alone while the context lasts; without gradients only.
 
+    Within another such context, which goes on, what is made of its tensors stays known.
+
     Args:
-        tensors: (any shape) that every block meets.
-        blocks: how many blocks there are.
+        tensors: (any shape) that several blocks meet.
+        blocks: how many; for a single one nothing is kept.
 
     Example:
         >>> texts, made = torch.eye(2), []
@@ -46,14 +47,18 @@ def persisting(tensors: Iterable[Tensor], blocks: int) -> Iterator[None]:
         ([0], tensor([[2., 0.],
                 [0., 2.]]))
     """
-    if torch.is_grad_enabled():
-        token = _CALL.set(None)
-    else:
-        token = _CALL.set(_Call({_place(tensor) for tensor in tensors}, blocks))
+    call = None if torch.is_grad_enabled() else _CALL.get() or _Call()
+    places = set() if call is None or blocks < 2 else {_place(tensor) for tensor in tensors} - set(call.blocks)
+    token = _CALL.set(call)
     try:
+        if call is not None:
+            call.blocks |= dict.fromkeys(places, blocks)
         yield
     finally:
         _CALL.reset(token)
+        if call is not None:
+            call.blocks = {place: count for place, count in call.blocks.items() if place not in places}
+            call.found = {origin: made for origin, made in call.found.items() if origin[0] not in places}
 
 
 def origin_of(tensor: Tensor) -> Origin | None:
@@ -65,7 +70,7 @@ def origin_of(tensor: Tensor) -> Origin | None:
     """
     call = _CALL.get()
     place = _place(tensor)
-    return (place, tuple(tensor.shape)) if call is not None and place in call.roots else None
+    return (place, tuple(tensor.shape)) if call is not None and place in call.blocks else None
 
 
 def once(origin: Origin | None, function: Callable[[], Tensor]) -> Tensor:
@@ -105,7 +110,7 @@ def share_of_a_block(origin: Origin | None) -> float:
         1.0
     """
     call = _CALL.get()
-    return 1.0 if call is None or origin is None else 1.0 / call.blocks
+    return 1.0 if call is None or origin is None else 1.0 / call.blocks[origin[0]]
 
 
 def _place(tensor: Tensor) -> Hashable:

@@ -35,10 +35,14 @@ def token_similarities(video: Tensor, text: Tensor) -> Tensor:
             f"token_similarities takes (M, F, D) and (N, W, D) of one D, not {tuple(video.shape)} and "
             f"{tuple(text.shape)}"
         )
-    origin = origin_of(text)
-    words = once(None if origin is None else (*origin, "rows"), lambda: text.transpose(0, 1).flatten(0, 1))  # (W N, D)
-    products = video.transpose(0, 1).flatten(0, 1) @ words.T
+    products = _rows(video) @ _rows(text).T
     return products.view(video.shape[1], len(video), text.shape[1], len(text))
+
+
+def _rows(tokens: Tensor) -> Tensor:
+    """Return tokens (B, T, D) as rows (T B, D), once where they meet several blocks."""
+    origin = origin_of(tokens)
+    return once(None if origin is None else (*origin, "rows"), lambda: tokens.transpose(0, 1).flatten(0, 1))
 
 
 def mapped_by(vectors: Tensor, *matrices: Tensor) -> Tensor:
@@ -63,3 +67,25 @@ def mapped_by(vectors: Tensor, *matrices: Tensor) -> Tensor:
             vectors = vectors @ matrix
         return vectors
     return vectors @ (matrices[0] if len(matrices) == 1 else torch.linalg.multi_dot(list(matrices)))
+
+
+def mapped_between(video: Tensor, text: Tensor, *matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tokens whose inner products are those with matrices between, which map the side that has fewer tokens.
+
+    Args:
+        video: (M, F, D).
+        text: (N, W, D).
+        matrices: (D, D) each: of a word w and a frame f, (w A B ...) . f.
+
+    Returns:
+        Tokens of the videos and of the texts, of the same shapes.
+
+    Example:
+        >>> video, text, matrix = torch.randn(2, 3, 4), torch.randn(5, 6, 4), torch.randn(4, 4)
+        >>> frames, words = mapped_between(video, text, matrix)
+        >>> words is text, torch.allclose(token_similarities(frames, words), token_similarities(video, text @ matrix))
+        (True, True)
+    """
+    if text.shape[:-1].numel() <= video.shape[:-1].numel():
+        return video, mapped_by(text, *matrices)
+    return mapped_by(video, *[matrix.T for matrix in reversed(matrices)]), text

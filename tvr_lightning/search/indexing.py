@@ -19,7 +19,7 @@ from torch import Tensor
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.encoders.captioner import load_captioner
-from tvr_lightning.encoders.pretrained import MissingWeightsError
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held

@@ -93,7 +93,7 @@ class Scorer:
         sound = {} if self.audio is None else {"sound": self.audio.describe()}
         self.fingerprint: Fingerprint = {
             **method_fingerprint(self.module, self.module.encoder, options),
-            **frame_fingerprint(self.module.frames, self.module.image_size, self.sampling),
+            **frame_fingerprint(self.module.frames, self.module.encoder.preparation, self.sampling),
             **sound,
         }
 
@@ -101,7 +101,7 @@ class Scorer:
     def reading(self) -> tuple[object, ...]:
         """What `read` depends on besides the file; scorers of equal reading can share a clip."""
         sound = None if self.audio is None else self.audio.describe()
-        return self.module.frames, self.module.image_size, self.sampling, sound
+        return self.module.frames, self.module.encoder.preparation, self.sampling, sound
 
     def read(self, path: Path) -> Clip:
         """Decode one video as the method was trained to see and hear it.
@@ -109,8 +109,9 @@ class Scorer:
         Raises:
             VideoError: it cannot be decoded.
         """
-        size, frames = self.module.image_size, self.module.frames
-        clip = read_clip(path, frames=frames, image_size=size, sampling=self.sampling)
+        frames, preparation = self.module.frames, self.module.encoder.preparation
+        size = preparation.image_size
+        clip = read_clip(path, frames=frames, image_size=size, sampling=self.sampling, augment=preparation)
         duration = torch.tensor([clip.duration], dtype=torch.float32)
         media = Media(clip.pixels[None], clip.frame_mask[None], duration=duration)
         if self.audio is not None:

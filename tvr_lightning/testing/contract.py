@@ -166,6 +166,30 @@ class MethodContract:
             part.memory_gib = budget
         close(found, whole)
 
+    @torch.no_grad()
+    @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+    def test_half_precision_on_the_way_in_is_scored_in_single_precision(
+        self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures], kind: torch.dtype
+    ) -> None:
+        """A head rounds nothing further; a method without one is given single precision."""
+        if not any(hasattr(part, "memory_gib") for part in method.modules()):
+            pytest.skip("the method has no head that scores in blocks")
+        text, video = features[0].to(kind), features[1].to(kind)
+        found = method.score(text, video).similarity
+        assert found.dtype == torch.float32
+        close(found, method.score(text.float(), video.float()).similarity)
+
+    @torch.no_grad()
+    def test_no_text_or_no_video_gives_no_score_and_no_number_in_its_place(
+        self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures]
+    ) -> None:
+        """A head says that there is nothing to score; other methods give a matrix without an element."""
+        text, video = features
+        heads = any(hasattr(part, "memory_gib") for part in method.modules())
+        for texts, videos in ((text[:0], video), (text, video[:0]), (text[:0], video[:0])):
+            with pytest.raises(ValueError, match="nothing to score") if heads else contextlib.nullcontext():
+                assert method.score(texts, videos).similarity.shape == (len(texts), len(videos))
+
     def test_its_heads_have_the_memory_budget_of_the_evaluation(self) -> None:
         """`evaluation.memory_gib` is the one budget of a run."""
         method = small(self.recipe, "--model.init_args.evaluation.memory_gib=0.5")[0]

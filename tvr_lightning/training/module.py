@@ -17,6 +17,7 @@ from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.extract.check import check_store
+from tvr_lightning.media.preparation import Interpolation, ResizeMode
 from tvr_lightning.options import other_options, plain_options
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.sharding import shard
@@ -63,6 +64,16 @@ class RecipeModule(LightningModule):
     def image_size(self) -> int:
         """Side of the square frames in pixels that the encoder takes; recipes link it to the data."""
         return self.encoder.image_size
+
+    @property
+    def resize_mode(self) -> ResizeMode:
+        """How frames become square for the encoder; recipes link it to the data."""
+        return self.encoder.resize_mode
+
+    @property
+    def interpolation(self) -> Interpolation:
+        """Filter of the resizing that the encoder takes; recipes link it to the data."""
+        return self.encoder.interpolation
 
     def setup(self, stage: str) -> None:
         """Check that stored features, where the data read them, are what this run's encoders give, and say so.

@@ -104,19 +104,26 @@ def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None) -> Tens
     videos, tokens, _ = video.vectors.shape
     cosine = text.vectors.reshape(-1, dimension) @ video.vectors.reshape(-1, dimension).T
     cosine = cosine.view(texts, words, videos, tokens)
-    # Finite, so that a side without tokens gives 0 times this rather than NaN.
-    least = -2.0
-    best_word = cosine.masked_fill(~text.mask[:, :, None, None], least).amax(1)  # (N, M, T)
     if pair_mask is None:
         video_mask, weight = video.mask[None, None], video.weights
     else:
         pair_mask = pair_mask & video.mask
         video_mask, weight = pair_mask.unsqueeze(1), masked_softmax(video.logits.expand_as(pair_mask), pair_mask)
-    best_token = cosine.masked_fill(~video_mask, least).amax(3)  # (N, W, M)
+    # A token that is not there has the weight 0, whatever its own maximum, and is never that of another one.
+    for mask in (text.mask[:, :, None, None], video_mask):
+        cosine = _without(~mask, cosine)
+    best_word, best_token = cosine.amax(1), cosine.amax(3)  # (N, M, T), (N, W, M)
     score = (text.weights.unsqueeze(-1) * best_token).sum(1) + (weight * best_word).sum(-1)
     has_words = text.mask.any(1).unsqueeze(1)
     has_tokens = video.mask.any(1).unsqueeze(0) if pair_mask is None else pair_mask.any(2)
     return (score / 2).masked_fill(~(has_words & has_tokens), 0.0)
+
+
+def _without(absent: Tensor, cosine: Tensor) -> Tensor:
+    """Return cosines, which are lost without gradients, with -2 where a token is `absent`: below any, but finite."""
+    if not bool(absent.any()):
+        return cosine
+    return cosine.masked_fill(absent, -2.0) if torch.is_grad_enabled() else cosine.masked_fill_(absent, -2.0)
 
 
 def weighted_sum(text: Tensor, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:

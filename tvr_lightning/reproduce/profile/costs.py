@@ -179,10 +179,7 @@ def _inference_flops(
     by_module: dict[str, int] = {}
 
     def count(run: Callable[[], Any], into: dict[str, int] | None = None) -> int:
-        # The plain form of attention consists of products, which the counter knows on every device.
-        counter = FlopCounterMode(display=False)
-        watch = nullcontext() if into is None else _watched(module, counter, into)
-        with sdpa_kernel(SDPBackend.MATH), counter, watch:
+        with _counted() as counter, nullcontext() if into is None else _watched(module, counter, into):
             run()
         return int(counter.get_total_flops())
 
@@ -200,6 +197,19 @@ def _inference_flops(
         "score": count(lambda: module.score(text, video), by_module),
     }
     return stages, {name: value for name, value in by_module.items() if value}
+
+
+@contextmanager
+def _counted() -> Iterator[FlopCounterMode]:
+    """Count FLOPs with attention in its plain form, of products that the counter knows on every device."""
+    # In evaluation torch runs a whole transformer layer as one operation, of which the counter knows nothing.
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            yield counter
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 @contextmanager
@@ -228,7 +238,7 @@ def _audio_flops(module: RetrievalModule, batch: PairBatch) -> int:
     encoder = getattr(module, "audio_encoder", None)
     if encoder is None:
         return 0
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with _counted() as counter:
         encoder.encode_audio(batch.video.video)
     return int(counter.get_total_flops())
 
@@ -243,7 +253,7 @@ def _loss(module: RetrievalModule, batch: PairBatch) -> Tensor:
 
 
 def _training_flops(module: RetrievalModule, batch: PairBatch) -> int:
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with _counted() as counter:
         _loss(module, batch).backward()
     module.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())

@@ -15,7 +15,7 @@ import yaml
 import tvr_lightning
 
 # These rooms decide which runs there are and what is said of them, not what a run computes.
-WITHOUT_INFLUENCE = {"audit", "authors", "reproduce", "search", "cli.py", "verbs.py"}
+WITHOUT_INFLUENCE = {"audit", "authors", "importing", "reproduce", "search", "cli.py", "verbs"}
 ANNOTATIONS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet"}
 LENGTH = 16
 

@@ -1,26 +1,20 @@
-"""What this project's own verbs run where several rooms meet; their signatures and docstrings are the command line."""
+"""`tvr extract` and `tvr caption`: what is computed once of a dataset or of any videos."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from tvr_lightning.data.audio_alignment import AudioOptions
-from tvr_lightning.data.check import check, print_report, write_report
 from tvr_lightning.data.records import SplitName
-from tvr_lightning.data.show import show
-from tvr_lightning.data.stats import print_stats, stats
 from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.captioner import MODEL, PROMPT, Captioner, CaptionOptions, caption, load_captioner
-from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.errors import check_present
 from tvr_lightning.extract.plan import Engine, ExtractOptions, ExtractSource, What
 from tvr_lightning.extract.run import extract
@@ -29,78 +23,6 @@ from tvr_lightning.extract.verify import verify as compare_store
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.recipe import RecipeError, data_from_recipe, from_recipe
 from tvr_lightning.store import StoreDtype
-from tvr_lightning.synthetic import synthesize
-
-Dataset = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
-
-
-def data_synth(
-    dataset: Dataset, root: Path = Path("fixture"), videos: int = 500, seed: int = 0, workers: int | None = None
-) -> int:
-    """Write a synthetic dataset of real mp4 files in a dataset's own layout.
-
-    Args:
-        dataset: whose layout and files.
-        root: parent folder; the dataset gets its own folder below it.
-        videos: how many videos in all; a fifth is held out for the test.
-        seed: the same seed gives the same dataset.
-        workers: processes that render; by default one per core.
-    """
-    print(f"Wrote {synthesize(dataset, root, videos, seed, workers=workers or os.cpu_count() or 1)}")
-    return 0
-
-
-def data_check(
-    config: list[str],
-    decode: bool = False,
-    workers: int | None = None,
-    report: Path | None = None,
-    overrides: Sequence[str] = (),
-) -> int:
-    """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything must be mended.
-
-    Args:
-        config: recipe files or data overlays, later ones on top of earlier ones.
-        decode: also decode every video.
-        workers: processes that look at videos; by default one per core.
-        report: where to write the report as JSON besides.
-        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
-    """
-    found = check(data_from_recipe(config, overrides), decode=decode, workers=workers or os.cpu_count() or 1)
-    print_report(found)
-    if report is not None:
-        write_report(found, report)
-    return 1 if found.problems else 0
-
-
-def data_stats(config: list[str], workers: int | None = None, overrides: Sequence[str] = ()) -> int:
-    """Print videos, captions, caption lengths in tokens, durations, and the share of videos with sound.
-
-    Args:
-        config: recipe files or data overlays, later ones on top of earlier ones.
-        workers: processes that look at videos; by default one per core.
-        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
-    """
-    data = data_from_recipe(config, overrides)
-    tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
-    print_stats(stats(data, tokens, workers=workers or os.cpu_count() or 1))
-    return 0
-
-
-def data_show(
-    video: Path, out: Path = Path("page.png"), frames: int = 12, sampling: FrameSampling = "one-fps-uniform"
-) -> int:
-    """Draw the frames of a video, its waveform and its log-mel picture onto one page.
-
-    Args:
-        video: a media file.
-        out: image to write; the suffix decides the format (.png, .pdf, .svg).
-        frames: how many frames.
-        sampling: which frames.
-    """
-    show(video, out, frames=frames, sampling=sampling)
-    print(f"Wrote {out}")
-    return 0
 
 
 def extract_features(
@@ -202,7 +124,7 @@ def _file_source(
         raise RecipeError(str(error)) from error
     audio_encoder = None if audio_weights is None else WhisperEncoder(weights=audio_weights)
     audio = None if audio_encoder is None else AudioOptions("whisper")
-    return source_of_files(videos, encoder.image_size, frames, sampling, audio), encoder, audio_encoder
+    return source_of_files(videos, encoder.preparation, frames, sampling, audio), encoder, audio_encoder
 
 
 def _verify(

@@ -1,0 +1,159 @@
+"""Videos of one's own: they are read from any table, checked, trained on and tested like the datasets."""
+
+import csv
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tvr_lightning.cli import main
+from tvr_lightning.data import Folder
+from tvr_lightning.data.check import check
+from tvr_lightning.data.records import AnnotationError, MissingData
+from tvr_lightning.synthetic import synthesize
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+CAPTIONS = {f"video{i}.mp4": [f"caption {i}", "another"] if i == 0 else [f"caption {i}"] for i in range(20)}
+ROWS = [
+    {"video": video, "caption": caption, "split": "test" if i < 4 else "train"}
+    for i, (video, said) in enumerate(CAPTIONS.items())
+    for caption in said
+]
+
+
+def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, fieldnames=list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A folder with the videos of a few synthetic clips and a table, two captions for the first."""
+    root = tmp_path_factory.mktemp("own")
+    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
+    (root / "msrvtt" / "videos").rename(root / "videos")
+    write_csv(root / "captions.csv", ROWS)
+    return root
+
+
+def data(root: Path, **options) -> Folder:
+    return Folder(root=str(root), frames=2, num_workers=0, batch_size=4, **options)
+
+
+def test_splits_follow_the_table_and_nothing_is_wrong(root):
+    test, train = data(root).read_split("test"), data(root).read_split("train")
+    assert [video.video_id for video in test.videos] == [f"video{i}.mp4" for i in range(4)]
+    assert [text.text for text in test.texts] == ["caption 0", "another", "caption 1", "caption 2", "caption 3"]
+    assert len(train.videos) == len(train.texts) == 16
+    report = check(data(root), progress=False)
+    assert {problem.kind for problem in report.problems} == set()
+
+
+@pytest.mark.parametrize("form", ["one row per caption", "one row per video", "numbered columns"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_every_table_says_the_same(root, tmp_path, suffix, form):
+    rows = {
+        "one row per caption": ROWS,
+        "one row per video": [
+            {"split": "test" if i < 4 else "train", "path": f"videos/{video}", "captions": said}
+            for i, (video, said) in enumerate(CAPTIONS.items())
+        ],
+        "numbered columns": [
+            {
+                "split": "test" if i < 4 else "train",
+                "video": video,
+                "caption_1": said[0],
+                "caption_2": "".join(said[1:]),
+            }
+            for i, (video, said) in enumerate(CAPTIONS.items())
+        ],
+    }[form]
+    table = tmp_path / f"captions.{suffix}"
+    if suffix == "csv":
+        if form == "one row per video":
+            pytest.skip("a cell of a CSV file holds one caption")
+        write_csv(table, rows)
+    elif suffix == "jsonl":
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pd.DataFrame(rows).to_parquet(table)
+    (tmp_path / "videos").symlink_to(root / "videos")
+    for split in ("train", "test"):
+        found, expected = data(tmp_path).load_split(split), data(root).load_split(split)
+        assert found.texts == expected.texts
+        assert [video.path.resolve() for video in found.videos] == [video.path.resolve() for video in expected.videos]
+
+
+def test_without_splits_the_same_videos_are_drawn_in_whatever_order(root, tmp_path):
+    rows = [{"video": row["video"], "caption": row["caption"]} for row in ROWS]
+    drawn = []
+    for place, table in enumerate((rows, rows[::-1])):
+        write_csv(tmp_path / f"{place}.csv", table)
+        one = data(tmp_path, table=f"{place}.csv", test_share=0.25, seed=place)
+        drawn.append({video.video_id for video in one.read_split("test").videos})
+        assert len(one.read_split("train").videos) == 15
+        assert not drawn[-1] & {video.video_id for video in one.read_split("train").videos}
+        assert "5 of 20 videos drawn" in one.read_split("test").protocol
+    assert len(drawn[0]) == 5
+    assert drawn[0] == drawn[1]
+
+
+def test_videos_to_validate_on_are_an_official_split(root, tmp_path):
+    write_csv(tmp_path / "captions.csv", [{**row, "split": "validation" if i < 6 else row["split"]} for i, row in
+                                          enumerate(ROWS[5:] + ROWS[:5])])  # fmt: skip
+    assert data(tmp_path).validation == "official"
+    assert len(data(tmp_path).read_split("val").videos) == 6
+    assert data(root).validation == "test"
+
+
+def test_what_is_wrong_is_said_in_one_sentence(root, tmp_path):
+    table = tmp_path / "captions.csv"
+    wrong = {
+        "split,video,caption\ntrain,a.mp4, \n": r"captions\.csv: a\.mp4, caption 0: the caption is empty",
+        "split,video\ntrain,a.mp4\n": r"no column holds captions, found \['split', 'video'\]; name it one of caption,",
+        "split,caption\ntrain,a dog\n": r"no column holds the video, found .*; name it one of file, video,",
+        "split,video,caption\nlearn,a.mp4,a dog\n": r"row 2, a\.mp4: no split 'learn'; write one of train, val,",
+        "split,video,caption\ntrain,a.mp4,x\ntest,a.mp4,y\n": r"a\.mp4: its rows are in test, train; write one split",
+        "split,video,caption\ntest,a.mp4,x\n": r"column split: no video is in the split 'train'; mark some rows so",
+        "split,video,caption\ntrain,../../a.mp4,x\n": r"the name leads out of the folder",
+    }
+    for text, sentence in wrong.items():
+        table.write_text(text)
+        with pytest.raises(AnnotationError, match=sentence):
+            data(tmp_path).read_split("train")
+    (tmp_path / "captions.jsonl").write_text("{}\n")
+    with pytest.raises(
+        MissingData, match=r"holds captions\.csv, captions\.jsonl; name one with data\.init_args\.table"
+    ):
+        data(tmp_path).read_split("train")
+    with pytest.raises(ValueError, match="test_share is 1; give a share"):
+        data(tmp_path, test_share=1)
+
+
+def test_captions_without_a_video_stop_a_run_and_videos_without_captions_are_noted(root, tmp_path):
+    write_csv(tmp_path / "captions.csv", [row for row in ROWS if row["video"] != "video7.mp4"])
+    (tmp_path / "videos").mkdir()
+    for file in (root / "videos").iterdir():
+        if file.name != "video9.mp4":
+            (tmp_path / "videos" / file.name).symlink_to(file)
+    with pytest.raises(MissingData, match=r"1 of the 15 video files of the train split: looked for \S+video9\.mp4"):
+        data(tmp_path).setup("fit")
+    (note,) = check(data(tmp_path), progress=False).notes
+    assert "video7.mp4; left out" in str(note)
+
+
+def test_a_method_trains_and_is_tested_on_it(root, tmp_path):
+    options = [
+        f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'data' / 'folder.yaml'}",
+        f"--config={RECIPES / 'fixture.yaml'}", f"--data.init_args.root={root}", "--data.init_args.batch_size=4",
+        "--data.init_args.num_workers=0", "--data.init_args.frames=2", f"--results.directory={tmp_path}",
+        "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=1", "--trainer.accelerator=cpu",
+        "--trainer.log_every_n_steps=1", "--trainer.check_val_every_n_epoch=1",
+    ]  # fmt: skip
+    assert main(["fit", *options]) == 0
+    (results,) = tmp_path.glob("*/version_0/results.json")
+    found = json.loads(results.read_text())
+    assert (found["dataset"], found["texts"], found["videos"]) == ("Folder", 5, 4)

@@ -1,0 +1,207 @@
+"""Every kind of tower: weights that open_clip saved give open_clip's own features, of frames of any size."""
+
+import json
+import logging
+import shutil
+from collections import Counter
+
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from small_towers import CAPTIONS, KINDS, WIDTH, save_model
+
+from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders import ClipEncoder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root, made = tmp_path_factory.mktemp("models"), {}
+
+    def model(kind: str) -> str:
+        if kind not in made:
+            made[kind] = save_model(kind, root / kind)
+        return made[kind]
+
+    return model
+
+
+def pictures(width: int, height: int, count: int = 3) -> list[Image.Image]:
+    pixels = torch.rand(count, height // 4 + 1, width // 4 + 1, 3, generator=torch.Generator().manual_seed(width))
+    return [Image.fromarray((255 * page).byte().numpy()).resize((width, height)) for page in pixels]
+
+
+def media(encoder, images: list[Image.Image]) -> Media:
+    frames = [torch.frombuffer(bytearray(encoder.preparation(image).tobytes()), dtype=torch.uint8) for image in images]
+    size = encoder.image_size
+    pixels = torch.stack(frames).view(1, len(images), size, size, 3).permute(0, 1, 4, 2, 3)
+    return Media(pixels, torch.ones(1, len(images), dtype=torch.bool))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_features_are_open_clips_own(models, kind):
+    name = models(kind)
+    model, _, prepare = open_clip.create_model_and_transforms(name, pretrained_text=False)
+    model.eval()
+    encoder = ClipEncoder(name, "folder").eval()
+    options = {"normalize": False} if kind == "coca" else {}
+    for size in ((53, 37), (37, 71), (90, 51)):
+        images = pictures(*size)
+        expected = model.encode_image(torch.stack([prepare(image) for image in images]), **options)
+        found = encoder.encode_video(media(encoder, images))
+        torch.testing.assert_close(found.frames[0], expected, rtol=1e-5, atol=1e-5)
+        assert expected.std(dim=0).mean() > 3e-4  # other frames, other features
+    ids = open_clip.get_tokenizer(name)(CAPTIONS, context_length=encoder.context_length)
+    text = encoder.encode_text(CAPTIONS, encoder.context_length)
+    expected = model.encode_text(ids, **options)
+    torch.testing.assert_close(text.sentence, expected, rtol=1e-5, atol=1e-5)
+    assert expected.std(dim=0).mean() > 3e-4
+    assert text.words.shape == (len(CAPTIONS), encoder.context_length, WIDTH)
+    assert text.word_mask.sum(1).min() > 4
+    assert encoder.initial_logit_scale() == pytest.approx(model.logit_scale.item())
+    bias = 0 if model.logit_bias is None else model.logit_bias.item()
+    assert encoder.initial_logit_bias() == pytest.approx(bias)
+    assert not [name for name, _ in encoder.named_parameters() if "logit" in name or "decoder" in name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_patch_is_what_the_head_makes_of_one_position(models, kind):
+    encoder = ClipEncoder(models(kind), "folder").eval()
+    images = media(encoder, pictures(48, 40))
+    video, plain = encoder.encode_video(images, patches=True), encoder.encode_video(images)
+    torch.testing.assert_close(video.frames, plain.frames, rtol=1e-5, atol=1e-6)
+    cells = {"resnet": 4, "convnext": 1, "mobileclip": 9}.get(kind, 16)
+    assert video.patches.shape == (1, 3, cells, WIDTH)
+    assert torch.isfinite(video.patches).all()
+    if cells == 1:
+        torch.testing.assert_close(video.patches[:, :, 0], video.frames, rtol=1e-5, atol=1e-5)
+    if kind in ("gap", "swin", "mobileclip"):  # an average before a linear head
+        torch.testing.assert_close(video.patches.mean(2), video.frames, rtol=1e-4, atol=1e-5)
+    if cells > 1:
+        assert video.patches.std(dim=2).mean() > 1e-3
+
+
+STEMS = {"conv1", "bn1", "conv2", "bn2", "conv3", "bn3", "patch_embed", "stem"}
+IN_FRONT = {
+    "positional_embedding", "token_embedding", "class_embedding", "ln_pre", "cls_emb", "cls_token", "pos_embed",
+    "norm_pre", "embeddings", "embed_tokens", "embed_positions",
+}  # fmt: skip
+BLOCKS = {"resblocks", "blocks", "stages", "layers", "layer", "block", "layer1", "layer4"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_freeze_rules_mean_the_corresponding_layers(models, kind):
+    encoder = ClipEncoder(models(kind), "folder", freeze="conv1")
+    everything = dict(encoder.clip.named_parameters())
+
+    def frozen() -> set[str]:
+        return {name for name, parameter in everything.items() if not parameter.requires_grad}
+
+    stem = frozen()
+    assert stem
+    assert all(name.startswith("visual.") and STEMS & set(name.split(".")) for name in stem)
+    encoder.freeze("clip4clip")
+    assert stem < frozen()
+    assert all(name in stem or IN_FRONT & set(name.split(".")) for name in frozen())
+    trained = set(everything) - frozen()
+    assert not [name for name in trained if IN_FRONT & set(name.removeprefix("visual.attnpool.").split("."))]
+    assert all(any(BLOCKS & set(n.split(".")) and n.startswith("visual.") == v for n in trained) for v in (True, False))
+
+
+@pytest.mark.parametrize("kind", ["siglip2", "pe", "clipa", "coca", "xlm-roberta"])
+def test_gradients_reach_what_trains_with_and_without_checkpointing(models, kind):
+    found = []
+    for checkpointing in (False, True):
+        encoder = ClipEncoder(models(kind), "folder", freeze="clip4clip", gradient_checkpointing=checkpointing).train()
+        for module in encoder.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        images = media(encoder, pictures(48, 40))
+        text, video = encoder.encode_text(CAPTIONS, 12), encoder.encode_video(images, patches=True)
+        (text.sentence.square().sum() + text.words.square().sum() + video.frames.sum() + video.patches.sum()).backward()
+        missing = [n for n, p in encoder.named_parameters() if p.requires_grad and p.grad is None]
+        assert not missing
+        found.append([p.grad for p in encoder.parameters() if p.grad is not None])
+    for plain, recomputed in zip(*found, strict=True):
+        torch.testing.assert_close(plain, recomputed, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_of_a_frozen_tower_stands_still(models):
+    frozen, trained = (ClipEncoder(models("bert"), "folder", freeze=rule).train() for rule in ("all", "none"))
+    for encoder, still in ((frozen, True), (trained, False)):
+        first, second = encoder.encode_text(CAPTIONS, 12), encoder.encode_text(CAPTIONS, 12)
+        assert torch.equal(first.words, second.words) == still
+
+
+@torch.no_grad()
+def test_fewer_words_are_read_where_fewer_are_asked_for(models):
+    for kind in ("siglip", "clipa", "coca", "worldwide", "xlm-roberta"):
+        encoder = ClipEncoder(models(kind), "folder").eval()
+        short, long = encoder.encode_text(["two dogs"], 9), encoder.encode_text(["two dogs"], encoder.context_length)
+        assert short.words.shape[1] == 9
+        torch.testing.assert_close(short.sentence, long.sentence, rtol=1e-4, atol=1e-5)
+        mask = short.word_mask[0]
+        assert 0 < mask.sum() < 9
+        torch.testing.assert_close(short.words[0][mask], long.words[0][:9][mask], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_with_a_text_mask_padding_is_hidden(models):
+    for kind in ("siglip", "clipa", "coca", "mobileclip"):
+        hidden, seen = (ClipEncoder(models(kind), "folder", text_mask=mask).eval() for mask in (True, False))
+        ids, mask = hidden.tokenizer.encode(["two dogs"], 12)
+        other = torch.where(mask, ids, ids.new_tensor(7))
+        for encoder in (hidden, seen) if kind != "coca" else (hidden,):  # CoCa's is causal
+            apart = encoder.encode_tokens(ids, mask).words - encoder.encode_tokens(other, mask).words
+            assert (apart[mask].abs().max() < 1e-6) == (encoder is hidden)
+
+
+def test_captions_are_cut_to_the_context_with_one_notice(models, caplog):
+    encoder = ClipEncoder(models("pe"), "folder")
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert encoder.encode_text(CAPTIONS, 77).words.shape[1] == 12
+        assert encoder.positions(8) == 8
+    said = [record.message for record in caplog.records if "are asked for" in record.message]
+    assert said == [f"words: 77 are asked for, {models('pe')} has a context of 12: captions are cut to that"]
+
+
+def test_tokens_can_be_shown(models):
+    for kind, first, last in (("siglip", "", "</s>"), ("clipa", "[CLS]", "dogs"), ("xlm-roberta", "<s>", "</s>")):
+        tokenizer = ClipEncoder(models(kind), "folder").tokenizer
+        pieces = tokenizer.pieces("two dogs", 20)
+        assert len(pieces) == tokenizer.needed("two dogs")
+        assert pieces[-1].endswith(last)
+        assert pieces[0].startswith(first)
+
+
+def test_fingerprints_tell_tokenizers_and_preparations_apart(models, tmp_path):
+    configurations = [ClipEncoder(models(kind), "folder").configuration() for kind in ("siglip", "siglip2", "pe")]
+    assert len({json.dumps(found, sort_keys=True) for found in configurations}) == 3
+    assert "squash" in configurations[0]["preparation"]
+    assert configurations[0]["tokenizer"] != configurations[1]["tokenizer"]
+    assert "canonicalize" in configurations[0]["tokenizer"]
+    clip = ClipEncoder(models("clip"), "folder").configuration()
+    assert not {"preparation", "tokenizer", "text", "vision_heads"} & set(clip)
+
+
+def test_weights_of_another_architecture_are_refused_in_one_sentence(models):
+    other = models("pe").removeprefix("local-dir:") + "/open_clip_model.safetensors"
+    with pytest.raises(ValueError, match=r"does not fit the architecture\. Tensors \d+ missing") as failed:
+        ClipEncoder(models("siglip"), other)
+    assert "\n" not in str(failed.value)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of torch's own compiler
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    [("siglip2", {"Block": 2, "ResidualAttentionBlock": 4}), ("mt5", {"MT5Block": 1, "ResidualAttentionBlock": 2})],
+)
+def test_whole_blocks_are_compiled(models, kind, blocks):
+    encoder = ClipEncoder(models(kind), "folder", compile_towers=True)
+    compiled = [module for module in encoder.modules() if module._compiled_call_impl is not None]
+    assert Counter(type(module).__name__ for module in compiled) == blocks

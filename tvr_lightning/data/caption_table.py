@@ -1,0 +1,114 @@
+"""Tables of captions as people keep them: one row per caption or per video, as CSV, JSON lines or parquet."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow
+
+from tvr_lightning.data.records import expect, malformed, read_table, read_text
+
+SUFFIXES = (".csv", ".jsonl", ".parquet")
+VIDEO = ("file", "video", "path", "video_path", "video_id")
+CAPTION = re.compile(r"(caption|sentence|text)s?(_?\d+)?")
+SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionRow:
+    """One row of a table.
+
+    Attributes:
+        entry: where it stands, for messages.
+        video: name of the file, as the table has it.
+        captions: of the video.
+        split: train, val or test; None where the table has no such column.
+    """
+
+    entry: str
+    video: str
+    captions: list[str]
+    split: str | None
+
+
+def read_caption_table(file: Path) -> list[CaptionRow]:
+    """Return the rows of a table in its order.
+
+    The video is in the first column of `VIDEO` that there is. Captions are in every column called caption, sentence or
+    text, in the plural or numbered (`caption1`, `caption_2`); a cell may hold a list of them, and where there are
+    several columns, some may be empty.
+
+    Raises:
+        AnnotationError: the file cannot be read, has no such columns, or names a split that there is not.
+    """
+    records = read_records(file)
+    columns = list(dict.fromkeys(name for _, record in records for name in record))
+    video = next((name for name in VIDEO if name in columns), None)
+    captions = [name for name in columns if CAPTION.fullmatch(name)]
+    for found, what, names in ((video, "the video", ", ".join(VIDEO)), (captions, "captions", "caption, caption1")):
+        if not found and records:
+            message = f"no column holds {what}, found {columns}"
+            raise malformed(file, "columns", message, f"name it one of {names}")
+    return [_row(file, entry, record, str(video), captions) for entry, record in records]
+
+
+def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns: list[str]) -> CaptionRow:
+    name = expect(file, entry, record.get(video), str, f"write the video's file name under {video!r}").strip()
+    entry = f"{entry}, {name}"
+    captions = []
+    for column in columns:
+        cell = record.get(column)
+        said = cell if isinstance(cell, list) else [cell] if cell is not None else []
+        several = len(columns) > 1
+        captions += [
+            expect(file, f"{entry}, {column}", text, str, "write a caption or a list of captions")
+            for text in said
+            if not (several and isinstance(text, str) and not text.strip())
+        ]
+    split = record.get("split")
+    if split is not None and str(split).strip() not in SPLITS:
+        raise malformed(file, entry, f"no split {split!r}", f"write one of {', '.join(SPLITS)}")
+    return CaptionRow(entry, name, captions, None if split is None else SPLITS[str(split).strip()])
+
+
+def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the records of a CSV, JSON lines or parquet file, each with its place for messages.
+
+    Raises:
+        AnnotationError: the file cannot be read.
+    """
+    if file.suffix == ".csv":
+        rows: list[Any] = list(read_table(file, ()))
+        return [(f"row {number}", row) for number, row in enumerate(rows, start=2)]
+    if file.suffix == ".parquet":
+        try:
+            rows = pd.read_parquet(file).astype(object).to_dict("records")
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            raise malformed(file, "whole file", f"not a parquet file ({error})", "write it again") from error
+        return [
+            (f"row {number}", {name: _plain(cell) for name, cell in row.items()}) for number, row in enumerate(rows)
+        ]
+    records = []
+    for number, line in enumerate(read_text(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        entry = f"line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise malformed(file, entry, f"not JSON ({error.msg})", "write one object per line") from error
+        records.append((entry, expect(file, entry, record, dict, "write one object per line")))
+    return records
+
+
+def _plain(cell: Any) -> Any:
+    """A cell of a parquet table as JSON has it: lists for arrays, None for what is absent."""
+    if hasattr(cell, "tolist") and not isinstance(cell, str):
+        return cell.tolist()
+    return None if cell is None or (isinstance(cell, float) and cell != cell) else cell

@@ -1,0 +1,89 @@
+"""Sentence and words of open_clip's text towers: its own transformer in all its forms, and those of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from open_clip.hf_model import HFTextEncoder
+from torch import Tensor, nn
+
+
+def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Encode token ids: each position through the last norm and the projection, the sentence as the tower pools it.
+
+    Args:
+        text: open_clip's `CLIP`, `TextTransformer` or `HFTextEncoder`.
+        ids: (N, W) int64.
+        mask: (N, W) bool, True where there is a token.
+        text_mask: hide padding from open_clip's own transformer; those of transformers never see it.
+        pad_id: what fills the positions behind W where the tower sees them.
+
+    Returns:
+        Sentences (N, D) and words (N, W, D).
+    """
+    if isinstance(text, HFTextEncoder):
+        return _encode_with_transformers(text, ids, mask)
+    positions = ids.shape[1]
+    summary = getattr(text, "cls_emb", None) is not None
+    kind = pool_type(text)
+    if text.attn_mask is None or summary or kind == "last":
+        # The tower sees its padding, or ends with a position that is always the same: all of it belongs to the result.
+        ids = nn.functional.pad(ids, (0, text.context_length - positions), value=pad_id)
+    x, attention = _embed(text, ids, summary)
+    if text_mask:
+        attention = _hide_padding(text, attention, mask, x)
+    x = text.ln_final(text.transformer(x, attn_mask=attention))
+    words = _project(text, x[:, :positions])
+    if summary or kind == "last":
+        return _project(text, x[:, -1]), words
+    eos_id = int(text.text_eos_id if hasattr(text, "text_eos_id") else text.eos_id)
+    end = {
+        "first": torch.zeros_like(ids[:, 0]),
+        "eos": ids.eq(eos_id).int().argmax(dim=-1),
+        "argmax": ids[:, :positions].argmax(dim=-1),
+    }[kind]
+    return words[torch.arange(len(words), device=words.device), end], words
+
+
+def _project(text: Any, x: Tensor) -> Tensor:
+    """Bring normed vectors (..., width) into the space of the frames; a copy where there is no projection."""
+    projection = text.text_projection
+    if projection is None:
+        return x.clone()
+    projected: Tensor = projection(x) if isinstance(projection, nn.Linear) else x @ projection
+    return projected
+
+
+def pool_type(text: Any) -> str:
+    """Return which position of open_clip's text transformer is the sentence."""
+    return str(getattr(text, "text_pool_type", None) or text.pool_type)
+
+
+def _embed(text: Any, ids: Tensor, summary: bool) -> tuple[Tensor, Tensor | None]:
+    """Return embedded tokens (N, L, width), CoCa's summary behind them, and the tower's own attention mask."""
+    if summary:
+        x, attention = text._embeds(ids)
+        return x, attention
+    dtype = text.transformer.get_cast_dtype()
+    length = ids.shape[1]
+    x = text.token_embedding(ids).to(dtype) + text.positional_embedding[:length].to(dtype)
+    return x, None if text.attn_mask is None else text.attn_mask[:length, :length].to(dtype)
+
+
+def _hide_padding(text: Any, attention: Tensor | None, mask: Tensor, x: Tensor) -> Tensor:
+    """Add to an additive mask that no position sees padding: (N heads, L, L)."""
+    count, length = x.shape[:2]
+    heads = text.transformer.resblocks[0].attn.num_heads
+    hidden = nn.functional.pad(~mask, (0, length - mask.shape[1]), value=True)
+    if getattr(text, "cls_emb", None) is not None:
+        hidden[:, -1] = False
+    keys = torch.zeros(count, length, dtype=x.dtype, device=x.device).masked_fill(hidden, float("-inf"))
+    keys = keys[:, None, :].expand(-1, length, -1).repeat_interleave(heads, dim=0)
+    return keys if attention is None else keys + attention
+
+
+def _encode_with_transformers(text: HFTextEncoder, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """As `HFTextEncoder.forward`, each position through the projection that pooled vectors go through."""
+    found = text.transformer(input_ids=ids, attention_mask=mask.long())
+    return text.proj(text.pooler(found, mask.long())), text.proj(found.last_hidden_state)

@@ -1,0 +1,123 @@
+"""Tokenizers of the transformers library, as open_clip uses them: SigLIP, CLIPA, multilingual text towers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from open_clip.tokenizer import get_clean_fn
+
+from tvr_lightning.encoders.hub import MissingWeightsError, repository_folder
+from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer
+
+FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "config.json",
+)  # fmt: skip
+VOCABULARIES = tuple(name for name in FILES if name not in (
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json", "merges.txt",
+))  # fmt: skip
+
+
+def build_tokenizer(text: dict[str, Any], architecture: str, source: str | None) -> Tokenizer:
+    """Build the tokenizer that a text tower was trained with.
+
+    Args:
+        text: open_clip's `text_cfg`.
+        architecture: its name, for errors.
+        source: a folder with the tokenizer's files, in the place of the repository that the configuration names.
+
+    Raises:
+        MissingWeightsError: its files are neither here nor to be had.
+        ValueError: the configuration asks for a way of tokenising that is unknown here.
+    """
+    options, context_length = dict(text.get("tokenizer_kwargs") or {}), int(text.get("context_length", 77))
+    if not text.get("hf_tokenizer_name"):
+        return ClipTokenizer(context_length, options.pop("clean", "lower"))
+    if text.get("tokenizer_mode"):
+        raise ValueError(f"architecture {architecture} tokenises in the mode {text['tokenizer_mode']!r}, unknown here")
+    return TransformersTokenizer(tokenizer_folder(text, architecture, source), context_length, **options)
+
+
+def tokenizer_folder(text: dict[str, Any], architecture: str, source: str | None) -> Path:
+    """Find the files of the tokenizer that open_clip's `text_cfg` names, or those in the folder `source`.
+
+    Raises:
+        MissingWeightsError: they are neither here nor to be had; says how to get them.
+    """
+    name = source or text["hf_tokenizer_name"]
+    try:
+        return repository_folder(name, FILES, VOCABULARIES)
+    except MissingWeightsError as error:
+        raise MissingWeightsError(
+            f"the tokenizer {name} of {architecture} is not here: {error}; fill the cache where there is network with "
+            f"`hf download {text['hf_tokenizer_name']}`, or name a folder: encoder.tokenizer=/path/to/folder"
+        ) from error
+
+
+class TransformersTokenizer(Tokenizer):
+    """A tokenizer of the transformers library, loaded from files, its text cleaned as open_clip does.
+
+    Args:
+        folder: with its files.
+        context_length: most positions of the text tower.
+        clean: open_clip's name of the cleaning: `whitespace`, `lower`, or `canonicalize` (SigLIP: lower case, no
+            punctuation).
+        strip_sep_token: leave out the token that separates sentences (CLIPA).
+        language: of the captions, for tokenizers that mark it, such as `zho_Hans` (NLLB).
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: the files cannot be read as a tokenizer.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        context_length: int,
+        clean: str = "whitespace",
+        strip_sep_token: bool = False,
+        language: str | None = None,
+    ) -> None:
+        super().__init__(context_length)
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise ImportError(
+                f"the tokenizer in {folder} needs transformers: pip install 'tvr-lightning[encoders]'"
+            ) from error
+        try:
+            self._inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{folder} cannot be read as a tokenizer of transformers: {reason}") from error
+        if language is not None:
+            self._inner.set_src_lang_special_tokens(language)
+        self._clean = get_clean_fn(clean)
+        self._described = f"{clean}{', no separator' * strip_sep_token}{f', {language}' if language else ''}"
+        self._dropped = self._inner.sep_token_id if strip_sep_token else None
+        self.pad_id = 0 if strip_sep_token else int(self._inner.pad_token_id or 0)
+        self.vocabulary_size = len(self._inner)
+
+    def tokens(self, caption: str, words: int | None = None) -> list[int]:
+        """Return the ids of a caption with those that the tokenizer itself adds; see `Tokenizer.tokens`."""
+        cut = {} if words is None else {"truncation": True, "max_length": words}
+        found = self._inner(self._clean(caption), verbose=False, **cut)["input_ids"]
+        if self._dropped is None:
+            return list(found)
+        # In the place of the separator there is padding, as in open_clip; at the end it is none of the caption's words.
+        kept = [self.pad_id if token == self._dropped else token for token in found]
+        return kept[:-1] if found[-1] == self._dropped else kept
+
+    def piece(self, token: int) -> str:
+        """Return the text of a token."""
+        return str(self._inner.decode([token])).strip()
+
+    def describe(self) -> str:
+        """Return the class, a hash of vocabulary and rules, and the cleaning."""
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        rules = json.dumps(sorted(self._inner.get_vocab().items())) if backend is None else backend.to_str()
+        digest = hashlib.sha256(rules.encode()).hexdigest()[:12]
+        return f"{type(self._inner).__name__} {digest}, {self._described}"

@@ -1,0 +1,107 @@
+"""Frames and patches of open_clip's image towers.
+
+A patch is what the tower's own head makes of one position alone: norm and projection where a class token or an average
+stands for the frame, the value of the attention where an attention pools the positions. Both then live in the space of
+the frames, and where a head is linear the frame is the mean of its patches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from open_clip.modified_resnet import ModifiedResNet
+from open_clip.timm_model import TimmModel
+from open_clip.transformer import VisionTransformer
+from torch import Tensor, nn
+
+Features = tuple[Tensor, Tensor | None]
+
+
+def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
+    """Encode normalised frames as the tower does, (M, F, D), and on demand its positions (M, F, P, D).
+
+    They are no views of each other or of anything else, which sharding warns about.
+
+    Args:
+        visual: open_clip's `VisionTransformer`, `ModifiedResNet` or `TimmModel`.
+        pixels: (M, F, 3, S, S).
+        patches: whether the positions are wanted.
+
+    Raises:
+        TypeError: another tower.
+    """
+    if isinstance(visual, VisionTransformer):
+        return _vision_transformer(visual, pixels, patches)
+    towers = {TimmModel: _timm, ModifiedResNet: _resnet}
+    if type(visual) not in towers:
+        raise TypeError(f"the image tower is a {type(visual).__name__}; known are open_clip's own and those of timm")
+    frames, cells = towers[type(visual)](visual, pixels.flatten(0, 1), patches)
+    count = pixels.shape[:2]
+    return frames.unflatten(0, count).clone(), None if cells is None else cells.unflatten(0, count).clone()
+
+
+def _vision_transformer(visual: Any, pixels: Tensor, patches: bool) -> Features:
+    """CLIP's `ln_post(tokens) @ proj`, the frame at CLS or averaged (CLIPA) or pooled by an attention (CoCa)."""
+    x = visual.conv1(pixels.flatten(0, 1).to(visual.conv1.weight.dtype)).flatten(2).transpose(1, 2)
+    x = torch.cat([visual.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
+    x = visual.transformer(visual.ln_pre(visual.patch_dropout(x + visual.positional_embedding.to(x.dtype))))
+    # Projected apart and last, so that the features are no views.
+    pooled = None if visual.attn_pool is None else visual._pool(x)[0].unflatten(0, pixels.shape[:2])
+    x = x.unflatten(0, pixels.shape[:2])
+    spatial = x[:, :, 1:]
+    if pooled is not None:
+        frames = pooled
+        spatial = _attention_values(visual.attn_pool, spatial) if patches else spatial
+    elif visual.pool_type == "tok":
+        frames = visual.ln_post(x[:, :, 0])
+    elif visual.final_ln_after_pool:
+        frames = visual.ln_post(spatial.mean(dim=2))
+    else:
+        frames = visual.ln_post(spatial).mean(dim=2)
+    parts = [frames, visual.ln_post(spatial)] if patches else [frames]
+    parts = [part if visual.proj is None else part @ visual.proj for part in parts]
+    return parts[0], parts[1] if patches else None
+
+
+def _attention_values(pool: Any, tokens: Tensor) -> Tensor:
+    """What CoCa's attention makes of each token (M, F, P, width) where it sees no other."""
+    attention: nn.MultiheadAttention = pool.attn
+    size = attention.embed_dim
+    weight = attention.v_proj_weight if attention.in_proj_weight is None else attention.in_proj_weight[2 * size :]
+    values = nn.functional.linear(pool.ln_k(tokens), weight, attention.in_proj_bias[2 * size :])
+    projected: Tensor = attention.out_proj(values)
+    return projected
+
+
+def _resnet(visual: Any, pixels: Tensor, patches: bool) -> Features:
+    """CLIP's ResNet: the frame by its attention pool, the patches by that pool's values."""
+    x = visual.stem(pixels)
+    for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
+        x = layer(x)
+    pool = visual.attnpool
+    frames = pool(x)
+    if not patches:
+        return frames, None
+    cells = x.flatten(2).transpose(1, 2) + pool.positional_embedding[1:].to(x.dtype)
+    return frames, pool.c_proj(pool.v_proj(cells))
+
+
+def _timm(visual: Any, pixels: Tensor, patches: bool) -> Features:
+    """A tower of timm: its pooling, norm and projection over all positions, and over each of them alone."""
+    trunk = visual.trunk
+    x = trunk.forward_features(pixels)
+    frames = visual.head(trunk.forward_head(x))
+    if not patches:
+        return frames, None
+    if x.ndim == 4:
+        channels_last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
+        cells = x.flatten(1, 2) if channels_last else x.flatten(2).transpose(1, 2)
+        alone = cells.flatten(0, 1)
+        alone = alone[:, None, None, :] if channels_last else alone[:, :, None, None]
+    else:
+        prefix = int(getattr(trunk, "num_prefix_tokens", 0))
+        cells = x[:, prefix:]
+        # Repeated, since pooling drops as many positions as there are prefix tokens; of equal ones it makes one.
+        alone = cells.flatten(0, 1).unsqueeze(1).expand(-1, 1 + prefix, -1)
+    return frames, visual.head(trunk.forward_head(alone)).unflatten(0, cells.shape[:2])

@@ -1,0 +1,147 @@
+"""Scores brought from outside, ranked, normalised and compared like a method's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
+from tvr_lightning.evaluation.normalization import Normalizer, normalize_scores
+from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
+from tvr_lightning.evaluation.statistics import (
+    Comparison,
+    Interval,
+    PerQuery,
+    exchange_p_value,
+    percentile_interval,
+    recall_values,
+    resample,
+)
+
+
+@dataclass
+class Banks:
+    """Scores of training queries against the split, for normalisers that need them.
+
+    Attributes:
+        texts: (K, M) training texts against the split's videos, for text-to-video; None without.
+        videos: (N, K) the split's texts against training videos, for video-to-text; None without.
+    """
+
+    texts: Tensor | None = None
+    videos: Tensor | None = None
+
+
+def evaluate_scores(
+    scores: Tensor,
+    truth: GroundTruth,
+    normalizer: Normalizer | None = None,
+    banks: Banks | None = None,
+    recall: Sequence[int] = (1, 5, 10),
+) -> Evaluation:
+    """Rank a similarity matrix in both directions.
+
+    Args:
+        scores: (N, M) in the split's order.
+        truth: the pairing of the split.
+        normalizer: post-processing, applied to each direction by itself.
+        banks: training queries; a direction whose bank is not given stays as it is, which a mark says.
+        recall: the K of the recalls.
+
+    Raises:
+        ScoresError: the normaliser needs scores that are not given.
+        ValueError: it cannot work on a matrix.
+    """
+    banks = banks or Banks()
+    marks: list[str] = []
+    counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
+    ones = torch.ones(truth.texts, dtype=torch.float64)
+    texts = videos = scores
+    left_out = int((scores == NOT_FOUND).sum())
+    if left_out:
+        marks.append(f"{left_out} of {scores.numel()} pairs have no score; they rank after all others")
+    if normalizer is not None:
+        if left_out:
+            raise ScoresError(f"{normalizer.name} needs the scores of all pairs, and {left_out} have none")
+        if normalizer.needs_bank and banks.texts is None and banks.videos is None:
+            raise ScoresError(f"{normalizer.name} needs scores of training queries; give --bank_texts or --bank_videos")
+        if not normalizer.needs_bank or banks.texts is not None:
+            texts = normalize_scores(normalizer, scores, banks.texts, "text-to-video", ones, counts)
+        else:
+            marks.append("text-to-video is not normalised: no scores of training texts were given")
+        if not normalizer.needs_bank or banks.videos is not None:
+            bank = None if banks.videos is None else banks.videos.T
+            videos = normalize_scores(normalizer, scores.T, bank, "video-to-text", counts, ones).T
+        else:
+            marks.append("video-to-text is not normalised: no scores of training videos were given")
+    ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos, truth.video_of_text)
+    rows = summarize(ranks[0], recall), summarize(ranks[1], recall)
+    return Evaluation(
+        text_to_video=rows[0],
+        video_to_text=rows[1],
+        sum_of_recalls=sum_of_recalls(*rows),
+        text_to_video_ranks=ranks[0],
+        video_to_text_ranks=ranks[1],
+        dataset=truth.dataset,
+        split=truth.split,
+        protocol=truth.protocol,
+        texts=truth.texts,
+        videos=truth.videos,
+        texts_without_video=0,
+        partial=bool(left_out),
+        post_processing=normalizer.name if normalizer else None,
+        transductive=normalizer.transductive if normalizer else False,
+        marks=marks,
+    )
+
+
+Directions = dict[str, tuple[Ranks, Tensor]]
+
+
+def directions(evaluation: Evaluation, truth: GroundTruth) -> Directions:
+    """Return the ranks of both directions, and the video of each query: queries of one video are drawn together."""
+    videos = evaluation.video_to_text_ranks
+    return {
+        "text-to-video": (evaluation.text_to_video_ranks, truth.video_of_text[evaluation.text_to_video_ranks.index]),
+        "video-to-text": (videos, videos.index),
+    }
+
+
+def _per_query(recall: Sequence[int]) -> dict[str, PerQuery]:
+    return {**{f"R@{k}": recall_values(k) for k in recall}, "MnR": Ranks.expected}
+
+
+def intervals(evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int]) -> dict[str, dict[str, Interval]]:
+    """Return the 95 % bootstrap intervals over queries of every metric with values per query, by direction and name."""
+    found: dict[str, dict[str, Interval]] = {}
+    for direction, (ranks, group) in directions(evaluation, truth).items():
+        found[direction] = {}
+        for name, per_query in _per_query(recall).items():
+            values = per_query(ranks).double()
+            found[direction][name] = percentile_interval(float(values.mean()), resample(values, group))
+        expected = ranks.expected()
+        found[direction]["MdR"] = percentile_interval(
+            float(expected.quantile(0.5)), resample(expected, group, "median")
+        )
+    return found
+
+
+def compare(
+    first: Evaluation, second: Evaluation, truth: GroundTruth, recall: Sequence[int]
+) -> dict[str, dict[str, Comparison]]:
+    """Compare two matrices on the same queries, second minus first: by direction and name, as of `intervals`."""
+    found: dict[str, dict[str, Comparison]] = {}
+    both = directions(first, truth), directions(second, truth)
+    for direction, (ranks, group) in both[0].items():
+        found[direction] = {}
+        for name, per_query in _per_query(recall).items():
+            values = per_query(both[1][direction][0]).double() - per_query(ranks).double()
+            interval = percentile_interval(float(values.mean()), resample(values, group))
+            found[direction][name] = Comparison(interval, exchange_p_value(values, group))
+    return found

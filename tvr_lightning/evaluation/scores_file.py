@@ -1,0 +1,185 @@
+"""Scores brought from outside: read from a file and put into a split's order."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import torch
+from torch import Tensor
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.errors import UserError
+
+NOT_FOUND = float("-inf")
+"""Score of pairs that a table of pairs leaves out: they come after all others."""
+
+
+class ScoresError(UserError, ValueError):
+    """A file of scores cannot be read, or does not fit the split that it is to be ranked on."""
+
+
+@dataclass
+class BroughtScores:
+    """Scores as a file has them.
+
+    Attributes:
+        path: of the file.
+        matrix: (N, M) float, texts against videos.
+        video_ids: of the M columns; None where they are in the split's order.
+        text_index: (N,) int64, place in the split of each row; None where they are in its order.
+    """
+
+    path: Path
+    matrix: Tensor
+    video_ids: list[str] | None = None
+    text_index: Tensor | None = None
+
+    def arranged(self, truth: GroundTruth, video_ids: Sequence[str]) -> Tensor:
+        """Return the scores (N, M) of all texts and videos of a split, in its order.
+
+        Args:
+            truth: the pairing of the split.
+            video_ids: of its M videos.
+
+        Raises:
+            ScoresError: they are other texts or videos than those of the split, or others in number.
+        """
+        where = f"{truth.dataset} {truth.split}"
+        if self.video_ids is not None:
+            place = {name: number for number, name in enumerate(video_ids)}
+            unknown = [name for name in self.video_ids if name not in place]
+            if unknown:
+                raise ScoresError(
+                    f"{self.path}: {len(unknown)} videos are not in {where}, {unknown[0]!r} the first; its videos are "
+                    f"called like {video_ids[0]!r}: name them so"
+                )
+            columns = torch.tensor([place[name] for name in self.video_ids])
+        if tuple(self.matrix.shape) != (truth.texts, truth.videos):
+            raise ScoresError(
+                f"{self.path}: the scores are {self.matrix.shape[0]} x {self.matrix.shape[1]}, but {where} has "
+                f"{truth.texts} texts and {truth.videos} videos; give a row per text and a column per video of it"
+            )
+        matrix = self.matrix
+        if self.video_ids is not None:
+            matrix = matrix[:, self._order(columns, "video")]
+        if self.text_index is not None:
+            beyond = self.text_index[(self.text_index < 0) | (self.text_index >= truth.texts)]
+            if len(beyond):
+                raise ScoresError(
+                    f"{self.path}: text {int(beyond[0])} is not in {where}, which has {truth.texts} texts"
+                )
+            matrix = matrix[self._order(self.text_index, "text")]
+        return matrix
+
+    def _order(self, places: Tensor, what: str) -> Tensor:
+        if len(places.unique()) < len(places):
+            twice = int(places[places.bincount()[places] > 1][0])
+            raise ScoresError(f"{self.path}: the {what} at place {twice} of the split comes twice; keep one of them")
+        return torch.argsort(places)
+
+
+def read_scores(path: Path) -> BroughtScores:
+    """Read a similarity matrix (N, M), texts against videos, without executing anything.
+
+    `.npy` holds the matrix, `.npz` and `.pt` it alone or under `similarity`, with `video_ids` and `text_index` where
+    rows and columns have another order than the split.
+
+    Raises:
+        ScoresError: the file cannot be read, holds no matrix, or a score is NaN or infinite.
+    """
+    read = {".npy": _read_npy, ".npz": _read_npz, ".pt": _read_pt, ".pth": _read_pt}.get(path.suffix)
+    if read is None:
+        raise ScoresError(f"{path}: expected .npy, .npz, .pt or .parquet")
+    if not path.is_file():
+        raise ScoresError(f"{path}: no such file")
+    try:
+        found = read(path)
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ScoresError(
+            f"{path}: cannot be read ({reason}); write the file again, with plain arrays alone"
+        ) from error
+    entries: Mapping[str, Any] = found if isinstance(found, Mapping) else {"similarity": found}
+    if len(entries) == 1:
+        entries = {"similarity": next(iter(entries.values()))}
+    if "similarity" not in entries:
+        raise ScoresError(f"{path}: holds {', '.join(sorted(map(str, entries)))}; call the matrix 'similarity'")
+    matrix = entries["similarity"]
+    matrix = torch.from_numpy(matrix) if isinstance(matrix, np.ndarray) and matrix.dtype.kind in "fiu" else matrix
+    if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.numel() or matrix.is_complex():
+        raise ScoresError(f"{path}: expected a matrix of numbers, a row per text and a column per video")
+    names, index = entries.get("video_ids"), entries.get("text_index")
+    return BroughtScores(
+        path,
+        _finite(path, matrix if matrix.dtype == torch.float64 else matrix.float()),
+        None if names is None else [str(name) for name in names],
+        None if index is None else torch.as_tensor(np.asarray(index)).long(),
+    )
+
+
+def _read_npy(path: Path) -> Any:
+    return np.load(path, allow_pickle=False)
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _read_pt(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _finite(path: Path, matrix: Tensor) -> Tensor:
+    wrong = (~matrix.isfinite()).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise ScoresError(
+            f"{path}: {len(wrong)} of {matrix.numel()} scores are NaN or infinite, the first in row {row}, column "
+            f"{column}; mend them where they were made"
+        )
+    return matrix
+
+
+def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tensor:
+    """Read scores of pairs, as `tvr predict` writes them: parquet with columns text_index, video_id and score.
+
+    Returns:
+        (N, M) float64 in the split's order; `NOT_FOUND` where a pair is not listed.
+
+    Raises:
+        ScoresError: the file cannot be read, names what the split does not have, lists a pair twice, or a score is NaN.
+    """
+    try:
+        table = pd.read_parquet(path, columns=["text_index", "video_id", "score"])
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ScoresError(
+            f"{path}: no parquet file with the columns text_index, video_id and score ({error})"
+        ) from error
+    where = f"{truth.dataset} {truth.split}"
+    column = table["video_id"].map({name: number for number, name in enumerate(video_ids)})
+    if column.isna().any():
+        name = table["video_id"][column.isna()].iloc[0]
+        raise ScoresError(f"{path}: video {name!r} is not in {where}; its videos are called like {video_ids[0]!r}")
+    rows, columns = torch.tensor(table["text_index"].to_numpy()).long(), torch.tensor(column.to_numpy()).long()
+    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= truth.texts):
+        wrong = int(rows[(rows < 0) | (rows >= truth.texts)][0])
+        raise ScoresError(f"{path}: text {wrong} is not in {where}, whose {truth.texts} texts count from 0")
+    pairs = rows * truth.videos + columns
+    if len(pairs.unique()) < len(pairs):
+        twice = table[table.duplicated(["text_index", "video_id"])].iloc[0]
+        raise ScoresError(
+            f"{path}: text {twice['text_index']} with {twice['video_id']!r} comes twice; keep one of them"
+        )
+    scores = _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])[0]
+    matrix = torch.full((truth.texts, truth.videos), NOT_FOUND, dtype=torch.float64)
+    matrix[rows, columns] = scores
+    return matrix

@@ -1,0 +1,113 @@
+"""Datasets that somebody keeps openly on the Hugging Face hub, fetched as they are there; a broken fetch goes on."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+from tvr_lightning.importing.layouts import SOURCES
+from tvr_lightning.importing.videos import ImportFailed
+
+# The base of what its HTTP library raises where there is no answer; which library that is changes with its releases.
+NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
+GUIDE = "docs/datasets.md says where each dataset comes from and on which terms"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A dataset on the hub.
+
+    Attributes:
+        name: owner and name.
+        files: patterns of the files that `tvr data import` reads.
+    """
+
+    name: str
+    files: tuple[str, ...]
+
+
+REPOSITORIES = {
+    "msrvtt": Repository("friedrichor/MSR-VTT", ("msrvtt_*.json", "MSRVTT_Videos.zip")),
+    "msvd": Repository("friedrichor/MSVD", ("msvd_*.json", "MSVD_Videos.zip")),
+    "didemo": Repository("friedrichor/DiDeMo", ("didemo_*.json", "DiDeMo_Videos_mp4_*.tar*")),
+    "activitynet": Repository(
+        "friedrichor/ActivityNet_Captions", ("activitynet_captions_*.json", "ActivityNet_Videos.tar*")
+    ),
+}
+"""Copies by third parties, without a licence of their own: the dataset's terms hold."""
+
+
+def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: str | None = None) -> list[Path]:
+    """Fetch a dataset's files from the hub into a folder; files that are there already are kept.
+
+    A connection that breaks off is taken up where it was, five times; a file of a call that failed begins anew.
+
+    Args:
+        dataset: name of its folder.
+        folder: where the files go.
+        annotations_only: leave the videos out.
+        endpoint: address of the hub; that of huggingface_hub (HF_ENDPOINT) by default.
+
+    Returns:
+        The files.
+
+    Raises:
+        ImportFailed: nobody keeps it there openly, the hub cannot be reached, or the disk has no room.
+    """
+    if dataset not in REPOSITORIES:
+        held = ", ".join(SOURCES[name].kind.title for name in REPOSITORIES)
+        raise ImportFailed(f"{SOURCES[dataset].kind.title} is not fetched from the hub, but {held} are; {GUIDE}")
+    repository = REPOSITORIES[dataset]
+    try:
+        info = huggingface_hub.HfApi(endpoint).dataset_info(repository.name, files_metadata=True)
+        sizes = {
+            item.rfilename: item.size or 0
+            for item in info.siblings or []
+            if any(fnmatch(item.rfilename, pattern) for pattern in repository.files)
+            and not (annotations_only and not item.rfilename.endswith(".json"))
+        }
+        if not sizes:
+            raise ImportFailed(
+                f"the hub's {repository.name} has none of {', '.join(repository.files)} any more; {GUIDE}"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_room(folder, sizes)
+        for name in sizes:
+            huggingface_hub.hf_hub_download(
+                repository.name, name, repo_type="dataset", revision=info.sha, local_dir=folder, endpoint=endpoint
+            )
+    except RepositoryNotFoundError as error:
+        raise ImportFailed(
+            f"the hub no longer gives {repository.name} to everybody ({_first(error)}); {GUIDE}"
+        ) from error
+    except (NO_ANSWER, OSError) as error:
+        raise ImportFailed(
+            f"{repository.name} could not be fetched from {endpoint or huggingface_hub.constants.ENDPOINT} "
+            f"({_first(error)}); the same command goes on with the files that lack, and {GUIDE}"
+        ) from error
+    broken = [name for name, size in sizes.items() if not _whole(folder / name, size)]
+    if broken:
+        raise ImportFailed(f"{folder / broken[0]} is not whole; remove it and run the same command")
+    return [folder / name for name in sizes]
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _whole(file: Path, size: int) -> bool:
+    return file.is_file() and file.stat().st_size == size
+
+
+def _check_room(folder: Path, sizes: dict[str, int]) -> None:
+    needed = sum(size for name, size in sizes.items() if not _whole(folder / name, size))
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ImportFailed(
+            f"{folder} has room for {free / 1e9:.1f} GB, and {needed / 1e9:.1f} GB are to come; make room"
+        )

@@ -1,0 +1,54 @@
+"""The JSON lists in which the hub and many codes keep captions: a record per video or per caption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tvr_lightning.data.records import expect, field_of, malformed, read_json
+from tvr_lightning.importing.names import stem
+
+
+def read_hub_list(file: Path) -> dict[str, list[str]]:
+    """Return the captions of every video of a list `[{"video": ..., "caption": ...}, ...]`, in file order.
+
+    A record names its video by `video_id`, or by its file under `video`; its `caption` is one or a list of them; where
+    it has `sentences`, as ActivityNet's have, these are the captions. Records of one video are joined.
+
+    Raises:
+        AnnotationError: the file is no such list.
+    """
+    captions: dict[str, list[str]] = {}
+    for number, record in enumerate(expect(file, "top level", read_json(file), list, "write a list of records")):
+        entry = f"[{number}]"
+        expect(file, entry, record, dict, 'write {"video": ..., "caption": ...}')
+        name = record.get("video_id") or stem(Path(field_of(file, entry, record, "video", str)).name)
+        said = record["sentences"] if "sentences" in record else _caption(file, entry, record)
+        found = captions.setdefault(expect(file, f"{entry}, video_id", name, str, "write a name"), [])
+        for text in said if isinstance(said, list) else [said]:
+            found.append(expect(file, f"{entry}, caption", text, str, "write a caption or a list of captions"))
+    return captions
+
+
+def _caption(file: Path, entry: str, record: dict[str, Any]) -> Any:
+    if "caption" not in record:
+        raise malformed(file, entry, f"the key 'caption' is missing, found {sorted(record)}", "add the key 'caption'")
+    return record["caption"]
+
+
+def single(file: Path, captions: dict[str, list[str]], joined: bool = False) -> dict[str, str]:
+    """Return one text per video.
+
+    Args:
+        file: where the captions come from, for messages.
+        captions: of each video.
+        joined: several captions are a paragraph; otherwise they are an error.
+
+    Raises:
+        AnnotationError: a video has several captions.
+    """
+    for video, texts in captions.items():
+        if len(texts) != 1 and not joined:
+            message = f"{len(texts)} captions where the protocol has one per video"
+            raise malformed(file, video, message, "use the list of the protocol's pairs")
+    return {video: " ".join(text.strip() for text in texts) for video, texts in captions.items()}

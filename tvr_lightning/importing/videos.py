@@ -1,0 +1,247 @@
+"""Video files where people have them: loose in folders, or in archives; linked, copied or unpacked to where they go."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Literal
+
+from tvr_lightning.errors import UserError
+from tvr_lightning.files import TEMPORARY
+from tvr_lightning.importing.names import is_video, stem
+from tvr_lightning.progress import progress_bar
+
+PART = re.compile(r"(?P<whole>.+\.tar(\.gz)?)\.part[-_]?(?P<number>\w+)")
+CHUNK = 2**20
+Way = Literal["link", "copy"]
+Opens = Callable[[], AbstractContextManager[IO[bytes]]]
+Member = tuple[str, int, Opens]
+
+
+class ImportFailed(UserError, ValueError):  # noqa: N818  reads as what happened
+    """What is to be imported cannot be recognised, read, or put where it belongs."""
+
+
+@dataclass
+class Archive:
+    """A zip or tar file, this perhaps in several parts.
+
+    Attributes:
+        name: of the whole.
+        parts: its files, in order.
+    """
+
+    name: str
+    parts: list[Path]
+
+    def members(self) -> Iterator[Member]:
+        """Yield the videos in it: name, bytes, and what opens them, before the next one is asked for."""
+        return self._zip() if self.name.lower().endswith(".zip") else self._tar()
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Say in a sentence where reading the archive fails in this context.
+
+        Raises:
+            ImportFailed: it is truncated or damaged.
+        """
+        try:
+            yield
+        except (zipfile.BadZipFile, tarfile.ReadError, EOFError, zlib.error) as error:
+            raise ImportFailed(
+                f"{self.parts[0]}: truncated or damaged ({error}); fetch it again, and the same command goes on"
+            ) from error
+
+    def _zip(self) -> Iterator[Member]:
+        with zipfile.ZipFile(self.parts[0]) as archive:
+            for item in archive.infolist():
+                if not item.is_dir() and is_video(item.filename):
+                    yield Path(item.filename).name, item.file_size, partial(archive.open, item)
+
+    def _tar(self) -> Iterator[Member]:
+        with _Joined(self.parts) as joined, tarfile.open(fileobj=joined, mode="r|*") as archive:
+            for item in archive:
+                if item.isfile() and is_video(item.name):
+                    yield Path(item.name).name, item.size, partial(_opened, archive, item)
+
+
+@contextmanager
+def _opened(archive: tarfile.TarFile, item: tarfile.TarInfo) -> Iterator[IO[bytes]]:
+    source = archive.extractfile(item)
+    assert source is not None  # a regular file
+    with source:
+        yield source
+
+
+class _Joined(io.RawIOBase):
+    """Files read one after another, as `cat` joins them."""
+
+    def __init__(self, parts: list[Path]) -> None:
+        self.parts = iter(parts)
+        self.current: IO[bytes] | None = None
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes, fewer at the end of all parts alone."""
+        found = b""
+        while len(found) < size:
+            if self.current is None:
+                part = next(self.parts, None)
+                if part is None:
+                    break
+                self.current = part.open("rb")
+            read = self.current.read(size - len(found))
+            if not read:
+                self.current.close()
+                self.current = None
+            found += read
+        return found
+
+
+@dataclass
+class Held:
+    """Videos that somebody has.
+
+    Attributes:
+        loose: files by their names without endings.
+        archives: zip and tar files.
+    """
+
+    loose: dict[str, Path] = field(default_factory=dict)
+    archives: list[Archive] = field(default_factory=list)
+
+
+def find_videos(folder: Path) -> Held:
+    """Return the videos and archives anywhere below a folder.
+
+    Raises:
+        ImportFailed: two different files have one name, or a part of an archive is missing.
+    """
+    held = Held()
+    parts: dict[str, list[tuple[str, Path]]] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        part = PART.fullmatch(path.name)
+        if part is not None:
+            parts.setdefault(str(path.with_name(part["whole"])), []).append((part["number"], path))
+        elif path.name.lower().endswith((".zip", ".tar", ".tar.gz", ".tgz")):
+            held.archives.append(Archive(path.name, [path]))
+        elif is_video(path.name):
+            other = held.loose.setdefault(stem(path.name), path)
+            if other != path and other.stat().st_size != path.stat().st_size:
+                raise ImportFailed(f"{other} and {path} have one name and differ; move one of them away")
+    for whole, found in parts.items():
+        numbers = [number for number, _ in found]
+        if all(number.isdigit() for number in numbers):
+            present = sorted(map(int, numbers))
+            gap = next((n for n in range(present[0], present[-1]) if n not in present), None)
+            if gap is not None or present[0] > 1:
+                raise ImportFailed(f"{whole}: part {gap if gap is not None else 0} is missing; fetch it too")
+        held.archives.append(Archive(Path(whole).name, [path for _, path in sorted(found)]))
+    return held
+
+
+@dataclass
+class Placed:
+    """What became of the videos.
+
+    Attributes:
+        new: how many were linked, copied or unpacked now.
+        present: how many were there already.
+        unused: names of videos without a caption, which were left where they are.
+    """
+
+    new: int = 0
+    present: int = 0
+    unused: list[str] = field(default_factory=list)
+
+
+def place_videos(held: Held, wanted: Mapping[str, Path], way: Way, progress: bool = True) -> Placed:
+    """Put videos where they belong; what is there already is kept, so that the same call goes on after a kill.
+
+    Args:
+        held: the videos.
+        wanted: by name without ending, the folder that a video goes to.
+        way: link loose files, or copy them; what is in archives is unpacked.
+        progress: whether a bar is shown.
+
+    Raises:
+        ImportFailed: another file of the name is there already, or an archive is truncated.
+    """
+    placed = Placed(unused=sorted(name for name in held.loose if name not in wanted))
+    _check_free(held, wanted)
+    with progress_bar(progress) as bar:
+        mine = [name for name in held.loose if name in wanted]
+        for name in bar.track(mine, description=f"{'linking' if way == 'link' else 'copying'} videos"):
+            source = held.loose[name]
+            target = wanted[name] / source.name
+            if target.exists():
+                placed.present += 1
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if way == "link":
+                target.symlink_to(source.resolve())
+            else:
+                with source.open("rb") as opened:
+                    _write(opened, target)
+            placed.new += 1
+        for archive in held.archives:
+            task = bar.add_task(f"unpacking {archive.name}", total=None)
+            with archive.read():
+                for file, size, opens in archive.members():
+                    bar.advance(task)
+                    name = stem(file)
+                    if name not in wanted:
+                        placed.unused.append(name)
+                    elif name not in held.loose:
+                        _unpack(wanted[name] / file, size, opens, placed)
+            bar.update(task, total=bar.tasks[task].completed)
+    return placed
+
+
+def _check_free(held: Held, wanted: Mapping[str, Path]) -> None:
+    """Refuse before anything is written where something else has a video's name."""
+    for name, source in held.loose.items():
+        if name in wanted:
+            target = wanted[name] / source.name
+            if target.is_symlink() and not target.exists():
+                raise ImportFailed(f"{target} is a link to a file that is gone; remove it")
+            if target.exists() and not target.samefile(source) and target.stat().st_size != source.stat().st_size:
+                raise ImportFailed(f"{target} is there already and is not {source}; move it away")
+
+
+def _unpack(target: Path, size: int, opens: Opens, placed: Placed) -> None:
+    if target.exists():
+        if target.stat().st_size != size:
+            raise ImportFailed(f"{target} is there already and differs from the archive's; move it away")
+        placed.present += 1
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with opens() as source:
+        _write(source, target, size)
+    placed.new += 1
+
+
+def _write(source: IO[bytes], target: Path, size: int | None = None) -> None:
+    """Write a file so that it appears whole under its name."""
+    temporary = target.with_name(target.name + TEMPORARY)
+    try:
+        with temporary.open("wb") as file:
+            shutil.copyfileobj(source, file, CHUNK)
+        if size is not None and temporary.stat().st_size != size:
+            raise EOFError(f"{target.name} ends after {temporary.stat().st_size} of {size} bytes")
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,67 @@
+"""The help of fit, validate, test and predict on one screen: what people type; `--help-all` has every option."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+_OPTIONS = {
+    "--data.init_args.root FOLDER": "parent folder of the datasets; $TVR_DATA by default",
+    "--data.init_args.batch_size N": "pairs per step, over all devices",
+    "--data.init_args.num_workers N": "processes that decode",
+    "--trainer.devices N": "how many GPUs; hardware/* sets precision and strategy besides",
+    "--results.directory FOLDER": "where runs are written; runs by default",
+}
+_OF_FIT = {
+    "--trainer.max_epochs N": "epochs of training",
+    "--estimate": "train nothing; tell memory, disk and time that the run needs",
+    "--seed_everything N": "seed of the run",
+    "--checkpoints.resume true": "go on from the last checkpoint of the same run",
+}
+_OF_OTHERS = {"--ckpt_path FILE": "the checkpoint, which says method, data and options; recipes go on top of it"}
+_EXAMPLES = {
+    "fit": ["tvr fit --config {recipe}", "tvr fit --config {recipe} --config recipes/fixture.yaml"],
+    "test": [
+        "tvr test --ckpt_path runs/gare-msrvtt/version_0/checkpoints/last.ckpt",
+        "tvr test --config recipes/zero-shot.yaml --config recipes/backbone/pe-core-b.yaml",
+    ],
+}
+_FOLDERS = {"data": "datasets", "backbone": "backbones", "hardware": "hardware", "variants": "variants"}
+
+
+def short_help(verb: str, what: str, recipes: Path) -> str:
+    """Return the help of one of Lightning's verbs.
+
+    Args:
+        verb: fit, validate, test or predict.
+        what: it does, in a sentence.
+        recipes: folder of the recipes, which are listed.
+    """
+    names = sorted(path.stem for path in recipes.glob("*.yaml"))
+    methods = [name for name in names if "-" not in name and name not in ("fixture", "features", "heads")]
+    groups: dict[str, list[str]] = {
+        "methods": methods,
+        "on top": [name for name in ("fixture", "features", "heads") if name in names],
+    }
+    for folder, title in _FOLDERS.items():
+        groups[title] = [f"{folder}/{path.stem}" for path in sorted((recipes / folder).glob("*.yaml"))]
+    options = {**(_OF_FIT if verb == "fit" else _OF_OTHERS), **_OPTIONS}
+    examples = _EXAMPLES.get(verb, [f"tvr {verb} --ckpt_path runs/gare-msrvtt/version_0/checkpoints/last.ckpt"])
+    lines = [
+        f"usage: tvr {verb} --config RECIPE [--config RECIPE ...] [--OPTION VALUE ...]",
+        "",
+        f"{what[0].upper()}{what[1:]}.",
+        "",
+        "recipes, later ones on top of earlier ones, as recipes/NAME.yaml:",
+    ]
+    for title, found in groups.items():
+        shown = textwrap.shorten(" ".join(found), 3 * 100, placeholder=" ...") if found else "none here"
+        lines += textwrap.wrap(
+            shown, 118, initial_indent=f"  {title:<10}", subsequent_indent=" " * 12, break_on_hyphens=False
+        )
+    lines += ["", "options that people change:", *(f"  {name:<32} {said}" for name, said in options.items()), ""]
+    lines += ["examples:", *(f"  {example.format(recipe='recipes/gare.yaml')}" for example in examples), ""]
+    lines.append(
+        f"Every option: tvr {verb} --help-all; those of a class: tvr {verb} --model.help GARE, --data.help MSRVTT"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,173 @@
+"""`tvr evaluate`: the table of any similarity matrix, whatever made it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tvr_lightning.data.caption_table import read_records
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.data.records import MissingData, Split, TextRecord, VideoRecord, malformed
+from tvr_lightning.evaluation.brought import Banks, compare, evaluate_scores, intervals
+from tvr_lightning.evaluation.evaluator import Evaluation
+from tvr_lightning.evaluation.normalization import Normalizer
+from tvr_lightning.evaluation.results import print_results, results_of, write_results
+from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores
+from tvr_lightning.evaluation.statistics import Comparison
+from tvr_lightning.evaluation.weights import Weights
+from tvr_lightning.files import write_whole
+from tvr_lightning.recipe import RecipeError, data_from_recipe
+
+
+def evaluate_matrices(
+    scores: list[Path],
+    data: str | None = None,
+    config: list[str] | None = None,
+    root: str | None = None,
+    ids: Path | None = None,
+    normalization: Normalizer | None = None,
+    bank_texts: Path | None = None,
+    bank_videos: Path | None = None,
+    recall: list[int] | None = None,
+    name: str | None = None,
+    out: Path = Path("runs"),
+    overrides: Sequence[str] = (),
+) -> int:
+    """Rank a similarity matrix from anywhere on a dataset's test split; compare it with a second one.
+
+    Args:
+        scores: texts against videos: .npy, .npz, .pt, or parquet with a row per pair. Of two files, the second is
+            compared with the first.
+        data: class of the dataset, such as MSRVTT; its test split gives texts and videos, in its order.
+        config: data overlays instead, later ones on top of earlier ones; for another split or protocol.
+        root: of the dataset, where it is not below TVR_DATA.
+        ids: instead of a dataset, a CSV, JSON lines or parquet table with a row per text and the column video_id;
+            columns of the matrix are the videos in the order in which they first come.
+        normalization: post-processing by class, such as DualSoftmax.
+        bank_texts: scores of training texts (K, M) against the same videos, where it needs some.
+        bank_videos: scores of the same texts against training videos (N, K), where it needs some.
+        recall: the K of the recalls; 1, 5 and 10 by default.
+        name: what the table calls the method; the file's name by default.
+        out: parent folder of the results.
+        overrides: options on top of the overlays, such as `--data.init_args.split=full`.
+    """
+    if len(scores) > 2:
+        raise RecipeError(f"{len(scores)} files of scores; give one, or two to compare")
+    truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
+    ks = tuple(sorted(set(recall or (1, 5, 10))))
+    if ks[0] < 1:
+        raise RecipeError(f"recall {ks[0]}; give whole numbers from 1 on")
+    banks = _banks(bank_texts, bank_videos, truth)
+    found: list[tuple[Evaluation, Path]] = []
+    for path in scores:
+        pairs = path.suffix == ".parquet"
+        matrix = read_pairs(path, truth, video_ids) if pairs else read_scores(path).arranged(truth, video_ids)
+        try:
+            evaluation = evaluate_scores(matrix, truth, normalization, banks, ks)
+        except ScoresError:
+            raise
+        except ValueError as error:
+            raise ScoresError(f"{path}: {error}") from error
+        method = name if name and len(scores) == 1 else path.stem
+        results = results_of(
+            evaluation,
+            method=method,
+            select_on=None,
+            checkpoint=None,
+            skipped=[],
+            config={"scores": str(path.resolve()), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
+            precision=str(matrix.dtype).removeprefix("torch."),
+            seed=None,
+            weights=Weights("outside", start=str(path)),
+        )
+        results.intervals = {
+            direction: {metric: {"low": drawn.low, "high": drawn.high} for metric, drawn in row.items()}
+            for direction, row in intervals(evaluation, truth, ks).items()
+        }
+        print_results(results)
+        folder = _next_version(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
+        json_path, csv_path = write_results(results, folder)
+        Console().print(f"Wrote {json_path} and {csv_path.name}", highlight=False, soft_wrap=True)
+        found.append((evaluation, folder))
+    if len(found) == 2:
+        (first, _), (second, folder) = found
+        _report(compare(first, second, truth, ks), scores, folder / "comparison.json")
+    return 0
+
+
+def _split_of(
+    data: str | None, config: list[str] | None, overrides: Sequence[str], ids: Path | None
+) -> tuple[GroundTruth, list[str]]:
+    """The pairing of the test split, and the names of its videos."""
+    if (ids is not None) == bool(data or config):
+        raise RecipeError("give either a dataset (--data MSRVTT, or --config OVERLAY) or a table of ids (--ids FILE)")
+    if ids is not None:
+        split = _split_of_ids(ids)
+        title = ids.stem
+    else:
+        dataset = data_from_recipe(config or [], [*([f"--data={data}"] if data else []), *overrides])
+        absent = dataset.missing_annotations("test")
+        if absent:
+            raise MissingData(dataset.directory, absent, dataset.layout)
+        split, title = dataset.read_split("test"), dataset.title
+    return GroundTruth.of(title, split), [video.video_id for video in split.videos]
+
+
+def _split_of_ids(file: Path) -> Split:
+    if not file.is_file():
+        raise ScoresError(f"{file}: no such file")
+    places: dict[str, int] = {}
+    texts = []
+    for entry, record in read_records(file):
+        if not str(record.get("video_id") or "").strip():
+            raise malformed(file, entry, "no video_id", "write the id of the text's video there")
+        texts.append(TextRecord("", places.setdefault(str(record["video_id"]).strip(), len(places))))
+    if not texts:
+        raise malformed(file, "whole file", "no rows", "write one per text, with the column video_id")
+    videos = [VideoRecord(video_id, file) for video_id in places]
+    return Split("test", f"{len(texts)} texts and {len(videos)} videos of {file.name}", videos, texts)
+
+
+def _banks(texts: Path | None, videos: Path | None, truth: GroundTruth) -> Banks:
+    banks = Banks(*(None if path is None else read_scores(path).matrix for path in (texts, videos)))
+    if banks.texts is not None and banks.texts.shape[1] != truth.videos:
+        raise ScoresError(f"{texts}: {banks.texts.shape[1]} columns for {truth.videos} videos; give one per test video")
+    if banks.videos is not None and banks.videos.shape[0] != truth.texts:
+        raise ScoresError(f"{videos}: {banks.videos.shape[0]} rows for {truth.texts} texts; give one per test text")
+    return banks
+
+
+def _next_version(folder: Path) -> Path:
+    """Make and return the first folder `version_<n>` that is not there yet."""
+    for number in count():
+        version = folder / f"version_{number}"
+        try:
+            version.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return version
+    raise AssertionError
+
+
+def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:
+    """Print and write what the second matrix has over the first."""
+    table = Table(title=f"{scores[1].name} minus {scores[0].name}, 95 % over queries, p by exchange")
+    for column in ("direction", "metric", "difference", "interval", "p"):
+        table.add_column(column, justify="left" if column in ("direction", "metric") else "right")
+    for direction, row in comparison.items():
+        for metric, found in row.items():
+            ends = f"[{found.difference.low:+.1f}, {found.difference.high:+.1f}]"
+            table.add_row(direction, metric, f"{found.difference.estimate:+.1f}", ends, f"{found.p_value:.4f}")
+    Console().print(table)
+    record = {direction: {name: asdict(found) for name, found in row.items()} for direction, row in comparison.items()}
+    write_whole(
+        file, (json.dumps({"scores": [*map(str, scores)], "second_minus_first": record}, indent=2) + "\n").encode()
+    )
+    Console().print(f"Wrote {file}", highlight=False, soft_wrap=True)
