@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from tvr_lightning.evaluation.statistics import Comparison
-from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
+from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure, unprinted_row
 from tvr_lightning.reproduce.report.uncertainty import (
     Measured,
     compare_runs,
@@ -190,6 +190,7 @@ class TableView:
         runs: what stands behind the measured numbers.
         statistics: sentences on differences and resolution.
         notes: what a reader must know: notes of the print, failed runs, marks, skipped files.
+        unprinted: recalls of its runs in a direction of which the print has no line; in no format's table.
     """
 
     name: str
@@ -200,6 +201,7 @@ class TableView:
     runs: MadeRuns
     statistics: list[str]
     notes: list[str]
+    unprinted: list[Line] = field(default_factory=list)
 
     @property
     def keys(self) -> str:
@@ -293,7 +295,24 @@ def view_table(table: TableRecipe, runs: MadeRuns, folder: Path) -> TableView:
         runs=runs,
         statistics=[*_resolution(lines, folder), *_differences(lines)],
         notes=[*([table.note] if table.note else []), *_notes(lines, runs)],
+        unprinted=_unprinted(lines, folder),
     )
+
+
+def _unprinted(lines: Sequence[Line], folder: Path) -> list[Line]:
+    printed = {(line.published.entry, line.published.direction) for line in lines}
+    found = []
+    for line in lines:
+        for direction in DIRECTIONS:
+            if (
+                line.cards
+                and line.published.direction in DIRECTIONS
+                and (line.published.entry, direction) not in printed
+            ):
+                other = Line(unprinted_row(line.published.entry, direction), line.run, line.cards)
+                other.cells = {metric: _cell(other, metric, {}, False, folder) for metric in ("R@1", "R@5", "R@10")}
+                found.append(other)
+    return found
 
 
 def _circumstances(runs: MadeRuns) -> tuple[bool, str | None]:

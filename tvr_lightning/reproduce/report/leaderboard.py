@@ -67,7 +67,7 @@ def leaderboard(views: Sequence[TableView]) -> list[Entry]:
     found: dict[object, Entry] = {}
     for view in views:
         pairs: dict[object, dict[str, Line]] = {}
-        for line in view.lines:
+        for line in [*view.lines, *view.unprinted]:
             if line.published.direction in DIRECTIONS:
                 pairs.setdefault(line.published.entry, {})[line.published.direction] = line
         for lines in pairs.values():
@@ -79,9 +79,9 @@ def leaderboard(views: Sequence[TableView]) -> list[Entry]:
             own = entry.line.keys or (entry.line.published.method, entry.dataset, entry.backbone, *printed)
             known = found.setdefault(own, entry)
             if all(known.published(direction) is None for direction in DIRECTIONS):
-                found[own] = entry
-            # A table of one direction does not hide what another one has of the other.
-            found[own].lines = {**known.lines, **entry.lines, **found[own].lines}
+                known.view = view
+            # A table of one direction does not hide what another one prints of the other.
+            known.lines.update({name: line for name, line in lines.items() if known.published(name) is None})
     return sorted(found.values(), key=_place)
 
 
