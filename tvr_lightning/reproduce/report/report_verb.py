@@ -112,7 +112,7 @@ def section_of(card: Card, directory: Path, tables_only: bool = False) -> RunSec
         section.charts = draw_curves(section.curves, card.key, kept=False)
     else:
         section.curves = section.arrays
-        section.charts = draw_curves(section.arrays, card.key, kept=True) + draw(section.arrays, card.key)
+        section.charts = draw(section.arrays, card.key) + draw_curves(section.arrays, card.key, kept=True)
     return section
 
 
