@@ -214,6 +214,20 @@ def test_a_broken_track_is_reported_and_its_video_kept(tmp_path):
     assert store.video(keys).audio_mask.any(dim=1).tolist() == [True, False]
 
 
+class WithoutPatches(TinyClipEncoder):
+    """As an encoder of convolutions may be."""
+
+    gives_patches = False
+
+
+def test_an_encoder_without_patches_is_not_asked_for_them(dataset, tmp_path):
+    encoder = WithoutPatches(width=64, image_size=32, text_layers=1, vision_layers=1)
+    source = source_of_data(MSRVTT(root=str(dataset), **DATA), ["test"])
+    assert extract(source, encoder, None, options(tmp_path / "all")).written.keys() == {"text", "frames"}
+    with pytest.raises(ValueError, match="--what patches: WithoutPatches gives none"):
+        extract(source, encoder, None, options(tmp_path / "named", what=["patches"]))
+
+
 def test_files_and_folders_need_no_annotations(tmp_path):
     (tmp_path / "deep" / "er").mkdir(parents=True)
     write_clip(tmp_path / "deep" / "er" / "a.mp4", None)

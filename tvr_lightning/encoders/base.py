@@ -44,6 +44,7 @@ class Encoder(nn.Module, ABC):
         context_length: largest number of token positions W, SOT and EOT included.
         resize_mode: how frames that are not square become so; CLIP's unless the encoder says otherwise.
         interpolation: filter of the resizing, likewise.
+        gives_patches: whether there are vectors of patches beside those of frames.
     """
 
     dimension: int
@@ -51,6 +52,7 @@ class Encoder(nn.Module, ABC):
     context_length: int
     resize_mode: ResizeMode = "shortest"
     interpolation: Interpolation = "bicubic"
+    gives_patches: bool = True
     _said_fewer = False
 
     @property

@@ -10,6 +10,7 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.datasets import VideoReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.store import PARTS, Part, StoreDtype, StoreItem
@@ -127,14 +128,23 @@ class ExtractReport:
         return lines + [f"broken sound {problem}" for problem in self.problems]
 
 
-def parts_of(what: Sequence[What], source: ExtractSource, audio_encoder: AudioEncoder | None) -> list[Part]:
+def parts_of(
+    what: Sequence[What], source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None
+) -> list[Part]:
     """Return the parts to extract, in a fixed order.
+
+    Args:
+        what: is asked for.
+        source: texts and videos.
+        encoder: of both.
+        audio_encoder: of sound, or None.
 
     Raises:
         ValueError: a part was asked for by name that the source or the encoders cannot give.
     """
     lacking = {
         "text": None if source.texts else "there are no texts; give a dataset's --config",
+        "patches": None if encoder.gives_patches else f"{type(encoder).__name__} gives none",
         "audio": None
         if audio_encoder is not None and source.audio is not None
         else "there is no audio encoder, or the data read no sound; set model.init_args.audio_encoder and "

@@ -58,7 +58,7 @@ def extract(
     """
     began = time.perf_counter()
     report = ExtractReport()
-    parts = parts_of(options.what, source, audio_encoder)
+    parts = parts_of(options.what, source, encoder, audio_encoder)
     made = fingerprints(source, encoder, audio_encoder, parts)
     with (
         frozen(options.device, encoder, audio_encoder),
