@@ -24,7 +24,7 @@ FEATURES ?= features/$(BACKBONE)
 # Sound and patches are stored for those that need them: patches take most of the space.
 WHAT := [text, frames$(if $(filter dpdv,$(HEADS)),$(COMMA) patches)$(if $(filter gaid,$(HEADS)),$(COMMA) audio)]
 
-.PHONY: help demo demo-search test test-slow lint smoke zero-shot heads reproduce-table1 clean
+.PHONY: help demo demo-search test test-slow lint smoke zero-shot heads reproduce-table1 verify-released clean
 
 help:
 	@echo 'make demo              install, write 500 synthetic videos, train on them, print the table, search them'
@@ -32,6 +32,7 @@ help:
 	@echo 'make zero-shot         a pretrained encoder on MSR-VTT 1k-A, nothing trained: BACKBONE=pe-core-b (needs data)'
 	@echo 'make heads             features once, then the papers'"'"' heads on them: BACKBONE, HEADS="gare tcmgc ncl dpdv gaid"'
 	@echo 'make reproduce-table1  Table 1 of every paper; FAST=1 from one shared encoder on synthetic videos'
+	@echo 'make verify-released   the authors'"'"' checkpoints beside their print: CHECKPOINTS=FOLDER (needs data)'
 	@echo 'make smoke             train two epochs on 24 synthetic videos; make clean removes what was made'
 
 # The stamp is newer than what decides the installation, or the installation is made again.
@@ -93,6 +94,11 @@ heads: $(VENV)/.installed
 reproduce-table1: $(VENV)/.installed
 	$(BIN)/tvr reproduce gare-1 tc-mgc-1a tc-mgc-1b ncl-1 dpdv-1 gaid-1 $(SHARE) --out $(TABLE1); status=$$?; \
 	  $(BIN)/tvr report $(TABLE1) && exit $$status
+
+# The authors' own checkpoints, named by method (xpool.pth, gare.bin, ...), on the real test videos of $TVR_DATA.
+CHECKPOINTS ?= released
+verify-released: $(VENV)/.installed
+	$(BIN)/tvr verify-released $(CHECKPOINTS)
 
 clean:
 	rm -rf build $(FIXTURE) runs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tvr_lightning.cli import main
-from tvr_lightning.recipe import RecipeError
+from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.verbs.estimate import Estimate, _activations, _kept, _of_size, _ParsedCLI, _read, estimate
 

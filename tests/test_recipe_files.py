@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.cli import main
-from tvr_lightning.recipe import RecipeCLI
+from tvr_lightning.recipe import RecipeCLI, data_from_recipe
+from tvr_lightning.recipe_files import find_recipe, read_recipe, with_recipes_found
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 VERBS = (
@@ -22,12 +23,35 @@ def said(words, capsys) -> str:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_a_recipe_that_is_not_there_is_named_with_the_nearest_that_is(verb, capsys, monkeypatch):
-    monkeypatch.chdir(RECIPES.parent)
-    for name in ("tcmgc", "recipes/tcmcg.yaml", "nowhere/tcmgc.yml"):
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest_that_is(verb, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(RECIPES.parent if verb == ["fit"] else tmp_path)
+    for name in ("tcmcg", "recipes/tcmcg.yaml", "nowhere/tcmgc.yml"):
         assert f"--config {name}: no such file; near it is recipes/tcmgc.yaml" in said(
             [*verb, "--config", name], capsys
         )
+
+
+def test_a_bare_name_is_this_project_s_recipe_anywhere_and_a_file_of_that_name_the_user_s(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tcmgc", "tcmgc.yaml", "recipes/tcmgc.yaml"):
+        assert find_recipe(name) == RECIPES / "tcmgc.yaml"
+    assert find_recipe("data/didemo") == RECIPES / "data" / "didemo.yaml"
+    (tmp_path / "tcmgc").mkdir()
+    assert find_recipe("tcmgc") == RECIPES / "tcmgc.yaml"
+    (tmp_path / "tcmgc.yaml").write_text("trainer: {max_epochs: 1}\n")
+    assert read_recipe("tcmgc.yaml") == {"trainer": {"max_epochs": 1}}
+    named = ["fit", "--config", "clip4clip", "--config=data/didemo", "--config", "{trainer: {max_epochs: 1}}"]
+    paths = [named[0], named[1], str(RECIPES / "clip4clip.yaml"), f"--config={RECIPES / 'data' / 'didemo.yaml'}"]
+    assert with_recipes_found(named) == [*paths, *named[4:]]
+    assert data_from_recipe(["clip4clip", "data/didemo", "fixture"]).title == "DiDeMo"
+
+
+def test_tables_are_found_anywhere_and_an_unknown_one_names_the_nearest(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    assert main(["reproduce", "gare-1", "--only", "gare", "--dry-run", "--overlay", "hardware/cpu"]) == 0
+    assert "gare-1/gare" in capsys.readouterr().out
+    assert "unknown table 'tcmgc-1a'; near it is tc-mgc-1a" in said(["reproduce", "tcmgc-1a"], capsys)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

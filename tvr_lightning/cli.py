@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from tvr_lightning.quiet import VERBOSE, quieten
@@ -152,6 +151,12 @@ VERBS = (
         ("directory",),
     ),
     Verb(
+        "verify-released",
+        "measure the authors' released checkpoints beside the print",
+        "tvr_lightning.reproduce.released:run_verify_released",
+        ("checkpoints",),
+    ),
+    Verb(
         "profile",
         "measure what a method costs",
         "tvr_lightning.reproduce.profile.verb:run_profile",
@@ -193,7 +198,9 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     if verb.run is None:
         if {"-h", "--help"} & set(rest):
-            print(short_help(verb.words, verb.help, Path(__file__).parents[1] / "recipes"))
+            from tvr_lightning.recipe_files import RECIPES
+
+            print(short_help(verb.words, verb.help, RECIPES))
             return 0
         if "--help-all" in rest:
             return _lightning(verb.words, ["--help"], from_command_line=False)
@@ -331,8 +338,9 @@ def _guard(run: Callable[[], int], hint: Callable[[], str] | None) -> int:
 
 
 def _fixture_command(rest: Sequence[str], verb: Verb | None = None) -> str:
-    named = [word.removeprefix("--config=") for word in rest if word.endswith(".yaml")]
-    recipe = next((path for path in named if _names_method(path)), "recipes/clip4clip.yaml")
+    from tvr_lightning.recipe_files import recipes_of
+
+    recipe = next((name for name in recipes_of(rest) if _names_method(name)), "recipes/clip4clip.yaml")
     return (
         "This works right now, without data or weights:\n"
         "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
@@ -341,9 +349,12 @@ def _fixture_command(rest: Sequence[str], verb: Verb | None = None) -> str:
 
 
 def _names_method(recipe: str) -> bool:
-    from tvr_lightning.recipe import read_recipe
+    from tvr_lightning.recipe_files import RecipeError, read_recipe
 
-    model = read_recipe(recipe).get("model") if Path(recipe).is_file() else None
+    try:
+        model = read_recipe(recipe).get("model")
+    except RecipeError:
+        return False
     return isinstance(model, dict) and "class_path" in model
 
 
@@ -354,8 +365,8 @@ def _help(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="tvr",
         description="Text-video retrieval papers, reproduced with PyTorch Lightning.",
-        epilog="Each verb has its own --help; fit, validate, test and predict take --config FILE, several on "
-        "top of one another. -v shows everything that libraries say, too.",
+        epilog="Each verb has its own --help; fit, validate, test and predict take --config RECIPE, a file or the name "
+        "of one of this project's, several on top of one another. -v shows everything that libraries say, too.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="tvr VERB [options]",
     )

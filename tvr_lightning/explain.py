@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from tvr_lightning.trained import config_of, is_written_out
+from tvr_lightning.recipe_files import config_of, is_written_out
 
 LISTED = 12
 """Names that a sentence lists before it counts the others."""

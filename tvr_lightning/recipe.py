@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import json
@@ -49,7 +48,8 @@ from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.quiet import is_verbose
-from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, recipes_of, starting_weights
+from tvr_lightning.recipe_files import RecipeError, read_recipe, with_recipes_found
+from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, starting_weights
 from tvr_lightning.training.bar import RunProgressBar
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.reliability import (
@@ -63,6 +63,7 @@ from tvr_lightning.training.reliability import (
     newest_checkpoint,
     sweep_partial,
 )
+from tvr_lightning.training.run_folder import RunTrainer, next_run
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")
@@ -96,12 +97,15 @@ class ResultsConfig:
 class RecipeCLI(LightningCLI):
     """LightningCLI in subclass mode for recipes: links, callbacks, logger, and the table that closes a run."""
 
+    trainer: RunTrainer
+
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         super().__init__(
             LightningModule,  # a RetrievalModule, or VideoQuestionAnswering
             TextVideoDataModule,
             save_config_callback=SaveConfigCallback,
             save_config_kwargs={"overwrite": True},
+            trainer_class=RunTrainer,
             trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0},
             seed_everything_default=0,
             subclass_mode_model=True,
@@ -145,9 +149,7 @@ class RecipeCLI(LightningCLI):
         self.trained: Trained | None = None
         self.overridden: list[Difference] = []
         assert args is None or isinstance(args, list)
-        words = sys.argv[1:] if args is None else args
-        for path in recipes_of(words):
-            read_recipe(path)
+        words = with_recipes_found(sys.argv[1:] if args is None else args)
         asked = _without_nulls(words)
         checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
         local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
@@ -275,15 +277,18 @@ class RecipeCLI(LightningCLI):
         except (ValueError, TypeError) as error:
             raise RecipeError(refusals(str(error))) from error
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the trainer with this project's callbacks and, unless the recipe names one, a TensorBoard logger."""
+    def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
+        """Build the trainer with this project's callbacks and, unless the recipe names one, a TensorBoard logger.
+
+        Whatever logger it is, the run's own files go to results.directory.
+        """
         trainer = self._get(self.config_init, "trainer", default={})
         fast = bool(trainer.get("fast_dev_run"))
+        runs = self._runs()
+        # A run that goes on does so in its own folder.
+        folder = self.resume_from.parent.parent if self.resume_from else next_run(runs)
         if trainer.get("logger") in (None, True) and not fast:
-            directory = self.options.results.directory
-            # A run that goes on does so in its own folder.
-            version = self.resume_from.parent.parent.name if self.resume_from else None
-            kwargs["logger"] = TensorBoardLogger(directory, self.run_name, version, default_hp_metric=False)
+            kwargs["logger"] = TensorBoardLogger(runs.parent, runs.name, folder.name, default_hp_metric=False)
         callbacks: list[Callback] = list(trainer.get("callbacks") or [])
         if trainer.get("enable_progress_bar") is not False:
             callbacks.append(RunProgressBar())
@@ -292,7 +297,8 @@ class RecipeCLI(LightningCLI):
         else:
             kwargs["enable_model_summary"] = False
         if self.subcommand == "fit" and not fast:
-            callbacks.append(LearningRateMonitor("step"))
+            if trainer.get("logger") is not False:  # to which it would log
+                callbacks.append(LearningRateMonitor("step"))
             if trainer.get("enable_checkpointing") is not False:
                 plugins = trainer.get("plugins") or []
                 kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
@@ -301,14 +307,17 @@ class RecipeCLI(LightningCLI):
                 callbacks.append(WeightsRecord(monitor, self.options.get("seed_everything")))
                 # Not one callback with save_last, which writes only when the monitored value has improved. The last
                 # weights are written after every epoch, for the last epoch need not be validated.
+                checkpoints = folder / "checkpoints"
                 callbacks += [
                     RunCheckpoint(
+                        checkpoints,
                         monitor=monitor,
                         mode="max",
                         filename="best",
                         enable_version_counter=False,  # what a killed run left is written again
                     ),
                     RunCheckpoint(
+                        checkpoints,
                         monitor="step",
                         mode="max",
                         filename="last",
@@ -317,7 +326,14 @@ class RecipeCLI(LightningCLI):
                     ),
                     SaveRunning(self.options.checkpoints.every_n_steps),
                 ]
-        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        made = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        assert isinstance(made, RunTrainer)
+        made.run_folder = None if fast else folder
+        return made
+
+    def _runs(self) -> Path:
+        """Folder of all runs of this method on this dataset."""
+        return Path(self.options.results.directory) / self.run_name
 
     @property
     def run_name(self) -> str:
@@ -329,7 +345,7 @@ class RecipeCLI(LightningCLI):
         self._check_selection()
         self._check_writable()
         if self.trainer.is_global_zero:
-            sweep_partial(Path(self.options.results.directory) / self.run_name)
+            sweep_partial(self._runs())
         if self.resume_from:
             self.config_init[self.subcommand]["ckpt_path"] = str(self.resume_from)
 
@@ -349,7 +365,7 @@ class RecipeCLI(LightningCLI):
             return None
         if self.options.get("ckpt_path"):
             raise RecipeError("checkpoints.resume looks for the checkpoint itself; drop it or --ckpt_path")
-        found = newest_checkpoint(Path(self.options.results.directory) / self.run_name, self._same_settings)
+        found = newest_checkpoint(self._runs(), self._same_settings)
         rank_zero_info(f"Going on from {found}" if found else "No checkpoint to go on from; starting at the beginning")
         return found
 
@@ -461,10 +477,9 @@ class RecipeCLI(LightningCLI):
 
     def _check_writable(self) -> None:
         """Refuse a folder that takes no files before the first epoch is lost."""
-        if not isinstance(self.trainer.logger, TensorBoardLogger):  # another writes elsewhere, or nothing is kept
+        if self.trainer.run_folder is None:  # nothing is kept
             return
-        directory = Path(self.options.results.directory)
-        folder = self.resume_from.parent if self.resume_from else directory / self.run_name
+        folder = self.resume_from.parent if self.resume_from else self._runs()
         present = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         if not present.is_dir() or not os.access(present, os.W_OK | os.X_OK):
             raise RecipeError(
@@ -473,7 +488,7 @@ class RecipeCLI(LightningCLI):
             )
 
     def _run_folder(self) -> Path | None:
-        """Where the run logs; asks every process, so that none may have left."""
+        """The run's folder, None where nothing is kept; asks every process, so that none may have left."""
         folder = self.trainer.log_dir
         return Path(folder) if folder else None
 
@@ -520,10 +535,6 @@ class RecipeCLI(LightningCLI):
         )
         print_answer_results(results)
         return write_answer_results(results, folder) if folder else None
-
-
-class RecipeError(UserError, ValueError):
-    """A recipe's options are out of range, conflict, or ask for what the data does not have."""
 
 
 class OptionError(RecipeError):
@@ -594,7 +605,7 @@ def parse_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> 
     """Parse recipes and instantiate model and data; the returned object has `.model`, `.datamodule`, `.config`.
 
     Args:
-        paths: recipe files, later ones on top of earlier ones.
+        paths: recipe files or names of this project's recipes, later ones on top of earlier ones.
         overrides: command-line style, such as `--data.init_args.batch_size=32`.
     """
     args = [item for path in paths for item in ("--config", str(path))]
@@ -616,39 +627,6 @@ def from_recipe(
     """
     cli = parse_recipe([paths] if isinstance(paths, (str, Path)) else paths, overrides)
     return cli.model, cli.datamodule
-
-
-def read_recipe(path: str | Path) -> dict[str, Any]:
-    """Return a recipe's values, empty for an empty file; values alone are read, tags that would run code are refused.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        RecipeError: there is no such file, or it is no YAML mapping of plain values; says which file, and for an absent
-            one which recipe is near.
-    """
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecipeError(f"--config {path}: {_absent_recipe(Path(path), error)}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise RecipeError(f"--config {path} is no recipe, YAML of plain values: {said}") from error
-    if not isinstance(content, dict | None):
-        raise RecipeError(f"--config {path} is no recipe: it holds a {type(content).__name__}, not options by name")
-    return content or {}
-
-
-def _absent_recipe(path: Path, error: OSError) -> str:
-    folders = {path.parent, Path("recipes"), Path(tvr_lightning.__file__).parents[1] / "recipes"}
-    there = {
-        found for folder in folders if folder.is_dir() for found in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml"))
-    }
-    names = difflib.get_close_matches(path.stem, sorted({found.stem for found in there}), n=1, cutoff=0.5)
-    near = min((found for found in there if [found.stem] == names), key=lambda found: len(str(found)), default=None)
-    reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-    return f"{reason}; near it is {near}" if near else f"{reason}; looked for it at {path.absolute()}"
 
 
 def _without_nulls(words: Sequence[str]) -> list[str]:

@@ -7,7 +7,6 @@ evaluated is therefore built from the checkpoint; recipes and options come on to
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.evaluation.weights import Weights, record_of, weights_of
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.options import flat_options, value_text
+from tvr_lightning.recipe_files import config_of
 
 # What may differ from the training: scores do not depend on it, or depend on it as the evaluation is asked to.
 UNSCORED = {
@@ -232,29 +232,6 @@ def given(arguments: Sequence[str], name: str) -> list[str]:
     return found
 
 
-def recipes_of(arguments: Sequence[str]) -> list[str]:
-    """Return the recipe files that a command line names; recipes written out in the place of a file are none."""
-    found = [config_of(word, after) for word, after in zip(arguments, [*arguments[1:], ""], strict=True)]
-    return [path for path in found if path and not is_written_out(path)]
-
-
-def is_written_out(recipe: str) -> bool:
-    """Whether a recipe is no file's name but the recipe itself."""
-    return re.search(r"[{\n]|: ", recipe) is not None
-
-
-def config_of(word: str, following: str) -> str | None:
-    """Return the recipe that a word of a command line names, a file or one written out; None where it names none.
-
-    Args:
-        word: of the command line.
-        following: the word behind it.
-    """
-    if word in ("--config", "-c"):
-        return following
-    return word.partition("=")[2] if word.startswith(("--config=", "-c=")) else None
-
-
 def _read(path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -266,7 +243,7 @@ def _read(path: str) -> dict[str, Any]:
 def _contents(arguments: Sequence[str]) -> list[dict[str, Any]]:
     """What a command line says, in order: recipes, and classes that it names itself."""
     found: list[dict[str, Any]] = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         path = config_of(word, following)
         if path is not None:
             found.append(_read(path))

@@ -30,6 +30,7 @@ from tvr_lightning.data.records import SplitName
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import RecipeCLI, from_recipe
+from tvr_lightning.training.run_folder import RunTrainer
 from tvr_lightning.training.sharding import gathered
 
 QUERIES = "half of the queries"
@@ -82,7 +83,7 @@ class LeakageAudit(Callback):
 class AuditedCLI(RecipeCLI):
     """The recipes' command line, whose tables say what an audit for leakage found."""
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
         """Build the trainer and have it audit what it evaluated."""
         trainer = super().instantiate_trainer(**kwargs)
         trainer.callbacks.append(LeakageAudit())  # type: ignore[attr-defined]

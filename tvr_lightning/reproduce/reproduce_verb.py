@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tvr_lightning.recipe_files import find_recipe, recipes_folder
 from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
 from tvr_lightning.reproduce.report.formats import write_tables
 from tvr_lightning.reproduce.runs.card import Card, read_cards
@@ -48,7 +49,7 @@ def run_reproduce(
         seeds: separated by commas, such as 0,1,2; each recipe's own by default.
         dry_run: only show the plan.
         out: folder for cards, runs, tables and synthetic datasets.
-        recipes: folder of the recipes.
+        recipes: folder of the recipes; this project's where there is none of that name here.
         fixture: take the synthetic datasets even where $TVR_DATA is set.
         fixture_videos: videos of each synthetic dataset.
         overlay: a recipe to lay on top of every run's recipes, below the table's own values; the tables say so.
@@ -61,6 +62,7 @@ def run_reproduce(
         memory_gib: main memory of a SLURM job; 64 by default.
         at_once: most SLURM jobs in the queue; 16 by default.
     """
+    recipes = recipes_folder(recipes)
     asked = {"partition": partition, "minutes": minutes, "gpus": gpus, "memory_gib": memory_gib, "at_once": at_once}
     slurm = _slurm_options(engine, asked)
     plan = make_plan(
@@ -119,8 +121,7 @@ def _setting(
     share: Share,
 ) -> Setting:
     root = os.environ.get("TVR_DATA")
-    if overlay is not None and not overlay.is_file():
-        raise TableError(f"--overlay {overlay} is no file")
+    overlay = None if overlay is None else find_recipe(overlay, "--overlay")
     if root and not fixture:
         return Setting(recipes, Path(root).expanduser(), None, overlay, seeds, share)
     if fixture_videos < LEAST_VIDEOS:

@@ -28,6 +28,7 @@ Printed lines that no run names stay in the table as published only; a table of 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,8 +160,10 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
     """
     path = recipes / "tables" / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(known_tables(recipes)) or f"none in {recipes / 'tables'}"
-        raise TableError(f"unknown table {name!r}; there are {known}")
+        known = known_tables(recipes)
+        near = difflib.get_close_matches(name, known, n=1)
+        there = ", ".join(known) or f"none in {recipes / 'tables'}"
+        raise TableError(f"unknown table {name!r}; {f'near it is {near[0]}; ' if near else ''}there are {there}")
     file = _File(path, recipes)
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     raw = file.keys("the table", content, {"paper", "table", "runs"}, {"baseline", "note"})

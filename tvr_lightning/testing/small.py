@@ -16,7 +16,8 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.recipe import from_recipe, read_recipe
+from tvr_lightning.recipe import from_recipe
+from tvr_lightning.recipe_files import read_recipe
 from tvr_lightning.synthetic import synthesize
 
 WORDS, FRAMES, SIDE, BATCH = 12, 4, 32, 8

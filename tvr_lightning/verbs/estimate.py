@@ -12,15 +12,16 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.recipe import RecipeCLI, RecipeError
+from tvr_lightning.recipe import RecipeCLI
+from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.training.gradient_cache import encode_in_chunks
 from tvr_lightning.training.optim import build_optimizer
+from tvr_lightning.training.run_folder import RunTrainer
 
 DEVICES_GB = (8, 12, 16, 24, 40, 48, 80)
 SMALL = 8  # pairs of a batch on which is measured before a whole one
@@ -107,10 +108,10 @@ def _spell(seconds: float) -> str:
 class _ParsedCLI(RecipeCLI):
     """A recipe with method and data built, and a trainer on one device that is here."""
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
         """Build a trainer that keeps nothing."""
         precision = self.config_init.trainer.get("precision")
-        return Trainer(
+        return RunTrainer(
             accelerator="auto", devices=1, precision=precision, logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
         )  # fmt: skip

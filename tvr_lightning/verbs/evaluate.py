@@ -23,7 +23,8 @@ from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_s
 from tvr_lightning.evaluation.statistics import Comparison
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
-from tvr_lightning.recipe import RecipeError, data_from_recipe
+from tvr_lightning.recipe import data_from_recipe
+from tvr_lightning.recipe_files import RecipeError
 
 
 def evaluate_matrices(

@@ -21,7 +21,8 @@ from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data, source_of_files
 from tvr_lightning.extract.verify import verify as compare_store
 from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.recipe import RecipeError, data_from_recipe, from_recipe
+from tvr_lightning.recipe import data_from_recipe, from_recipe
+from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.store import StoreDtype
 
 

@@ -269,7 +269,7 @@ def test_the_verb_shows_its_plan_without_running_anything(tmp_path, capsys, monk
     [
         ({"seeds": "0,x"}, "whole numbers separated by commas"),
         ({"fixture_videos": 2}, "must be at least 8"),
-        ({"overlay": Path("absent.yaml")}, "absent.yaml is no file"),
+        ({"overlay": Path("absent.yaml")}, "--overlay absent.yaml: no such file"),
         ({"tables": ["gare-0"]}, "there are .*gare-1"),
         ({"gpus": 2}, "--gpus concern SLURM jobs; add --engine slurm"),
         ({"engine": "slurm", "minutes": 0}, "--minutes is 0; it must be at least 1"),

@@ -15,7 +15,8 @@ from rich.table import Table
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.recipe import RecipeCLI, RecipeError, plain, read_recipe
+from tvr_lightning.recipe import RecipeCLI, plain
+from tvr_lightning.recipe_files import RecipeError, read_recipe
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
 from tvr_lightning.reproduce.profile.costs import STAGES, Precision, Workload, measure_costs
 

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from tvr_lightning.files import write_whole
 from tvr_lightning.media.workers import worker_context
+from tvr_lightning.recipe_files import recipes_folder
 from tvr_lightning.reproduce.profile.card import read_profiles
 from tvr_lightning.reproduce.report.cells import TableView
 from tvr_lightning.reproduce.report.contests import contests_of
@@ -47,7 +48,7 @@ def run_report(directory: Path, recipes: Path = Path("recipes"), tables_only: bo
     cards = read_folder(directory)
     order = sorted(cards.values(), key=lambda card: (card.name, card.run["seed"] or 0))
     with _sections(order, directory, tables_only) as made:
-        views = views_of(cards, directory, recipes)
+        views = views_of(cards, directory, recipes_folder(recipes))
         sections = []
         for place, section in enumerate(made, start=1):
             sections.append(section)

@@ -28,7 +28,8 @@ from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
-from tvr_lightning.recipe import RecipeCLI, RecipeError, from_recipe
+from tvr_lightning.recipe import RecipeCLI, from_recipe
+from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.fingerprint import code_fingerprint, config_fingerprint
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib

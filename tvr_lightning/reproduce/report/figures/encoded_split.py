@@ -20,7 +20,8 @@ from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.recipe import RecipeError, from_recipe
+from tvr_lightning.recipe import from_recipe
+from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.runs.card import Card, read_ranks
 
 MOST_PAIRS = 256

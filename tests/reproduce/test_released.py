@@ -1,0 +1,81 @@
+"""Released checkpoints beside their print, on stand-ins that have the authors' layouts and no training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from parity.case import load_case
+
+from tvr_lightning.cli import main
+from tvr_lightning.recipe_files import RECIPES
+from tvr_lightning.reproduce.released import RELEASED, Line, measure, table_of
+from tvr_lightning.reproduce.tables import load_table
+from tvr_lightning.synthetic import synthesize
+
+VOCABULARY = 49408
+
+
+@pytest.fixture(scope="module")
+def stand_ins(parity_cases, tmp_path_factory) -> Path:
+    """The authors' names and shapes of a tiny CLIP, with the rows that real captions need."""
+    folder = tmp_path_factory.mktemp("released")
+    generator = torch.Generator().manual_seed(0)
+    for name, case in {"clip4clip": "clip4clip_seqTransf", "gare": "gare", "tcmgc": "tcmgc"}.items():
+        checkpoint = dict(load_case(parity_cases / f"{case}.safetensors").checkpoint)
+        width = checkpoint["clip.token_embedding.weight"].shape[1]
+        checkpoint["clip.token_embedding.weight"] = 0.02 * torch.randn(VOCABULARY, width, generator=generator)
+        torch.save(checkpoint, folder / f"{name}.bin")
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path_factory, monkeypatch) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    synthesize("msrvtt", root, 20, 0, workers=1, progress=False)
+    monkeypatch.setenv("TVR_DATA", str(root))
+    return root
+
+
+def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys):
+    words = ["verify-released", str(stand_ins), "--workers", "0"]
+    assert main(words) == 1
+    printed = capsys.readouterr().out
+    assert "beyond 0.3 R@1: clip4clip, gare, tcmgc" in printed
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("| ")]
+    cells = {(row[0], row[2]): row for row in rows[1:]}
+    assert {name for name, direction in cells if direction == "t2v"} == set(RELEASED)
+    assert cells["gare", "t2v"][1] == "gare, Table 1"
+    for (name, _), (_, _, _, published, measured, difference, remark) in cells.items():
+        if name in ("clip4clip", "gare", "tcmgc"):
+            assert float(measured) - float(published) == pytest.approx(float(difference), abs=0.11)
+            assert remark == ""
+        else:
+            assert measured == "not measured"
+            assert remark == "no checkpoint"
+    table = load_table("gare-1", RECIPES)
+    method = measure("gare", stand_ins / "gare.bin", next(run for run in table.runs if run.name == "gare"), 0)
+    assert method.evaluation is not None
+    assert cells["gare", "t2v"][4] == f"{method.evaluation.text_to_video['R@1']:.1f}"
+    assert main([*words, "--tolerance", "100"]) == 0
+
+
+def test_a_checkpoint_that_is_none_fails_and_says_so(stand_ins, data, tmp_path, capsys):
+    (tmp_path / "gare.bin").write_bytes((stand_ins / "tcmgc.bin").read_bytes())
+    assert main(["verify-released", str(tmp_path), "--workers", "0"]) == 1
+    assert "these are TC-MGC's names" in capsys.readouterr().out
+
+
+def test_no_data_and_no_checkpoints_are_one_sentence_each(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("TVR_DATA", raising=False)
+    assert main(["verify-released", str(tmp_path)]) == 1
+    assert "name their parent folder by $TVR_DATA" in capsys.readouterr().err
+    monkeypatch.setenv("TVR_DATA", str(tmp_path))
+    assert main(["verify-released", str(tmp_path)]) == 1
+    assert f"{tmp_path} holds no checkpoint; expected the authors' files" in capsys.readouterr().err
+
+
+def test_differences_count_where_both_numbers_are_there():
+    line = Line("gare", "gare, Table 1", {"t2v": 49.1, "v2t": 48.6}, {"t2v": 49.3, "v2t": 48.0})
+    assert line.differences() == pytest.approx({"t2v": 0.2, "v2t": -0.6})
+    assert table_of([line])[2] == "| gare | gare, Table 1 | t2v | 49.1 | 49.3 | +0.2 |  |"
+    assert Line("gare", "gare, Table 1", {"t2v": 49.1}).differences() == {}

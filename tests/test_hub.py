@@ -1,0 +1,219 @@
+"""A trained method goes to a local stand-in of the hub and comes back; what is not whole is not pushed."""
+
+import base64
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from search_parts import write_clip
+
+import tvr_lightning
+from tvr_lightning.checkpoints import CheckpointError
+from tvr_lightning.cli import main
+from tvr_lightning.hub import HubError
+from tvr_lightning.synthetic import synthesize
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The requests of `create_repo`, `create_commit`, `delete_repo` and `hf_hub_download`, as the hub answers them."""
+
+    repositories: dict[str, dict[str, bytes]]
+    full: bool
+    private: set[str]
+
+    def answer(self, status: int, content: Any = None, headers: dict[str, str] | None = None) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content or {}).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def do_GET(self):
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        absent = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
+        if parts[:2] == ["api", "models"]:
+            name = "/".join(parts[2:4])
+            there = name in self.repositories
+            return self.answer(200 if there else 404, {"id": name, "sha": COMMIT}, {} if there else absent)
+        files = self.repositories.get("/".join(parts[:2]))
+        if files is None or parts[-1] not in files:
+            return self.answer(404, None, absent if files is None else {"X-Error-Code": "EntryNotFound"})
+        content = files[parts[-1]]
+        etag = hashlib.sha256(content).hexdigest()
+        return self.answer(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
+
+    do_HEAD = do_GET  # noqa: N815  http.server's names
+
+    def do_POST(self):
+        body = self.body()
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if "Bearer good" not in self.headers.get("Authorization", ""):
+            return self.answer(401, {"error": "Invalid token"})
+        if parts[-2:] == ["repos", "create"]:
+            asked = json.loads(body)
+            name = f"{asked.get('organization') or 'user'}/{asked['name']}"
+            self.repositories[name] = {}
+            if asked.get("private") or asked.get("visibility") == "private":
+                self.private.add(name)
+            return self.answer(200, {"url": f"http://{self.headers['Host']}/{name}", "id": name, "name": name})
+        if parts[-1] == "validate-yaml":
+            return self.answer(200, {"errors": [], "warnings": []})
+        if "preupload" in parts:
+            files = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(body)["files"]]
+            return self.answer(200, {"files": [file | {"shouldIgnore": False} for file in files]})
+        if self.full:
+            return self.answer(400, {"error": "storage limit reached"})
+        name = "/".join(parts[2:4])
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                self.repositories[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        address = f"http://{self.headers['Host']}/{name}/commit/{COMMIT}"
+        return self.answer(200, {"commitUrl": address, "commitOid": COMMIT, "success": True})
+
+    def do_DELETE(self):
+        asked = json.loads(self.body())
+        del self.repositories[f"{asked.get('organization') or 'user'}/{asked['name']}"]
+        self.answer(200)
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    handler = type("LocalHub", (Hub,), {"repositories": {"user/taken": {}}, "full": False, "private": set()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_TOKEN", "good")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    yield handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("fixture")
+    synthesize("msrvtt", root, 16, 0, workers=1, progress=False)
+    arguments = [
+        "fit", f"--config={RECIPES / 'xpool.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
+        f"--data.init_args.root={root}", "--data.init_args.batch_size=4", "--data.init_args.num_workers=0",
+        "--data.init_args.frames=2", "--trainer.max_epochs=1", "--trainer.accelerator=cpu",
+        "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
+        "--trainer.check_val_every_n_epoch=1", "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
+        "{width: 64, text_layers: 1, vision_layers: 1}}", f"--results.directory={root / 'runs'}",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    return root / "runs" / "xpool-msrvtt" / "version_0"
+
+
+def test_a_pushed_method_scores_as_its_checkpoint_does(hub, run, tmp_path):
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    address = tvr_lightning.push_to_hub(checkpoint, "user/xpool-tiny")
+    assert address.endswith("/user/xpool-tiny")
+    files = hub.repositories["user/xpool-tiny"]
+    assert set(files) == {"README.md", "model.safetensors", "config.json", "recipe.yaml", "results.json"}
+    assert hub.private == set()
+    clip = write_clip(tmp_path / "a.mp4", 3)
+    back, own = tvr_lightning.load("hf:user/xpool-tiny"), tvr_lightning.load(checkpoint)
+    texts = ["a red star", "a small dog"]
+    assert torch.equal(back.score(texts, clip), own.score(texts, clip))
+    (tmp_path / "weights").write_bytes(files["model.safetensors"])
+    saved = torch.load(checkpoint, weights_only=True)["state_dict"]
+    assert load_file(tmp_path / "weights").keys() == saved.keys()
+    # The recipe trains again; nothing tells whose machine it was.
+    (tmp_path / "recipe.yaml").write_bytes(files["recipe.yaml"])
+    assert yaml.safe_load(files["recipe.yaml"])["model"]["class_path"].endswith("XPool")
+    for name in ("README.md", "config.json", "recipe.yaml", "results.json"):
+        assert str(run.parents[2]) not in files[name].decode(), name
+
+
+def test_the_card_states_what_the_run_measured(hub, run):
+    tvr_lightning.push_to_hub(run / "checkpoints" / "last.ckpt", "user/card", private=True)
+    card = hub.repositories["user/card"]["README.md"].decode()
+    assert hub.private == {"user/card"}
+    results = json.loads((run / "results.json").read_text())
+    text_to_video = results["text_to_video"]
+    assert f"| text-to-video | {text_to_video['R@1']:.1f} | {text_to_video['R@5']:.1f} |" in card
+    assert "library_name" in yaml.safe_load(card.split("---")[1])
+    for part in (
+        "## Intended use",
+        "## Recipe",
+        "4 texts and 4 videos",
+        'load("hf:user/card")',
+        "Leakage: none found",
+        "weights of the last step (epoch 1, step 3)",
+    ):
+        assert part in card, part
+
+
+def refused(said: str, *arguments: Any, error: type[Exception] = HubError, **named: Any) -> None:
+    with pytest.raises(error, match=said) as caught:
+        tvr_lightning.push_to_hub(*arguments, **named)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_whole_is_one_sentence_and_leaves_nothing(hub, run, tmp_path, monkeypatch):
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    refused("user/taken exists on", checkpoint, "user/taken")
+    refused("is no name on the hub", checkpoint, "user/a/b")
+    refused("no such checkpoint", tmp_path / "none.ckpt", "user/new", error=CheckpointError)
+    lonely = tmp_path / "checkpoints" / "last.ckpt"
+    lonely.parent.mkdir()
+    lonely.write_bytes(checkpoint.read_bytes())
+    refused(r"results\.json: No such file.*a model card states results", lonely, "user/new")
+    (tmp_path / "results.json").write_text("{}")
+    refused("holds no results of tvr fit", lonely, "user/new")
+    other = json.loads((run / "results.json").read_text())
+    other["weights"]["step"] += 1
+    (tmp_path / "results.json").write_text(json.dumps(other))
+    refused("was not measured of", lonely, "user/new")
+    saved = torch.load(checkpoint, weights_only=True)
+    del saved["datamodule_hyper_parameters"]
+    torch.save(saved, lonely)
+    refused("holds no recipe", lonely, "user/new", error=CheckpointError)
+    hub.full = True
+    refused("storage limit reached", checkpoint, "user/new")
+    hub.full = False
+    monkeypatch.setenv("HF_TOKEN", "bad")
+    refused("the token is refused", checkpoint, "user/new")
+    monkeypatch.delenv("HF_TOKEN")
+    refused("needs a token", checkpoint, "user/new")
+    monkeypatch.setenv("HF_TOKEN", "good")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    refused("the hub cannot be reached", checkpoint, "user/new")
+    assert hub.repositories == {"user/taken": {}}
+
+
+def test_what_the_hub_does_not_hold_is_one_sentence(hub, monkeypatch):
+    hub.repositories["user/other"] = {"config.json": b"[]", "model.safetensors": b"{}"}
+    said = {
+        "user/none": "no such model", "user/taken": "no such", "user/other": "holds no method", "a/b/c": "is no name",
+    }  # fmt: skip
+    for name, sentence in said.items():
+        with pytest.raises(HubError, match=sentence) as caught:
+            tvr_lightning.load(f"hf:{name}")
+        assert "\n" not in str(caught.value)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubError, match="cannot be reached"):
+        tvr_lightning.load("hf:user/elsewhere")

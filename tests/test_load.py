@@ -1,0 +1,80 @@
+"""From a checkpoint to scores in Python: the README's five lines, and what goes wrong in one sentence."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from search_parts import save_checkpoint, write_clip
+
+import tvr_lightning
+from tvr_lightning.checkpoints import CheckpointError
+from tvr_lightning.data.batch import TextBatch, VideoBatch
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.media.video import VideoError
+from tvr_lightning.methods import GARE, XPool
+from tvr_lightning.model import Model
+
+SMALL = {"width": 64, "text_layers": 4, "vision_layers": 1, "image_size": 32}
+TEXTS = ["a red star moves left", "a small dog", "a person sings"]
+
+
+@pytest.fixture(scope="module", params=[GARE, XPool], ids=lambda kind: kind.__name__)
+def checkpoint(request, tmp_path_factory) -> Path:
+    torch.manual_seed(3)
+    module = request.param(TinyClipEncoder(**SMALL), frames=3, words=12)
+    path = tmp_path_factory.mktemp("run") / "last.ckpt"
+    return save_checkpoint(module, SMALL, {"frames": 3, "words": 12}, path)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("clips")
+    return [write_clip(folder / f"{number}.mp4", number) for number in range(2)]
+
+
+def test_videos_and_texts_are_scored_as_the_method_scores_them(checkpoint, clips):
+    model = tvr_lightning.load(checkpoint)
+    text, video = model.encode_text(TEXTS), model.encode_video(clips)
+    assert text.sentence.shape == (3, 64)
+    assert video.frames.shape[:2] == (2, 3)
+    scores = model.score(TEXTS, clips)
+    assert torch.equal(scores, model.score(text, video))
+    assert scores[1, 1] == pytest.approx(model.score(TEXTS[1], clips[1]).item(), abs=1e-6)
+    assert not torch.equal(scores[:, 0], scores[:, 1])
+    reads = [model.scorer.read(clip).media for clip in clips]
+    with torch.no_grad():
+        own = model.module.score(
+            model.module.text_features(TextBatch(TEXTS, torch.arange(3))),
+            type(video).cat(
+                [model.module.video_features(VideoBatch(media, torch.arange(1), ["0"])) for media in reads]
+            ),
+        )
+    torch.testing.assert_close(scores, own.similarity)
+
+
+def test_a_real_clip_is_read(checkpoint, test_data):
+    clip = next(path for path in sorted((test_data / "clips").rglob("*.mp4")))
+    assert torch.isfinite(tvr_lightning.load(str(checkpoint)).score(TEXTS, str(clip))).all()
+
+
+def test_what_cannot_be_loaded_or_read_is_named(checkpoint, tmp_path):
+    with pytest.raises(CheckpointError, match=r"none\.ckpt: no such checkpoint"):
+        tvr_lightning.load(tmp_path / "none.ckpt")
+    (tmp_path / "text.ckpt").write_text("no checkpoint")
+    with pytest.raises(CheckpointError, match=r"text\.ckpt: cannot be read as a checkpoint"):
+        tvr_lightning.load(tmp_path / "text.ckpt")
+    model = tvr_lightning.load(checkpoint)
+    assert isinstance(model, Model)
+    with pytest.raises(VideoError, match=r"absent\.mp4"):
+        model.encode_video(tmp_path / "absent.mp4")
+
+
+def test_the_readme_shows_these_lines(checkpoint, clips, tmp_path, monkeypatch):
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    block = next(part for part in readme.split("```python\n")[1:] if "tvr_lightning.load" in part).split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    for name, clip in zip(("a.mp4", "b.mp4"), clips, strict=True):
+        (tmp_path / name).symlink_to(clip)
+    names: dict = {}
+    exec(block.replace("runs/tcmgc-msrvtt/version_0/checkpoints/last.ckpt", str(checkpoint)), names)
+    assert names["scores"].shape == (1, 2)

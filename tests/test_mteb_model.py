@@ -1,0 +1,112 @@
+"""MTEB's own runner scores a tiny task with a method and with an encoder, as they score it themselves."""
+
+from pathlib import Path
+
+import datasets
+import mteb
+import pytest
+import torch
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
+from search_parts import save_checkpoint, write_clip
+
+import tvr_lightning
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.methods import XPool
+from tvr_lightning.model import Model
+from tvr_lightning.mteb_model import EmbeddingModel, MtebTaskError, PairwiseModel
+
+# Importing MTEB, whose dependencies warn of each other, is none of this project's code.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+SMALL = {"width": 64, "text_layers": 1, "vision_layers": 1, "image_size": 32}
+TEXTS = ["a red star moves left", "a small dog", "a person sings", "two cars in the rain"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Model:
+    torch.manual_seed(5)
+    module = XPool(TinyClipEncoder(**SMALL), frames=2, words=12)
+    path = tmp_path_factory.mktemp("run") / "last.ckpt"
+    return tvr_lightning.load(save_checkpoint(module, SMALL, {"frames": 2, "words": 12}, path))
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("clips")
+    return [write_clip(folder / f"{number}.mp4", number) for number in range(4)]
+
+
+def task(category: str, clips: list[Path], as_bytes: bool = False, modalities: tuple = ("text", "video")):
+    """A task of four pairs in MTEB's layout; videos are paths, or bytes as in its own datasets."""
+
+    class Tiny(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            name="Tiny", description="Four made-up pairs.", reference=None, type="Any2AnyRetrieval", category=category,
+            modalities=list(modalities), eval_splits=["test"], eval_langs=["eng-Latn"], main_score="ndcg_at_10",
+            date=("2026-01-01", "2026-01-02"), domains=["Web"], task_subtypes=[], license="not specified",
+            annotations_creators="derived", dialect=[], sample_creation="created", bibtex_citation="",
+            dataset={"path": "local/tiny", "revision": "1"}, prompt=None,
+        )  # fmt: skip
+
+        def load_data(self, num_proc=None, **kwargs):
+            ids = [str(i) for i in range(len(TEXTS))]
+            stored = [{"path": clip.name, "bytes": clip.read_bytes()} if as_bytes else str(clip) for clip in clips]
+            videos = datasets.Dataset.from_dict({"id": ids, "video": stored})
+            videos = videos.cast_column("video", datasets.Video())
+            texts = datasets.Dataset.from_dict({"id": ids, "text": TEXTS})
+            queries, corpus = (texts, videos) if category.startswith("t") else (videos, texts)
+            pairs = {name: {name: 1} for name in ids}
+            split = RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=None)
+            self.dataset = {"default": {"test": split}}
+            self.data_loaded = True
+
+    return Tiny()
+
+
+def recall_at_1(scores: torch.Tensor) -> float:
+    return (scores.argmax(1) == torch.arange(len(scores))).float().mean().item()
+
+
+@pytest.mark.parametrize("category", ["t2v", "v2t"])
+def test_mteb_s_runner_ranks_as_the_method_scores(category, model, clips):
+    wrapped = PairwiseModel(model)
+    assert isinstance(wrapped, SearchProtocol)
+    result = mteb.evaluate(wrapped, task(category, clips, as_bytes=True), cache=None, show_progress_bar=False)
+    (found,) = result.task_results[0].scores["test"]
+    scores = model.score(TEXTS, clips)
+    own = scores if category == "t2v" else scores.T
+    assert found["recall_at_1"] == pytest.approx(recall_at_1(own), abs=1e-5)
+    rank = (own > own.diagonal()[:, None]).sum(1) + 1
+    assert found["ndcg_at_10"] == pytest.approx((1 / torch.log2(rank + 1.0)).mean().item(), abs=1e-4)
+
+
+def test_mteb_s_runner_ranks_an_encoder_by_cosine(model, clips):
+    wrapped = EmbeddingModel(model)
+    assert isinstance(wrapped, EncoderProtocol)
+    assert not isinstance(wrapped, SearchProtocol)
+    result = mteb.evaluate(wrapped, task("t2v", clips), cache=None, show_progress_bar=False)
+    (found,) = result.task_results[0].scores["test"]
+    scorer = model.scorer
+    text, video = scorer.text_vectors(model.encode_text(TEXTS)), scorer.video_vectors(model.encode_video(clips))
+    assert found["recall_at_1"] == pytest.approx(recall_at_1(text @ video.T), abs=1e-5)
+    torch.testing.assert_close(wrapped.similarity_pairwise(text, video), wrapped.similarity(text, video).diagonal())
+
+
+def test_candidates_alone_are_ranked_and_other_modalities_refused(model, clips):
+    tiny = task("t2v", clips)
+    tiny.load_data()
+    split = tiny.dataset["default"]["test"]
+    wrapped = PairwiseModel(model)
+    with pytest.raises(MtebTaskError, match="nothing is indexed"):
+        wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=2)
+    wrapped.index(split["corpus"], task_metadata=tiny.metadata)
+    found = wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=2, top_ranked={"0": ["3", "1", "2"]})
+    assert len(found["0"]) == 2
+    assert "0" not in found["0"]
+    assert found["1"] == {}
+    other = task("t2va", clips, modalities=("text", "video", "audio"))
+    with pytest.raises(MtebTaskError, match="Tiny has video and audio on one side"):
+        wrapped.index(split["corpus"], task_metadata=other.metadata)

@@ -1,0 +1,95 @@
+"""What publishes and serves the project: its metadata, its workflow, and the container of the search."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from search_parts import save_checkpoint, write_clip
+
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.methods import XPool
+
+ROOT = Path(__file__).parent.parent
+SMALL = {"width": 64, "text_layers": 1, "vision_layers": 1, "image_size": 32}
+
+
+def test_the_workflow_runs_the_checks_on_the_python_of_the_constraints():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text(encoding="utf-8"))
+    commands = [step["run"] for step in workflow["jobs"]["checks"]["steps"] if "run" in step]
+    assert commands == [".ci/run"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_container_copies_what_there_is_and_installs_under_the_constraints():
+    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    copied = [word for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for word in line.split()[:-1]]
+    assert {"setup.py", "recipes", "tvr_lightning", "constraints.txt"} <= set(copied)
+    assert [path for path in copied if not (ROOT / path).exists()] == []
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert {f"!{path.split('/')[0]}" for path in copied} <= set(ignored)
+    assert "--constraint /source/constraints.txt" in text
+
+
+@pytest.fixture
+def environment(tmp_path) -> dict[str, str]:
+    """As in the container: `tvr` on the path, and the folders named by variables."""
+    torch.manual_seed(0)
+    module = XPool(TinyClipEncoder(**SMALL), frames=2, words=8)
+    save_checkpoint(module, SMALL, {"frames": 2, "words": 8}, tmp_path / "last.ckpt")
+    write_clip(tmp_path / "videos" / "a.mp4", 1)
+    command = tmp_path / "bin" / "tvr"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m tvr_lightning.cli "$@"\n')
+    command.chmod(0o755)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return os.environ | {
+        "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "TVR_PORT": str(port),
+        "TVR_VIDEOS": str(tmp_path / "videos"), "TVR_INDEX": str(tmp_path / "index"), "TVR_HOST": "0.0.0.0",
+        "TVR_CHECKPOINT": str(tmp_path / "last.ckpt"), "TVR_SEARCH_TOKEN": "secret",
+    }  # fmt: skip
+
+
+def test_the_container_s_script_indexes_and_serves(environment):
+    pytest.importorskip("lancedb")
+    pytest.importorskip("uvicorn")
+    server = subprocess.Popen(["sh", str(ROOT / "docker" / "search.sh"), "--workers", "1"], env=environment)
+    address = f"http://127.0.0.1:{environment['TVR_PORT']}/api/search?query=a%20red%20star"
+    request = urllib.request.Request(address, headers={"Authorization": "Bearer secret"})
+    try:
+        until, answer = time.monotonic() + 240, None
+        while answer is None and time.monotonic() < until and server.poll() is None:
+            try:
+                with urllib.request.urlopen(request, timeout=20) as response:
+                    answer = json.load(response)
+            except urllib.error.HTTPError as error:
+                raise AssertionError(error.read()) from error
+            except OSError:
+                time.sleep(0.5)
+        assert answer is not None, f"no answer; the script ended with {server.poll()}"
+        assert [Path(result["path"]).name for result in answer["results"]] == ["a.mp4"]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(address, timeout=20)
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def test_the_container_s_script_says_what_is_missing(environment):
+    del environment["TVR_VIDEOS"]
+    done = subprocess.run(
+        ["sh", str(ROOT / "docker" / "search.sh")], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "TVR_VIDEOS: names the folder of the videos" in done.stderr

@@ -1,0 +1,87 @@
+"""The wheel, installed outside the checkout, holds all that a user needs: recipes, tables, the page of the search."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SMALL = (
+    "--data.init_args.batch_size=4", "--data.init_args.num_workers=0", "--data.init_args.frames=2",
+    "--model.init_args.encoder={class_path: TinyClipEncoder, init_args: "
+    "{width: 64, text_layers: 4, vision_layers: 1}}",
+    "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+)  # fmt: skip
+
+
+class Installed:
+    """The wheel unpacked by pip into a folder of its own, which alone is added to what this Python has."""
+
+    def __init__(self, folder: Path) -> None:
+        source, self.site, self.home = folder / "source", folder / "site", folder / "home"
+        self.home.mkdir()
+        source.mkdir()
+        for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, source)
+        for name in ("tvr_lightning", "recipes"):
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        self.run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
+        (self.wheel,) = folder.glob("*.whl")
+        self.run(*pip, "install", "--quiet", "--no-deps", "--target", str(self.site), str(self.wheel))
+        shutil.rmtree(source)
+
+    def run(self, *command: str) -> str:
+        """Run a command outside the checkout, and return what it printed."""
+        kept = {name: value for name, value in os.environ.items() if name not in ("TVR_DATA", "PYTHONPATH")}
+        environment = kept | {"PYTHONPATH": str(self.site), "XDG_STATE_HOME": str(self.home / "state")}
+        done = subprocess.run(command, cwd=self.home, env=environment, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Installed:
+    return Installed(tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_wheel_holds_every_recipe(installed):
+    def names(folder: Path) -> set[Path]:
+        return {path.relative_to(folder) for path in folder.rglob("*.yaml")}
+
+    assert names(installed.site / "tvr_lightning" / "recipes") == names(ROOT / "recipes")
+
+
+# One process, since each would load torch anew.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import tvr_lightning
+from tvr_lightning.cli import main
+
+print(tvr_lightning.__file__)
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 0, words
+"""
+
+
+def test_fit_index_and_search_outside_a_checkout(installed):
+    checkpoint = "runs/clip4clip-msrvtt/version_0/checkpoints/last.ckpt"
+    clip = "fixture/msrvtt/videos/video0.mp4"
+    verbs = [
+        ["data", "synth", "msrvtt", "--videos", "12", "--workers", "1"],
+        ["fit", "--config", "clip4clip", "--config", "recipes/fixture.yaml", *SMALL],
+        ["index", clip, "--out", "index", "--ckpt", checkpoint],
+        ["search", "a red star", "--index", "index"],
+        ["reproduce", "gare-1", "--only", "gare", "--dry-run"],
+    ]
+    printed = installed.run(sys.executable, "-c", PROGRAM, json.dumps(verbs))
+    assert Path(printed.splitlines()[0]).is_relative_to(installed.site)
+    assert (installed.home / checkpoint).parent.with_name("results.json").is_file()
+    assert Path(clip).name in printed.replace("\n", "")
+    assert "gare-1/gare" in printed

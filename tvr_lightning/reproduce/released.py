@@ -1,0 +1,162 @@
+"""The authors' released checkpoints, measured and set beside what is printed of them.
+
+A checkpoint is the whole of what a paper's code trained, so that a difference beyond the rounding of one video in a
+thousand is this project's: in reading videos, in encoding, in scoring or in ranking.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from tvr_lightning.authors.checkpoint import read_checkpoint
+from tvr_lightning.authors.convert import IMPORT
+from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.errors import UserError
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.recipe import data_from_recipe
+from tvr_lightning.recipe_files import RECIPES, read_recipe
+from tvr_lightning.reproduce.tables import TableRun, load_table
+
+TOLERANCE = 0.3
+"""R@1 in percent that a measured number may differ from the printed one."""
+SUFFIXES = (".bin", ".pth", ".pt", ".safetensors")
+RELEASED = {
+    "clip4clip": ("tc-mgc-1b", "clip4clip-seqTransf"),
+    "xclip": ("tc-mgc-1b", "x-clip"),
+    "xpool": ("tc-mgc-1b", "x-pool"),
+    "drl": ("tc-mgc-1b", "drl"),
+    "ucofia": ("tc-mgc-1b", "ucofia"),
+    "gare": ("gare-1", "gare"),
+    "tcmgc": ("tc-mgc-1b", "tc-mgc"),
+    "tmass": ("gaid-1", "t-mass-as-released"),
+    "gaid": ("gaid-1", "gaid-as-released"),
+}
+"""By the name of the checkpoint, which is the method's: the published table and the run in it that stand for it."""
+
+
+class ReleasedError(UserError, ValueError):
+    """There are no checkpoints or data to verify; says what is expected where."""
+
+
+@dataclass
+class Line:
+    """One line of the table.
+
+    Attributes:
+        method: its name.
+        printed_in: paper and table.
+        published: R@1 in percent by direction, where it is printed.
+        measured: R@1 in percent by direction; empty where nothing was measured.
+        remark: why nothing was measured, or what to know of the number.
+    """
+
+    method: str
+    printed_in: str
+    published: dict[str, float]
+    measured: dict[str, float] = field(default_factory=dict)
+    remark: str = ""
+
+    def differences(self) -> dict[str, float]:
+        """Return measured less published R@1, by direction."""
+        return {name: self.measured[name] - value for name, value in self.published.items() if name in self.measured}
+
+
+def run_verify_released(checkpoints: Path, tolerance: float = TOLERANCE, workers: int = 2) -> int:
+    """Measure the authors' released checkpoints on $TVR_DATA beside what is printed; exit status 1 where one differs.
+
+    Args:
+        checkpoints: folder with the authors' files, named by method: xpool.pth, gare.bin, ...
+        tolerance: R@1 in percent that a number may differ from the printed one.
+        workers: processes that decode.
+    """
+    if not os.environ.get("TVR_DATA"):
+        raise ReleasedError("verifying takes the papers' own test videos; name their parent folder by $TVR_DATA")
+    files = {name: _file(checkpoints, name) for name in RELEASED}
+    if not any(files.values()):
+        expected = ", ".join(RELEASED)
+        raise ReleasedError(
+            f"{checkpoints} holds no checkpoint; expected the authors' files, named by method ({expected}) with one of "
+            f"the endings {', '.join(SUFFIXES)}"
+        )
+    lines = [_verified(name, file, workers) for name, file in files.items()]
+    print("\n".join(table_of(lines)))
+    failed = [line for line, file in zip(lines, files.values(), strict=True) if file is not None and not line.measured]
+    apart = [line for line in lines if any(abs(value) > tolerance for value in line.differences().values())]
+    if apart:
+        print(f"\nbeyond {tolerance} R@1: {', '.join(line.method for line in apart)}")
+    return 1 if failed or apart else 0
+
+
+def table_of(lines: Sequence[Line]) -> list[str]:
+    """Return the table as lines of markdown: published, measured and difference, per method and direction."""
+    rows = [
+        "| method | printed in | direction | published R@1 | measured | difference | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for line in lines:
+        for direction, published in line.published.items():
+            measured = line.measured.get(direction)
+            figures = "not measured | " if measured is None else f"{measured:.1f} | {measured - published:+.1f}"
+            rows.append(
+                f"| {line.method} | {line.printed_in} | {direction} | {published:.1f} | {figures} | {line.remark} |"
+            )
+    return rows
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / f"{name}{suffix}" for suffix in SUFFIXES) if path.is_file()), None)
+
+
+def _verified(name: str, file: Path | None, workers: int) -> Line:
+    table_name, run_name = RELEASED[name]
+    table = load_table(table_name, RECIPES)
+    run = next(run for run in table.runs if run.name == run_name)
+    rows = [row for row in table.published() if row.entry == run.entry and row.recall_1 is not None]
+    published = {str(row.direction): float(row.recall_1 or 0) for row in rows}
+    line = Line(name, f"{table.paper}, Table {table.table}", published)
+    if file is None:
+        line.remark = "no checkpoint"
+        return line
+    try:
+        method = measure(name, file, run, workers)
+    except (UserError, ValueError) as error:
+        line.remark = " ".join(str(error).split())
+        return line
+    evaluation = method.evaluation
+    assert evaluation is not None  # of the test that has just ended
+    line.measured = {"t2v": evaluation.text_to_video["R@1"], "v2t": evaluation.video_to_text["R@1"]}
+    line.remark = "; ".join([*evaluation.marks, *(["PARTIAL"] if evaluation.partial else [])])
+    return line
+
+
+def measure(name: str, file: Path, run: TableRun, workers: int) -> RetrievalModule:
+    """Test an authors' checkpoint on the videos of a table's run, and return the method with its evaluation.
+
+    Args:
+        name: of the method, as `tvr convert` takes it.
+        file: the authors' checkpoint.
+        run: whose data and protocol.
+        workers: processes that decode.
+
+    Raises:
+        AuthorsCheckpointError: another method's checkpoint, or no readable one.
+        MissingAssetError: the videos are absent, or weights that the authors' checkpoint does not hold.
+    """
+    settings = [f"--{option}={value}" for option, value in run.settings.items() if option.startswith("data.")]
+    settings.append(f"--data.init_args.num_workers={workers}")
+    asked = data_from_recipe(run.config, settings)
+    module = IMPORT[name](with_openai_names(read_checkpoint(file), str(file)), str(file), asked.words, asked.frames)
+    for path in run.config:
+        options: dict[str, Any] = (read_recipe(path).get("model") or {}).get("init_args") or {}
+        module.protocol = options.get("protocol", module.protocol)
+    data = data_from_recipe(run.config, [*settings, f"--data.init_args.image_size={module.image_size}"])
+    data.check_present("test")
+    trainer = Trainer(logger=False, enable_checkpointing=False, use_distributed_sampler=False, devices=1)
+    trainer.test(module.eval(), datamodule=data, verbose=False)
+    return module
