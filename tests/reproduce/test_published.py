@@ -8,7 +8,7 @@ import pytest
 
 from tvr_lightning.cli import Verb, verb_parser
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.published import PublishedRow, disagreements, published_rows, select_published
+from tvr_lightning.reproduce.published import PublishedRow, cited, disagreements, published_rows, select_published
 from tvr_lightning.reproduce.published_verb import run_published
 
 
@@ -89,3 +89,19 @@ def test_the_verb_prints_rows_notes_and_other_formats(capsys, monkeypatch):
     assert len(list(csv.DictReader(io.StringIO(capsys.readouterr().out)))) == 6
     assert run_published(paper="gare", table="4", format="json") == 0
     assert json.loads(capsys.readouterr().out)[0]["recall_1"] == 47.4
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ("luo2022clip4clip Neurocomputing22", "Luo et al., Neurocomputing 22"),
+        ("zhang2024mpt ACM MM24", "Zhang et al., ACM MM 24"),
+        ("CVPR'21", "CVPR 21"),
+        ("ECCV\u201918", "ECCV 18"),
+        ("Exp10: mean, no SDR", "Exp10: mean, no SDR"),
+        ("r=0.3: linear-softmax, SDR", "r=0.3: linear-softmax, SDR"),
+    ],
+)
+def test_citations_are_words_and_settings_stay(printed, words):
+    assert any(row.variant == printed for row in published_rows())
+    assert cited(printed) == words

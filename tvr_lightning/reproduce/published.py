@@ -9,6 +9,7 @@ inconsistent or how it was read, `source_line` is the line of the paper's text t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -24,6 +25,9 @@ PRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "R@50", "MdR", "MnR", "RSu
 
 _COLUMNS = {"recall_1": "R@1", "recall_5": "R@5", "recall_10": "R@10", "recall_50": "R@50", "median_rank": "MdR",
             "mean_rank": "MnR", "recall_sum": "RSum", "sum_of_recalls": "SumR"}  # fmt: skip
+_BIBLIOGRAPHY_KEY = re.compile(r"([a-z]+)\d{4}\w* (.+?) ?(\d\d)")
+"""First author, year and title, run together, before the venue; every paper cited so has several authors."""
+_VENUE = re.compile(r"(.+)['\u2019](\d\d)")
 _ROUNDING = 0.05  # half of the last printed digit, of every term and of the sum
 
 
@@ -91,8 +95,8 @@ class PublishedRow:
 
     @property
     def full_method(self) -> str:
-        """The method with what it is a variant of or in."""
-        return f"{self.method}, {self.variant}" if self.variant else self.method
+        """The method with what it is a variant of or in, citations in words."""
+        return f"{self.method}, {cited(self.variant)}" if self.variant else self.method
 
     @property
     def place(self) -> str:
@@ -102,6 +106,19 @@ class PublishedRow:
     def remarks(self) -> list[str]:
         """Return the note of the transcription and where the print disagrees with its own sums."""
         return [*([self.note] if self.note else []), *disagreements(self)]
+
+
+def cited(variant: str) -> str:
+    """Return a variant as printed, a citation among them in words: `Luo et al., Neurocomputing 22`, or `CVPR 21`.
+
+    Args:
+        variant: such as `luo2022clip4clip Neurocomputing22`, `CVPR'21`, or a setting, which stays as it is.
+    """
+    if key := _BIBLIOGRAPHY_KEY.fullmatch(variant):
+        return f"{key[1].title()} et al., {key[2]} {key[3]}"
+    if venue := _VENUE.fullmatch(variant):
+        return f"{venue[1]} {venue[2]}"
+    return variant
 
 
 def printed_figure(value: float) -> str:

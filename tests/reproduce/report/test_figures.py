@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.features import PairedFeatures
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.reproduce.report.figures import kinds as figures
@@ -18,10 +19,12 @@ from tvr_lightning.reproduce.report.figures.drawing import NotDrawnError
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
 from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
 from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
+from tvr_lightning.reproduce.report.figures.queries import measure_failures
 from tvr_lightning.reproduce.report.figures.sheet import measure_sheet
 from tvr_lightning.reproduce.report.figures.similarity import measure_similarity
 from tvr_lightning.reproduce.report.page import RunSection, page
 from tvr_lightning.reproduce.runs.card import Card
+from tvr_lightning.reproduce.runs.plan import PlannedRun
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -64,7 +67,7 @@ def measured(splits):
 )
 def test_every_method_has_the_common_figures_and_its_own(splits, measured, name, own):
     kinds = {field.partition(".")[0] for field in measured[name]}
-    assert kinds == {"similarity", "balance", "modalities", "unmatched", "sheet"} | own
+    assert kinds == {"similarity", "balance", "modalities", "unmatched", "sheet", "failures"} | own
     charts = figures.draw(measured[name], "run")
     assert {chart.title for chart in charts}
     for chart in charts:
@@ -79,7 +82,8 @@ def test_every_method_has_the_common_figures_and_its_own(splits, measured, name,
 @pytest.mark.parametrize("name", ["gare", "tcmgc", "gaid", "dpdv"])
 def test_every_number_beside_a_figure_is_in_the_file_of_figures(measured, name):
     arrays = measured[name]
-    card = Card("run", "table/line", "finished", {"claims": [], "seed": None, "fingerprints": {}}, results={})
+    planned = PlannedRun("run", "table/line", [], "fit", [], {}, [], None, "msrvtt", None, "nothing", {})
+    card = Card("run", "table/line", "finished", planned.plain(), results={})
     html = page([], [RunSection(card, figures.draw(arrays, "run"), arrays)])
     found = re.findall(r'<span data-figures="run" data-field="([^"]*)">([^<]*)</span>', html)
     assert len(found) > 20
@@ -92,6 +96,22 @@ def test_every_number_beside_a_figure_is_in_the_file_of_figures(measured, name):
     lists = re.findall(r'<ul class="scalars">(.*?)</ul>', html, flags=re.DOTALL)
     assert lists
     assert not [facts for facts in lists if re.search(r"\d\.\d", re.sub(r"<span.*?</span>", "", facts))]
+
+
+def test_failures_name_the_right_video_and_the_best_of_the_others(splits):
+    encoded = splits["gare"]
+    found = measure_failures(encoded)
+    ranks = text_to_video_ranks(encoded.similarity, encoded.matching).expected()
+    assert len(found["query"]) == int((ranks > 1).sum()) > 0
+    rows = {encoded.split.videos[int(place)].video_id: row for row, place in enumerate(encoded.video_index)}
+    for query, right, wrong in zip(found["query"], found["right"], found["wrong"], strict=True):
+        text = encoded.text_index.tolist().index(query)
+        assert rows[right] == encoded.matching[text]
+        others = [row for row in range(len(rows)) if row != rows[right]]
+        assert rows[wrong] == others[int(encoded.similarity[text, others].argmax())]
+    assert set(found["names"]) == {*found["right"], *found["wrong"]}
+    assert len(found["strips"]) == len(found["names"])
+    assert len(measure_failures(perfect(encoded))["query"]) == 0
 
 
 def test_scores_are_those_of_the_method(splits):

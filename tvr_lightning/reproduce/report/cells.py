@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from tvr_lightning.evaluation.statistics import Comparison
-from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
+from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure, unprinted_row
 from tvr_lightning.reproduce.report.uncertainty import (
     Measured,
     compare_runs,
@@ -26,6 +26,7 @@ from tvr_lightning.reproduce.tables import TableRecipe
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
 NOTE_LENGTH = 400
 DIRECTIONS: dict[str, CardDirection] = {"t2v": "text_to_video", "v2t": "video_to_text"}
+BLOCKS = {"t2v": "Text to video", "v2t": "Video to text", "t2v+v2t": "Both directions"}
 UNPRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "MnR")  # of figures, which print no numbers
 NAMES = ("method", "data", "backbone", "direction")
 """Headings of what a line is, before its cells."""
@@ -142,6 +143,41 @@ class Line:
 
 
 @dataclass
+class Block:
+    """The lines of a table in one direction.
+
+    Attributes:
+        direction: `t2v`, `v2t`, `t2v+v2t` or None.
+        lines: in the order of the print.
+        offered: columns of the table.
+    """
+
+    direction: str | None
+    lines: list[Line]
+    offered: list[tuple[Printed, Column]]
+
+    @property
+    def columns(self) -> dict[Printed, list[Column]]:
+        """By metric, those of the table's columns that hold anything in this direction."""
+        found: dict[Printed, list[Column]] = {}
+        for metric, column in self.offered:
+            if any(line.cells[metric].numbers(column) for line in self.lines):
+                found.setdefault(metric, []).append(column)
+        return found
+
+    @property
+    def named(self) -> list[int]:
+        """Which of a line's names, besides the method, tell its lines apart: places in NAMES."""
+        return [place for place in (1, 2) if len({line.names[place] for line in self.lines}) > 1]
+
+    @property
+    def title(self) -> str:
+        """Its direction, and the data and backbone that all its lines share."""
+        shared = [self.lines[0].names[place] for place in (1, 2) if place not in self.named]
+        return ", ".join([BLOCKS.get(self.direction or "", "Results"), *filter(None, shared)])
+
+
+@dataclass
 class TableView:
     """A table, ready to be written in any format.
 
@@ -154,6 +190,7 @@ class TableView:
         runs: what stands behind the measured numbers.
         statistics: sentences on differences and resolution.
         notes: what a reader must know: notes of the print, failed runs, marks, skipped files.
+        unprinted: recalls of its runs in a direction of which the print has no line; in no format's table.
     """
 
     name: str
@@ -164,11 +201,21 @@ class TableView:
     runs: MadeRuns
     statistics: list[str]
     notes: list[str]
+    unprinted: list[Line] = field(default_factory=list)
 
     @property
     def keys(self) -> str:
         """Keys of all its cards, each once."""
         return " ".join(dict.fromkeys(card.key for line in self.lines for card in line.cards))
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Its lines by direction, in the order of the print."""
+        directions = dict.fromkeys(line.published.direction for line in self.lines)
+        return [
+            Block(direction, [line for line in self.lines if line.published.direction == direction], self.columns)
+            for direction in directions
+        ]
 
     @property
     def columns(self) -> list[tuple[Printed, Column]]:
@@ -248,7 +295,24 @@ def view_table(table: TableRecipe, runs: MadeRuns, folder: Path) -> TableView:
         runs=runs,
         statistics=[*_resolution(lines, folder), *_differences(lines)],
         notes=[*([table.note] if table.note else []), *_notes(lines, runs)],
+        unprinted=_unprinted(lines, folder),
     )
+
+
+def _unprinted(lines: Sequence[Line], folder: Path) -> list[Line]:
+    printed = {(line.published.entry, line.published.direction) for line in lines}
+    found = []
+    for line in lines:
+        for direction in DIRECTIONS:
+            if (
+                line.cards
+                and line.published.direction in DIRECTIONS
+                and (line.published.entry, direction) not in printed
+            ):
+                other = Line(unprinted_row(line.published.entry, direction), line.run, line.cards)
+                other.cells = {metric: _cell(other, metric, {}, False, folder) for metric in ("R@1", "R@5", "R@10")}
+                found.append(other)
+    return found
 
 
 def _circumstances(runs: MadeRuns) -> tuple[bool, str | None]:

@@ -19,14 +19,16 @@ from tvr_lightning.media.workers import worker_context
 from tvr_lightning.recipe_files import recipes_folder
 from tvr_lightning.reproduce.profile.card import read_profiles
 from tvr_lightning.reproduce.report.cells import TableView
+from tvr_lightning.reproduce.report.contests import contests_of
 from tvr_lightning.reproduce.report.figures.between import Pair, draw_between, pairs_of
-from tvr_lightning.reproduce.report.figures.curves import draw_curves, measure_curves
+from tvr_lightning.reproduce.report.figures.curves import draw_curves, draw_overlaid, measure_curves
 from tvr_lightning.reproduce.report.figures.drawing import FAILURES, not_drawn, shortened
 from tvr_lightning.reproduce.report.figures.kinds import draw, figures_of
 from tvr_lightning.reproduce.report.folder import read_folder, views_of
 from tvr_lightning.reproduce.report.formats import write_tables
 from tvr_lightning.reproduce.report.page import RunSection, page
 from tvr_lightning.reproduce.runs.card import Card
+from tvr_lightning.reproduce.runs.runner import Folders
 
 MANY_RUNS, MOST_PROCESSES = 8, 4
 """From how many runs on further processes save more time than they take to start, and how many share the memory."""
@@ -99,16 +101,19 @@ def section_of(card: Card, directory: Path, tables_only: bool = False) -> RunSec
         section.missing = "the run stored features and ranks nothing"
         return section
     if tables_only:
-        section.charts = draw_curves(measure_curves(card), card.key, kept=False)
+        section.curves = measure_curves(card)
+        section.charts = draw_curves(section.curves, card.key, kept=False)
         return section
     try:
         with _quiet():
             section.arrays = figures_of(card, directory / "figures")
     except FAILURES as error:  # the page says so; other runs keep theirs
         section.missing = shortened(error)
-        section.charts = draw_curves(measure_curves(card), card.key, kept=False)
+        section.curves = measure_curves(card)
+        section.charts = draw_curves(section.curves, card.key, kept=False)
     else:
-        section.charts = draw_curves(section.arrays, card.key, kept=True) + draw(section.arrays, card.key)
+        section.curves = section.arrays
+        section.charts = draw(section.arrays, card.key) + draw_curves(section.arrays, card.key, kept=True)
     return section
 
 
@@ -137,10 +142,12 @@ def write_report(
         directory: where report.md, report.csv, report.tex and report.html go.
         pairs: of methods and baselines to compare.
     """
+    drawn = [(section.card, section.arrays) for section in sections if section.arrays]
     try:
-        between = draw_between([(section.card, section.arrays) for section in sections if section.arrays], pairs)
+        between = draw_overlaid([(section.card, section.curves) for section in sections]) + draw_between(drawn, pairs)
     except FAILURES as error:
         between = [not_drawn("Comparisons", shortened(error))]
     path = directory / "report.html"
-    write_whole(path, page(views, sections, between, read_profiles(directory / "profiles")).encode())
+    contests = contests_of(drawn, Folders(directory).cards)
+    write_whole(path, page(views, sections, between, read_profiles(directory / "profiles"), contests).encode())
     return [*write_tables(views, directory / "report"), path]

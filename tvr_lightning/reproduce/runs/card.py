@@ -71,6 +71,11 @@ class Card:
     warnings: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 
+    @property
+    def words(self) -> str:
+        """The line that the run was made for, and its seed where it was given one."""
+        return self.name if self.run["seed"] is None else f"{self.name}, seed {self.run['seed']}"
+
     def metrics(self, direction: CardDirection) -> dict[str, float]:
         """Return the metrics of one direction; R@K in percent. Empty for a failed run and for question answering."""
         return dict(self.results.get(direction, {})) if self.results else {}

@@ -104,11 +104,6 @@ def _both(pair: Pair) -> tuple[Card, Card]:
     return pair.baseline, pair.method
 
 
-def _words(card: Card) -> str:
-    seed = "" if card.run["seed"] is None else f", seed {card.run['seed']}"
-    return f"{card.name}{seed}"
-
-
 def _overlaid(pair: Pair, arrays: dict[str, Arrays]) -> Chart:
     figures, (axis,) = new_figure(1)
     for card, dashes in ((pair.baseline, "--"), (pair.method, "-")):
@@ -126,7 +121,7 @@ def _overlaid(pair: Pair, arrays: dict[str, Arrays]) -> Chart:
         f"between-{pair.baseline.key}-{pair.method.key}",
         "Histograms of the scores of matching and of other pairs, of two runs over one axis.",
         note=f"{_OVERLAID[pair.paper]} Dashed is the baseline.",
-        title=f"Scores: {_words(pair.method)} against {_words(pair.baseline)}",
+        title=f"Scores: {pair.method.words} against {pair.baseline.words}",
     )
 
 
@@ -186,7 +181,7 @@ def _balance(without: tuple[Card, Arrays], regularized: tuple[Card, Arrays]) -> 
         "Box plots over matching pairs of similarities normalised over the contrasts, one panel per run.",
         note="TC-MGC, Fig. 12, over all matching pairs; normalised by a softmax over the contrasts, for the paper does "
         "not say how.",
-        title=f"{SDR}: {_words(without[0])} and {_words(regularized[0])}",
+        title=f"{SDR}: {without[0].words} and {regularized[0].words}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.util.tensor_util import make_ndarray
 
 from tvr_lightning.reproduce.report.figures.drawing import (
+    COLOURS,
     FAILURES,
     Arrays,
     Chart,
@@ -19,10 +21,16 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     styled,
     to_chart,
 )
+from tvr_lightning.reproduce.report.render import render
 from tvr_lightning.reproduce.runs.card import Card
 
 TITLE = "Training curves"
 
+OVERLAID = ("train/loss", "val/t2v_R@1")
+"""Curves that are drawn for several runs over one axis."""
+
+_POINTS = 400
+_DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
 # What a tag begins with; $ is its end.
 _PANELS = (
     ("train/loss", "training loss"),
@@ -131,3 +139,50 @@ def draw_curves(arrays: Arrays, key: str, kept: bool) -> list[Chart]:
             TITLE,
         )
     ]
+
+
+@styled
+def draw_overlaid(runs: Sequence[tuple[Card, Arrays]]) -> list[Chart]:
+    """Draw loss and validation recall of the runs on the same data over one axis, one chart per dataset.
+
+    Args:
+        runs: with their arrays from `measure_curves`, others among them.
+    """
+    datasets: dict[str, list[tuple[Card, Arrays]]] = {}
+    for card, arrays in runs:
+        if any(f"curves.{tag}.steps" in arrays for tag in OVERLAID):
+            datasets.setdefault(str((card.results or {}).get("dataset", card.run["dataset"])), []).append(
+                (card, arrays)
+            )
+    return [_overlaid(dataset, own) for dataset, own in datasets.items() if len(own) > 1]
+
+
+def _overlaid(dataset: str, runs: list[tuple[Card, Arrays]]) -> Chart:
+    titles = {tag: title for tag in OVERLAID for start, title in _PANELS if tag == start.removesuffix("$")}
+    shown = [tag for tag in OVERLAID if any(f"curves.{tag}.steps" in arrays for _, arrays in runs)]
+    figures, axes = new_figure(len(shown))
+    styles = [(colour, dashes) for dashes in _DASHES for colour in COLOURS]
+    legend = []
+    for place, (card, arrays) in enumerate(runs):
+        colour, dashes = styles[place % len(styles)]
+        legend.append({"key": card.key, "words": card.words, "colour": colour, "line": dashes})
+        for tag, axis in zip(shown, axes, strict=True):
+            if f"curves.{tag}.steps" in arrays:
+                steps, values = arrays[f"curves.{tag}.steps"], arrays[f"curves.{tag}.values"]
+                kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _POINTS)).round().astype(int))
+                axis.plot(
+                    steps[kept],
+                    values[kept],
+                    color=colour,
+                    linestyle=_DASHES[dashes],
+                    marker="o" if len(steps) < 3 else None,
+                    gid=f"curve-{card.key}",
+                )
+    for tag, axis in zip(shown, axes, strict=True):
+        axis.set_title(titles[tag])
+        axis.set_xlabel("optimiser step")
+    alt = f"Line charts over optimiser steps of {' and '.join(titles[tag] for tag in shown)}, one line per run."
+    drawn = to_chart(figures, f"overlaid-{dataset.replace(' ', '-')}", alt)
+    return Chart(
+        alt, f"Training curves of several runs: {dataset}", html=render("overlaid.html", runs=legend, chart=drawn)
+    )

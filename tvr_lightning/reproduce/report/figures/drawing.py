@@ -196,6 +196,7 @@ def _inline(text: str, name: str) -> Markup:
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "sans-serif", svg)
     svg = re.sub(r'(?<= )(d|x|y|points|transform)="[^"]*"', lambda found: _rounded(found.group()), svg)
     svg = re.sub(r"\s*\n\s*", " ", svg)
+    svg = re.sub(r' id="(curve-[^"]*)"', r' class="\1"', svg)  # the page shows and hides it by its run
     # Several drawings share a page, so ids must not meet; those that nothing refers to go.
     used = set(re.findall(r'(?:url\(|href=")#([^)"]*)', svg))
     svg = re.sub(

@@ -17,7 +17,7 @@ import numpy as np
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import write_whole
-from tvr_lightning.reproduce.report.figures import dpdv, gaid, gare, ncl, sheet, similarity, tcmgc
+from tvr_lightning.reproduce.report.figures import dpdv, gaid, gare, ncl, queries, sheet, similarity, tcmgc
 from tvr_lightning.reproduce.report.figures.curves import measure_curves
 from tvr_lightning.reproduce.report.figures.drawing import (
     FAILURES,
@@ -33,7 +33,7 @@ from tvr_lightning.reproduce.report.figures.kind import FigureKind
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.reproduce.runs.fingerprint import digest
 
-VERSION = 3
+VERSION = 4
 """Of what is measured; files of another version are made anew."""
 
 
@@ -42,13 +42,14 @@ class FiguresError(UserError, ValueError):
 
 
 KINDS: tuple[FigureKind, ...] = (
+    *sheet.FIGURES,
     *similarity.FIGURES,
     *ncl.FIGURES,
     *gare.FIGURES,
     *tcmgc.FIGURES,
     *gaid.FIGURES,
     *dpdv.FIGURES,
-    *sheet.FIGURES,
+    *queries.FIGURES,
 )
 
 
