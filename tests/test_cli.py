@@ -112,6 +112,29 @@ def test_fit_leaves_table_config_checkpoints_and_logs(run):
     assert table["SumR"][0] == pytest.approx(results["sum_of_recalls"])
 
 
+def test_a_run_explains_itself(run):
+    page = (run / "run.md").read_text(encoding="utf-8")
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert page.startswith("# CLIP4Clip on MSR-VTT\n")
+    assert f"| text-to-video | {results['text_to_video']['R@1']:.1f} |" in page
+    for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet"):
+        assert named in page
+    assert f"tvr test --ckpt_path {run}/checkpoints/last.ckpt" in page
+    assert "--checkpoints.resume=true" in page
+
+
+def test_the_rank_of_every_query_is_kept(run):
+    ranks = pd.read_parquet(run / "ranks.parquet")
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    for direction, name in (("text-to-video", "text_to_video"), ("video-to-text", "video_to_text")):
+        found = ranks[ranks.direction == direction]
+        assert found["rank"].mean() == pytest.approx(results[name]["MnR"])
+    texts = ranks[ranks.direction == "text-to-video"]
+    assert len(texts) == results["texts"]
+    assert texts["query"].str.len().min() > 3
+    assert set(texts.video) == set(ranks[ranks.direction == "video-to-text"]["query"])
+
+
 def test_test_of_the_checkpoint_repeats_the_table(run, fixture_root, tmp_path):
     checkpoint = run / "checkpoints" / "last.ckpt"
     assert main(["test", *overlay(fixture_root, tmp_path, f"--ckpt_path={checkpoint}")]) == 0

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.quiet import is_verbose
 from tvr_lightning.recipe_files import RecipeError, read_recipe, with_recipes_found
+from tvr_lightning.run_page import write_query_ranks, write_run_page
 from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, starting_weights
 from tvr_lightning.training.bar import RunProgressBar
 from tvr_lightning.training.module import RecipeModule
@@ -149,7 +151,8 @@ class RecipeCLI(LightningCLI):
         self.trained: Trained | None = None
         self.overridden: list[Difference] = []
         assert args is None or isinstance(args, list)
-        words = with_recipes_found(sys.argv[1:] if args is None else args)
+        self.words = sys.argv[1:] if args is None else args
+        words = with_recipes_found(self.words)
         asked = _without_nulls(words)
         checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
         local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
@@ -520,6 +523,11 @@ class RecipeCLI(LightningCLI):
             results = results_of(self.model.evaluation, method=self.model.title, **run)
             print_results(results)
             paths = write_results(results, folder) if folder else None
+            if folder:
+                if self.subcommand != "validate":  # whose split is the test's with some datasets
+                    truth = self.datamodule.ground_truth("test").video_of_text
+                    write_query_ranks(folder, self.model.evaluation, self.datamodule.read_split("test"), truth)
+                write_run_page(folder, results, shlex.join(["tvr", *self.words]))
         if paths:
             Console().print(f"Wrote {paths[0]} and {paths[1].name}", highlight=False, soft_wrap=True)
 
