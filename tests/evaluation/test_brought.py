@@ -135,7 +135,7 @@ def test_what_a_method_predicts_gives_the_table_of_its_test(tmp_path, monkeypatc
     (written,) = tmp_path.glob("runs/*/*/results.json")
     tested = json.loads(written.read_text())
     assert main(["predict", *options]) == 0
-    (predictions,) = tmp_path.glob("runs/*/*/*.parquet")
+    (predictions,) = tmp_path.glob("runs/*/*/predictions.parquet")
     found = evaluated(str(predictions), "--data=MSVD", f"--root={tmp_path}")
     for part in ("text_to_video", "video_to_text", "sum_of_recalls", "dataset", "split", "protocol", "texts", "videos"):
         assert found[part] == tested[part], part

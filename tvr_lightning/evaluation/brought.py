@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
+from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.normalization import Normalizer, normalize_scores
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
@@ -82,21 +82,15 @@ def evaluate_scores(
             marks.append("video-to-text is not normalised: no scores of training videos were given")
     ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos, truth.video_of_text)
     rows = summarize(ranks[0], recall), summarize(ranks[1], recall)
-    return Evaluation(
-        text_to_video=rows[0],
-        video_to_text=rows[1],
-        sum_of_recalls=sum_of_recalls(*rows),
-        text_to_video_ranks=ranks[0],
-        video_to_text_ranks=ranks[1],
-        dataset=truth.dataset,
-        split=truth.split,
-        protocol=truth.protocol,
+    return Evaluation.of(
+        rows,
+        ranks,
+        truth,
+        normalizer,
         texts=truth.texts,
         videos=truth.videos,
         texts_without_video=0,
         partial=bool(left_out),
-        post_processing=normalizer.name if normalizer else None,
-        transductive=normalizer.transductive if normalizer else False,
         marks=marks,
     )
 

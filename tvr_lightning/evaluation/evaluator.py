@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,36 @@ class Evaluation:
     measured: dict[str, float] = field(default_factory=dict)
     balance: dict[Direction, Balance] = field(default_factory=dict)
     audit: Verdict | None = None
+
+    @classmethod
+    def of(
+        cls,
+        rows: tuple[dict[str, float], dict[str, float]],
+        ranks: tuple[Ranks, Ranks],
+        truth: GroundTruth,
+        normalizer: Normalizer | None,
+        **seen: Any,
+    ) -> Evaluation:
+        """Return the evaluation of a split.
+
+        Args:
+            rows: of the table, text-to-video and video-to-text.
+            ranks: of the queries, likewise.
+            truth: of the split.
+            normalizer: that the scores were post-processed with.
+            seen: how many texts and videos took part, and the marks, as attributes.
+        """
+        named: dict[str, Any] = {"dataset": truth.dataset, "split": truth.split, "protocol": truth.protocol}
+        return cls(
+            text_to_video=rows[0],
+            video_to_text=rows[1],
+            sum_of_recalls=sum_of_recalls(*rows),
+            text_to_video_ranks=ranks[0],
+            video_to_text_ranks=ranks[1],
+            post_processing=normalizer.name if normalizer else None,
+            transductive=normalizer.transductive if normalizer else False,
+            **(named | seen),
+        )
 
     def values(self) -> dict[str, float]:
         """Return what a run logs, by name: `t2v_R@1`, `SumR`, and normalisation errors where they were measured."""
@@ -321,21 +352,16 @@ class Evaluator:
     ) -> Evaluation:
         leaks = self.score_as_released is not None
         texts, videos = len(seen.text_rows), len(seen.video_rows)
-        return Evaluation(
-            text_to_video=rows[0],
-            video_to_text=rows[1],
-            sum_of_recalls=sum_of_recalls(*rows),
-            text_to_video_ranks=ranks[0],
-            video_to_text_ranks=ranks[1],
-            dataset=truth.dataset,
-            split=truth.split,
+        return Evaluation.of(
+            rows,
+            ranks,
+            truth,
+            normalizer,
             protocol=f"{truth.protocol}, as released" if leaks else truth.protocol,
             texts=texts,
             videos=videos,
             texts_without_video=seen.dropped,
             partial=texts < truth.texts or videos < truth.videos,
-            post_processing=normalizer.name if normalizer else None,
-            transductive=normalizer.transductive if normalizer else False,
             marks=[LEAKS] if leaks else [],
         )
 
