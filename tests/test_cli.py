@@ -112,6 +112,25 @@ def test_fit_leaves_table_config_checkpoints_and_logs(run):
     assert table["SumR"][0] == pytest.approx(results["sum_of_recalls"])
 
 
+TIP = ("GPU available", "Tip:", "DataLoader 0")
+
+
+@pytest.mark.filterwarnings("ignore:UNTRAINED weights")
+def test_a_run_says_one_line_of_itself_and_libraries_speak_when_asked(fixture_root, tmp_path):
+    def said(*asked: str) -> str:
+        words = ["test", *overlay(fixture_root, tmp_path / str(len(asked)), *asked)]
+        run = subprocess.run([sys.executable, "-m", "tvr_lightning.cli", *words], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        return run.stdout + run.stderr
+
+    quiet, verbose = said(), said("-v")
+    assert not [words for words in TIP if words in quiet]
+    assert all(words in verbose for words in TIP)
+    (line,) = [line for line in quiet.splitlines() if line.startswith("CLIP4Clip on MSR-VTT: ")]
+    for words in ("cpu, precision 32-true", "M parameters", "untrained: the encoder TinyClipEncoder", "; writes to "):
+        assert words in line
+
+
 def test_a_run_explains_itself(run):
     page = (run / "run.md").read_text(encoding="utf-8")
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
