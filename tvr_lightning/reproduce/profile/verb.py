@@ -89,7 +89,8 @@ def run_profile(
         raise RecipeError("tvr profile needs batch_size of at least 2, queries and repeats of at least 1")
     arguments = [item for path in config for item in ("--config", path)]
     cli_class = _OfRandomWeights if random_weights else _WithoutData
-    with weights_follow() if random_weights else nullcontext():  # none do: for encoders that a recipe leaves to a method
+    # No weights follow: for encoders that a recipe leaves to its method.
+    with weights_follow() if random_weights else nullcontext():
         cli = cli_class(args=[*arguments, *overrides], run=False)
     module = cli.model
     if not isinstance(module, RetrievalModule):
