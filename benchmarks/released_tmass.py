@@ -78,7 +78,7 @@ SUBJECT = Subject(
 )
 SHARED_DRAWS = dataclasses.replace(
     SUBJECT,
-    title="released arithmetic, radius and draws once",
+    title="released arithmetic, shared draws",
     released_block=block_of_shared_draws,  # type: ignore[arg-type]
     pair_numbers=lambda sizes: sizes.dimension,
 )
