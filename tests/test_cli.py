@@ -1,6 +1,7 @@
 """The `tvr` command in process, on real files: fit, test, predict, and what happens when something is missing."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
-from tvr_lightning.cli import main
+from tvr_lightning.cli import VERBS, main, verb_parser
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.verb_help import read_verb
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -295,11 +297,33 @@ def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):
     assert "--checkpoints.every_n_steps" in capsys.readouterr().out
 
 
-def test_help_and_version_import_neither_torch_nor_what_stands_on_it():
-    program = "import sys; from tvr_lightning.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    for words in (["--help"], ["fit", "--help"]):
-        said = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
-        assert said.stdout.splitlines()[-1] == "False"
+def test_no_help_and_no_typo_waits_for_torch():
+    asked = [["--help"], ["--version"], ["fit", "--help"], ["index", "--ckpy", "x"], ["evaluat"]]
+    asked += [[*verb.words.split(), "--help"] for verb in VERBS if verb.run is not None]
+    program = (
+        "import sys\nfrom tvr_lightning.cli import main\n"
+        f"for words in {asked!r}:\n    try:\n        main(words)\n    except SystemExit:\n        pass\n"
+        "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules, words\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.splitlines() == [
+        "tvr: index has no option --ckpy; did you mean --ckpt? `tvr index --help` lists all",
+        "tvr: there is no verb evaluat; did you mean evaluate? `tvr --help` lists all",
+    ]
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb.run], ids=lambda verb: verb.words)
+def test_the_help_of_a_verb_has_the_options_that_it_takes(verb, capsys):
+    taken = {name for action in verb_parser(verb)._actions for name in action.option_strings if name.startswith("--")}
+    taken = {name for name in taken if not name.endswith((".help", "+"))}  # jsonargparse's own, of classes and lists
+    assert main([*verb.words.split(), "--help"]) == 0
+    said = capsys.readouterr().out
+    assert set(re.findall(r"(?<=\n  )(?:-h, )?(--[\w-]+)", said)) == taken
+    assert max(map(len, said.splitlines())) < 120
+    for parameter in read_verb(verb.run).parameters:
+        assert parameter.help, parameter.name
+        assert "<" not in parameter.kind
 
 
 def test_verbs_that_take_recipes_take_their_options(fixture_root, tmp_path, capsys):
