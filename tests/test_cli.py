@@ -138,8 +138,17 @@ def test_a_run_explains_itself(run):
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     assert page.startswith("# CLIP4Clip on MSR-VTT\n")
     assert f"| text-to-video | {results['text_to_video']['R@1']:.1f} |" in page
-    for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet"):
+    for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet", "curves.csv", "log.txt"):
         assert named in page
+    assert "`test/` and `predict/` below this folder" in page
+    said = (run / "log.txt").read_text(encoding="utf-8")
+    assert said.startswith("CLIP4Clip on MSR-VTT: ")
+    assert "SumR" in said
+    assert f"Wrote {run / 'results.json'}" in said
+    assert "Epoch" not in said
+    curves = pd.read_csv(run / "curves.csv")
+    assert set(curves["name"]) >= {"train/loss", "val/t2v_R@1"}
+    assert curves[curves["name"] == "train/loss"]["step"].tolist() == [0, 1, 2, 3]
     assert f"tvr test --ckpt_path {run}/checkpoints/last.ckpt" in page
     assert "--checkpoints.resume=true" in page
 
@@ -158,9 +167,11 @@ def test_the_rank_of_every_query_is_kept(run):
 
 def test_test_of_the_checkpoint_repeats_the_table(run, fixture_root, tmp_path):
     checkpoint = run / "checkpoints" / "last.ckpt"
-    assert main(["test", *overlay(fixture_root, tmp_path, f"--ckpt_path={checkpoint}")]) == 0
-    (again,) = tmp_path.glob("*/*/results.json")
-    first, second = (json.loads(path.read_text()) for path in (run / "results.json", again))
+    options = [word for word in overlay(fixture_root, tmp_path) if not word.startswith("--results")]
+    assert main(["test", *options, f"--ckpt_path={checkpoint}"]) == 0
+    again = run / "test" / "version_0"
+    assert {path.name for path in again.iterdir()} >= {"log.txt", "ranks.parquet", "run.md", "results.csv"}
+    first, second = (json.loads((folder / "results.json").read_text()) for folder in (run, again))
     assert second["text_to_video"] == first["text_to_video"]
     assert second["checkpoint"] == str(checkpoint)
 

@@ -53,6 +53,7 @@ from tvr_lightning.recipe_files import RecipeError, read_recipe, with_recipes_fo
 from tvr_lightning.run_page import write_query_ranks, write_run_page
 from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, starting_weights
 from tvr_lightning.training.bar import RunProgressBar
+from tvr_lightning.training.curves import CurvesLogger
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.reliability import (
     AtomicCheckpointIO,
@@ -65,7 +66,8 @@ from tvr_lightning.training.reliability import (
     newest_checkpoint,
     sweep_partial,
 )
-from tvr_lightning.training.run_folder import RunTrainer, next_run
+from tvr_lightning.training.run_folder import RunTrainer, next_run, removed_unless_begun, run_of
+from tvr_lightning.training.run_log import kept
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")
@@ -87,7 +89,8 @@ class ResultsConfig:
     """Where results go and how the weights behind them are chosen.
 
     Attributes:
-        directory: parent folder of the runs; a run writes to <directory>/<method>-<dataset>/version_<n>.
+        directory: parent folder of the runs; a run writes to <directory>/<method>-<dataset>/version_<n>. Evaluating a
+            run's checkpoint writes below that run, to <verb>/version_<n>, unless this says otherwise.
         select_on: which weights make the table after `fit`: those of the last step, or the best on the validation or
             test split. The papers' code selects on the test set, which is optimistic; the choice is recorded.
     """
@@ -205,7 +208,12 @@ class RecipeCLI(LightningCLI):
         print(f"{line}parameters, {weights}{where}", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        self._say_run()
+        folder = self._run_folder()
+        with kept(folder if self.trainer.is_global_zero else None), removed_unless_begun(self.trainer, folder):
+            self._say_run()
+            self._run_explained(subcommand)
+
+    def _run_explained(self, subcommand: str) -> None:
         with warnings.catch_warnings():
             # Evaluation needs no checkpoint callback, whatever the run that wrote the checkpoint had.
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
@@ -332,11 +340,18 @@ class RecipeCLI(LightningCLI):
         made = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         assert isinstance(made, RunTrainer)
         made.run_folder = None if fast else folder
+        if self.subcommand == "fit" and not fast:
+            made.loggers = [*made.loggers, CurvesLogger(folder)]
         return made
 
     def _runs(self) -> Path:
-        """Folder of all runs of this method on this dataset."""
-        return Path(self.options.results.directory) / self.run_name
+        """Folder of all runs of this method on this dataset, or of all evaluations of a run by one verb."""
+        directory = self.options.results.directory
+        if self.subcommand in EVALUATING and not any(word.startswith("--results") for word in self.words):
+            run = run_of(self.options.get("ckpt_path"))
+            if run is not None and directory == ResultsConfig.directory:
+                return run / str(self.subcommand)
+        return Path(directory) / self.run_name
 
     @property
     def run_name(self) -> str:

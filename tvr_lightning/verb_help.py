@@ -125,7 +125,7 @@ def _resolved(expression: ast.expr, module: str) -> ast.expr:
         def visit_Name(self, node: ast.Name) -> ast.expr:
             return _meaning(node.id, module) or node
 
-    return Replace().visit(expression)  # type: ignore[no-any-return]
+    return Replace().visit(expression)
 
 
 def _meaning(name: str, module: str) -> ast.expr | None:
