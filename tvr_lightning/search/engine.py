@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -24,12 +24,11 @@ from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import inside
 from tvr_lightning.search.indexing import load_scorers
 from tvr_lightning.search.places import choose_store
-from tvr_lightning.search.results import Answer, Moment, Result
+from tvr_lightning.search.results import Answer, Moment, Normalize, Result
 from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
-Normalize = Literal["none", "sinkhorn"]
 NONE = "none"
 BEST_MOMENTS = 3
 VIDEOS_IN_MEMORY = 4096

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from tvr_lightning._version import __version__
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.picture import PictureError
-from tvr_lightning.search.engine import Filter, Normalize, Searcher
+from tvr_lightning.search.engine import Filter, Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
 from tvr_lightning.search.files import inside, resolve_roots
 from tvr_lightning.search.limits import (
@@ -35,8 +36,10 @@ from tvr_lightning.search.limits import (
     while_wanted,
 )
 from tvr_lightning.search.metrics import Metrics
+from tvr_lightning.search.owner import add_owner_search
 from tvr_lightning.search.places import handed_out, remembered
-from tvr_lightning.search.results import Answer
+from tvr_lightning.search.results import Answer, Normalize
+from tvr_lightning.search.running import ROUTE, announced
 from tvr_lightning.search.texts import GivenUp
 
 optional("fastapi", "tvr serve")
@@ -52,7 +55,8 @@ MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
 RETRY_AFTER = 5
 """Seconds after which a client that got 503 may ask again."""
-OPEN_ROUTES = ("/health",)
+OPEN_ROUTES = ("/health", ROUTE)
+"""What asks for no token; the second one asks for its own key."""
 COSTLY_ROUTES = ("/search", "/search/video", "/search/picture", "/similar", "/texts")
 """How the addresses end that compute something."""
 MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
@@ -117,13 +121,14 @@ class ServerOptions:
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
 
 
-def create_app(searcher: Searcher, options: ServerOptions, token: str | None = None) -> FastAPI:
+def create_app(searcher: Searcher, options: ServerOptions, token: str | None = None, key: str | None = None) -> FastAPI:
     """Make the application.
 
     Args:
         searcher: answers the queries.
         options: limits.
         token: what clients must show; None for nothing.
+        key: what `tvr search` of the same user shows; None where it is not answered.
     """
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
     app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_waiting)
@@ -135,6 +140,8 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     _explain(app)
     searches = _Searches(app, options)
     _add_search(app, searcher, options, searches)
+    if key is not None:
+        add_owner_search(app, searcher, key, searches.run)
     _add_videos(app, searcher, options, searches)
     _add_state(app, searcher)
     _add_page(app)
@@ -148,8 +155,8 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
         SearchError: the port cannot be had.
     """
     uvicorn = optional("uvicorn", "tvr serve")
-    token = options.required_token()
-    app = create_app(searcher, options, token)
+    token, key = options.required_token(), secrets.token_urlsafe(24)
+    app = create_app(searcher, options, token, key)
     shown = f"?token={token}" if token else ""
     kept = [str(root) for root in searcher.roots if not inside(root, _folders(searcher, options))]
     if kept:
@@ -158,7 +165,6 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
             "show, add --videos FOLDER",
             file=sys.stderr,
         )
-    print(f"Open http://{options.host}:{options.port}/{shown}  (Ctrl-C ends)", flush=True)
     settings = uvicorn.Config(
         app,
         host=options.host,
@@ -168,9 +174,17 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
         server_header=False,
     )
     try:
-        uvicorn.Server(settings).run()
-    except SystemExit as error:  # uvicorn has printed why
-        raise SearchError(f"cannot listen on {options.host}:{options.port}; choose another --port") from error
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listening = socket.create_server((options.host, options.port), family=family)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SearchError(
+            f"cannot listen on {options.host}:{options.port} ({reason}); choose another --port"
+        ) from error
+    port = listening.getsockname()[1]
+    print(f"Open http://{options.host}:{port}/{shown}  (Ctrl-C ends)", flush=True)
+    with listening, announced(searcher.catalog.folder, options.host, port, key):
+        uvicorn.Server(settings).run(sockets=[listening])
 
 
 def _guard(app: FastAPI, token: str | None, local: bool) -> None:
