@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tvr_lightning.media.video import VideoError
+from tvr_lightning.media.opening import MediaError
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import optional
 from tvr_lightning.search.question import Question
@@ -36,6 +36,6 @@ def add_owner_search(
         question = await request.json()
         try:
             answer = await run(request, lambda _: Question(**question).ask(searcher))
-        except VideoError as error:
+        except MediaError as error:
             return JSONResponse({"detail": str(error)}, REFUSED)
         return JSONResponse(answer.plain())
