@@ -214,12 +214,13 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     if isinstance(options, str):
         print(f"tvr: {options}", file=sys.stderr)
         return 2
+    function = verb.function()
     quieten()
     if overrides:
         options["overrides"] = overrides
     # Whoever searches has videos, and no use for a recipe on synthetic ones.
     hint = None if verb.run.startswith("tvr_lightning.verbs.search") else partial(_fixture_command, rest, verb)
-    return _guard(lambda: verb.function()(**options), hint)
+    return _guard(lambda: function(**options), hint)
 
 
 def _overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
@@ -256,7 +257,10 @@ def _parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
             return f"{verb.words} has no option {name}; {meant}`tvr {verb.words} --help` lists all"
     from jsonargparse import ArgumentError
 
-    parser = verb_parser(verb)
+    from tvr_lightning.progress import shown
+
+    with shown(f"{verb.words}: loading"):
+        parser = verb_parser(verb)
     try:
         return parser.instantiate(parser.parse_args(words)).as_dict()  # classes such as a normalisation's
     except ArgumentError as error:
@@ -314,8 +318,10 @@ def verb_parser(verb: Verb) -> ArgumentParser:
 
 
 def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
-    from tvr_lightning.audit.run import AuditedCLI
+    from tvr_lightning.progress import shown
 
+    with shown(f"{verb}: loading"):
+        from tvr_lightning.audit.run import AuditedCLI
     quieten()
 
     if verb == "fit" and "--estimate" in rest:
