@@ -68,6 +68,7 @@ from tvr_lightning.training.reliability import (
 )
 from tvr_lightning.training.run_folder import RunTrainer, next_run, removed_unless_begun, run_of
 from tvr_lightning.training.run_log import kept
+from tvr_lightning.training.waiting import LoaderWatch, compress_command
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")
@@ -308,6 +309,7 @@ class RecipeCLI(LightningCLI):
         else:
             kwargs["enable_model_summary"] = False
         if self.subcommand == "fit" and not fast:
+            callbacks.append(LoaderWatch(compress_command(self.words)))
             if trainer.get("logger") is not False:  # to which it would log
                 callbacks.append(LearningRateMonitor("step"))
             if trainer.get("enable_checkpointing") is not False:
@@ -530,6 +532,7 @@ class RecipeCLI(LightningCLI):
                 "words_asked": self.datamodule.words,
                 "words": self.model.encoder.positions(self.datamodule.words),
                 "preparation": self.datamodule.preparation.describe(),
+                **({"data": self.datamodule.copies.how.describe()} if self.datamodule.copies is not None else {}),
             },
         }
         if isinstance(self.model, VideoQuestionAnswering):
