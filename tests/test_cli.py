@@ -282,7 +282,16 @@ TYPOS = {
     "search --tpo 3 dog": "search has no option --tpo; did you mean --top?",
     "reproduce gare1": "unknown table 'gare1'",
     "published --paper gari": "no published row has paper 'gari'",
-    "audit --config recipes/gare.yaml --videos many": "many",
+    "audit --config recipes/gare.yaml --videos many": "audit: videos is many; expected a whole number",
+    "data synth msrvt": "data synth: dataset is msrvt; expected msrvtt, didemo, lsmdc, activitynet, vatex, msvd or",
+    "extract --config clip4clip --what smell": "what is smell; expected text, frames, patches, audio or all",
+    "fit": "fit needs a recipe, such as tvr fit --config tcmgc; `tvr fit --help` lists them",
+    "test": "test needs a checkpoint (--ckpt_path FILE) or a recipe, such as tvr test --config tcmgc",
+    "caption --config fixture": "no dataset: name one before what lies on top of it, such as --config data/msrvtt",
+    "search dog --index nowhere": "nowhere: no index here; make one with tvr index VIDEOS... --out nowhere",
+    "test --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at",
+    "index videos --ckpt a --weights b": "--ckpt and --weights conflict: a checkpoint brings its own weights",
+    "report nowhere": "nowhere/cards holds no run cards; make some with `tvr reproduce TABLE --out nowhere`",
 }
 
 
@@ -294,6 +303,35 @@ def test_a_typo_is_one_line_that_says_what_there_is(words, capsys, monkeypatch):
     assert said.startswith("tvr: ")
     assert TYPOS[words] in said
     assert len(said.splitlines()) == 1
+
+
+BAD_STARTS = {
+    "--ckpt_path=nowhere.ckpt": "--ckpt_path nowhere.ckpt: no such file; looked for it at",
+    "--checkpoints.resume=true --ckpt_path=x.ckpt": "checkpoints.resume looks for the checkpoint itself; drop it or",
+    "--data.init_args.batch_size=64": "batch_size 64 exceeds the 16 training samples, so that no complete batch exists",
+    "--data.init_args.batch_size=0": "batch_size is 0; it must be at least 1",
+    "--trainer.precision=fp17": "trainer.precision is 'fp17'; expected 64 or 32 or 16",
+    "--trainer.strategy=dpp": "invalid strategy name: `strategy='dpp'`",
+    "--trainer.max_epochs=many": "trainer.max_epochs is 'many'; expected a whole number or null",
+}
+
+
+@pytest.mark.parametrize("words", BAD_STARTS)
+def test_a_run_that_cannot_start_says_why_in_a_line_and_leaves_no_folder(words, fixture_root, tmp_path, capsys):
+    # The last of an option counts.
+    assert main(["fit", *overlay(fixture_root, tmp_path / "runs"), *words.split()]) in (1, 2)
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if line.startswith("tvr: ")]
+    assert BAD_STARTS[words] in line
+    assert "Traceback" not in said
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("*"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_devices_that_are_not_there_are_said_in_a_line(fixture_root, tmp_path, capsys):
+    assert main(["fit", *overlay(fixture_root, tmp_path / "runs"), "--trainer.accelerator=gpu"]) == 1
+    assert capsys.readouterr().err.startswith("tvr: No supported gpu backend found")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):

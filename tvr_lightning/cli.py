@@ -10,6 +10,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from tvr_lightning.quiet import VERBOSE, quieten
 from tvr_lightning.short_help import short_help
-from tvr_lightning.verb_help import option_names, verb_help
+from tvr_lightning.verb_help import option_names, read_verb, verb_help
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -271,9 +272,20 @@ def _parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
     try:
         return parser.instantiate(parser.parse_args(words)).as_dict()  # classes such as a normalisation's
     except ArgumentError as error:
-        from tvr_lightning.explain import refusals
+        return f"{verb.words}: {_refusal(verb.run, str(error))}"
 
-        return f"{verb.words}: {' '.join(refusals(str(error)).split())}"
+
+def _refusal(run: str, message: str) -> str:
+    """Return what the parser says of a value in a line: what is expected, without the types that it tried."""
+    from tvr_lightning.explain import refusals
+
+    found = re.search(r'Parser key "(\w+)":', message)
+    value = re.search(r"(?:Got|Given) value: (.*)\Z", message.strip())
+    kinds = {parameter.name: parameter for parameter in read_verb(run).parameters}
+    parameter = kinds.get(found[1]) if found else None
+    if parameter is None or value is None:
+        return " ".join(refusals(message).split())
+    return f"{parameter.name.rstrip('_')} is {value[1]}; expected {parameter.expected}"
 
 
 def _epilog(verb: Verb) -> str | None:

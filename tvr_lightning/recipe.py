@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, Ri
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from rich.console import Console
 
 import tvr_lightning.data
@@ -72,6 +72,8 @@ from tvr_lightning.training.waiting import LoaderWatch, compress_command
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")
+KEYWORDS = ("best", "last", "hpc", "registry")
+"""Checkpoints that Lightning finds itself."""
 # What gloo and NCCL say of a process that is gone.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -170,6 +172,12 @@ class RecipeCLI(LightningCLI):
                 super().parse_arguments(parser, asked)
             except ArgumentError as error:
                 verb = asked[0] if asked and asked[0] in self.subcommands() else None
+                if "arguments are required" in str(error) and verb is not None:
+                    or_checkpoint = "a checkpoint (--ckpt_path FILE) or " if verb in EVALUATING else ""
+                    raise OptionError(
+                        f"{verb} needs {or_checkpoint}a recipe, such as tvr {verb} --config tcmgc; `tvr {verb} --help` "
+                        "lists them"
+                    ) from error
                 known = dict.fromkeys((action.dest.partition(".")[0] for action in self._parser(verb)._actions), Any)
                 raise OptionError(explain(sources_of(asked), known | SECTIONS) or refusals(str(error))) from error
 
@@ -252,7 +260,11 @@ class RecipeCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Stop before anything heavy where data or weights are missing, and say all of it at once."""
         self._set_memory(self.options.eval_memory)
-        self.check_present([instantiate_data(self.options.data).check_present])
+        try:
+            data = instantiate_data(self.options.data)
+        except ValueError as error:
+            raise error if isinstance(error, UserError) else RecipeError(refusals(str(error))) from error
+        self.check_present([data.check_present])
 
     def check_present(self, checks: list[Callable[[], object]]) -> None:
         """Stop where the encoders' weights are missing, or what other checks look for.
@@ -286,7 +298,7 @@ class RecipeCLI(LightningCLI):
             super().instantiate_classes()
             trainer = self.trainer
             self.model.encoder.check_precision(str(trainer.precision), type(trainer.strategy).__name__)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, MisconfigurationException) as error:
             raise RecipeError(refusals(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
@@ -368,6 +380,9 @@ class RecipeCLI(LightningCLI):
             sweep_partial(self._runs())
         if self.resume_from:
             self.config_init[self.subcommand]["ckpt_path"] = str(self.resume_from)
+        given_path = self.options.get("ckpt_path")
+        if given_path and "://" not in given_path and not Path(given_path).exists() and given_path not in KEYWORDS:
+            raise RecipeError(f"--ckpt_path {given_path}: no such file; looked for it at {Path(given_path).absolute()}")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         # Checkpoints hold tensors and plain values; none may execute code. The table is this project's own.
@@ -682,13 +697,21 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
     merged: dict[str, Any] = {}
     for _, section in sections:
         merged = _overlay(merged, section)
+    chosen = any(word.startswith(("--data=", "--data.class_path")) for word in overrides)
+    if not chosen and not merged.get("data", {}).get("class_path"):
+        raise RecipeError(
+            "no dataset: name one before what lies on top of it, such as --config data/msrvtt, or a method's recipe"
+        )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(TextVideoDataModule, "data")
     try:
         config = parser.parse_args(list(overrides), namespace=parser.parse_object(merged))
     except ArgumentError as error:
         raise OptionError(explain([*sections, *sources_of(overrides)], SECTIONS) or refusals(str(error))) from error
-    return parser.instantiate(config).data
+    try:
+        return parser.instantiate(config).data
+    except ValueError as error:
+        raise error if isinstance(error, UserError) else RecipeError(refusals(str(error))) from error
 
 
 def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,15 @@ class Parameter:
         return f"--{name.replace('_', '-') if self.switch else name}"
 
     @property
+    def expected(self) -> str:
+        """What may be given, in words."""
+        shown = _shown(self.kind)
+        if "{" in shown:
+            *others, last = shown.strip("[{}]").split(",")
+            return f"{', '.join(others)} or {last}"
+        return {"N": "a whole number", "X": "a number", "PATH": "a path", "TEXT": "words"}.get(shown, shown)
+
+    @property
     def switch(self) -> bool:
         """Whether it is given without a value."""
         return self.kind == "bool" and self.default == "False"
