@@ -323,7 +323,7 @@ class PairVectors(Pairwise):
                 value = value + (shared * self._full(common)).sum(1)
             return value.unsqueeze(2)
         theirs = None if common is None or shared is None else (shared, self._full(common))
-        return _products_by_video(products, coefficients, video.factor, theirs)
+        return _products_by_video(products, self._raw(video), video.factor, theirs)
 
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
         """See `Pairwise.dot_frames`: moves the weight to the bases where they have fewer vectors."""
