@@ -313,9 +313,13 @@ class PairVectors(Pairwise):
                 coefficients = torch.cat([coefficients, self._full(common)], dim=1)
             own = coefficients[..., 0].transpose(1, 2) @ basis  # (M, N, D)
             return (vectors @ own.permute(1, 2, 0)).permute(2, 0, 1).unsqueeze(-1)
-        products = F.linear(video.basis.flatten(0, 1), vectors.flatten(0, 1))
-        products = products.view(*video.basis.shape[:2], *vectors.shape[:2])  # (M, K, N, T)
-        shared = None if common is None else F.linear(common.basis, vectors.flatten(0, 1)).view(-1, *vectors.shape[:2])
+        # One product for both: by itself, the one with the few common vectors would read all of `vectors` again.
+        rows = video.basis.flatten(0, 1)
+        rows = rows if common is None else torch.cat([rows, common.basis])
+        both = F.linear(rows, vectors.flatten(0, 1)).view(-1, *vectors.shape[:2])
+        own = video.basis.shape[:2].numel()
+        products = both[:own].view(*video.basis.shape[:2], *vectors.shape[:2])  # (M, K, N, T)
+        shared = None if common is None else both[own:]
         if count == 1:
             value = _weighted(products, coefficients)  # (M, N, Q)
             value = value if video.factor is None else value * video.factor
