@@ -18,6 +18,8 @@ _FILES = {
     "results.json": "everything that was measured, on what, with which options; results.csv has the table alone",
     "config.yaml": "all options of the run, defaults included",
     "checkpoints": "last.ckpt after every epoch, best.ckpt by the score of the validation loop",
+    "curves.csv": "what was logged: epoch, step, name, value; TensorBoard's events have the same",
+    "log.txt": "what the run said",
     RANKS: "the rank of every query: direction, query, video, rank (expected where scores tie)",
     "predictions.parquet": "the best videos of every text, of tvr predict",
 }
@@ -57,9 +59,11 @@ def write_run_page(folder: Path, results: Results, command: str) -> Path:
     if results.checkpoint is not None:
         checkpoint = results.checkpoint
         again = [f"{command} --checkpoints.resume=true   # after an interruption"] if trained else []
+        below = ["What these write lies in `test/` and `predict/` below this folder.", ""] if trained else []
         lines += [
             "## How to go on",
             "",
+            *below,
             *_code(
                 [
                     f"tvr test --ckpt_path {checkpoint}",
