@@ -58,7 +58,8 @@ def launches(step: Callable[[], object], device: str) -> int:
         step()
     if device == "cuda":
         return sum(event.count for event in found.key_averages() if str(event.device_type).endswith("CUDA"))
-    return sum(event.cpu_parent is None for event in found.events())
+    operators = [event for event in found.events() if event.name.startswith("aten::")]
+    return sum(event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::") for event in operators)
 
 
 def optimiser(args: argparse.Namespace) -> str:

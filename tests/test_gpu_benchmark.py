@@ -21,7 +21,7 @@ def test_every_part_of_it_runs_on_a_cpu(tmp_path):
     assert "| CLIP4Clip |" in text
     assert "| xpool | 12 |" in text
     assert "best released over ours" in text
-    assert "| BertAdam | 48 |" in text
+    assert "| BertAdam | 24 | 1" in text  # some operators for all tensors
 
 
 def test_without_a_gpu_it_says_what_runs():
