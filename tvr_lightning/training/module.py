@@ -18,7 +18,6 @@ from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.extract.check import check_store
-from tvr_lightning.features import Record
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
 from tvr_lightning.options import other_options, plain_options
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
@@ -88,12 +87,6 @@ class RecipeModule(LightningModule):
         store = getattr(self.trainer.datamodule, "store", None)  # type: ignore[attr-defined]
         if store is not None:
             rank_zero_info(check_store(store, self.encoder, getattr(self, "audio_encoder", None)))
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a batch without waiting for it: Lightning would wait for every tensor of a record."""
-        if isinstance(batch, Record):
-            return batch.to(device, non_blocking=device.type == "cuda")
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def configure_model(self) -> None:
         """Share the parameters out over the devices where the strategy is ModelParallelStrategy (FSDP2)."""
