@@ -189,7 +189,13 @@ class Pairwise(ABC):
 
     @abstractmethod
     def dense(self) -> DensePairVectors:
-        """Return the vectors element by element, as `DensePairVectors`."""
+        """Return the vectors element by element, as `DensePairVectors`.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> PairVectors.from_videos(torch.tensor([[[3.0, 4.0]]]), texts=2).dense().vectors.shape  # (M, N, Q, D)
+            torch.Size([1, 2, 1, 2])
+        """
 
     @abstractmethod
     def __add__(self, other: Pairwise) -> Pairwise:

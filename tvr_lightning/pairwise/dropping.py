@@ -15,6 +15,10 @@ def left_over(probability: float, device: torch.device) -> float:
     Args:
         probability: of an element to become zero.
         device: of the values.
+
+    Example:
+        >>> left_over(0.75, torch.device("cpu"))
+        4.0
     """
     return _LEVELS / (_LEVELS - _threshold(probability)) if device.type == "cpu" else 1.0
 
