@@ -97,9 +97,17 @@ class _Bar(Progress):
 
     _saying: ExitStack | None = None
 
-    def add_task(self, description: str, *arguments: Any, completed: int = 0, **named: Any) -> TaskID:
+    def add_task(
+        self,
+        description: str,
+        start: bool = True,
+        total: float | None = 100.0,
+        completed: int = 0,
+        visible: bool = True,
+        **fields: Any,
+    ) -> TaskID:
         """Begin to count; what was done before, by an earlier call, says nothing of the speed."""
-        return super().add_task(description, *arguments, completed=completed, before=completed, **named)
+        return super().add_task(description, start, total, completed, visible, before=completed, **fields)
 
     def start(self) -> None:
         """Show the bar, or begin to say how far it is."""
