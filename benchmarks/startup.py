@@ -131,15 +131,18 @@ def page(folder: Path, options: argparse.Namespace) -> None:
             taken["tvr search, served", "now"].append(seconds(search, now))
     median = {start: statistics.median(values) for start, values in taken.items()}
     nothing, torch, lightning = (median[name, "now"] for name in ALONE)
-    described = subprocess.run(
-        ["git", "show", "--no-patch", "--format=%h of %as", options.before], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
+    then, here = (
+        subprocess.run(
+            ["git", "show", "--no-patch", "--format=%h of %as", commit], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
+        for commit in (options.before, "HEAD")
+    )
     print("# What the command line costs before it works\n")
     print(
         f"`python benchmarks/startup.py --before {options.before}`, {datetime.date.today()}, {platform.machine()}, "
         f"{os.cpu_count()} cores, Python {platform.python_version()}. Processor seconds, medians of "
         f"{options.repeats} (below {SHORT} s of {5 * options.repeats}), taken in turn beside other work; "
-        f"before: {described}.\n"
+        f"before: {then}, now: {here}.\n"
     )
     print("| start | before | now | now / `pass` | now / `import torch` | now / LightningCLI's help |")
     print("|---|---|---|---|---|---|")
