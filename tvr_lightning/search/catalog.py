@@ -23,14 +23,14 @@ from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoErro
 from tvr_lightning.search.files import VideoFile
 
 FILE = "catalog.sqlite"
-VERSION = 2
+VERSION = 3
 PATIENCE = 60.0
 """Seconds to wait for another process that holds the file."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS videos (
   id TEXT PRIMARY KEY, key INTEGER NOT NULL UNIQUE, path TEXT NOT NULL, size INTEGER NOT NULL,
-  modified INTEGER NOT NULL, duration REAL NOT NULL);
+  modified INTEGER NOT NULL, duration REAL NOT NULL, width INTEGER NOT NULL, height INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS spans (
   key INTEGER PRIMARY KEY, id TEXT NOT NULL, place INTEGER NOT NULL, start REAL NOT NULL, end REAL NOT NULL,
   vector BLOB NOT NULL, UNIQUE (id, place));
@@ -42,7 +42,11 @@ CREATE TABLE IF NOT EXISTS pictures (
   id TEXT NOT NULL, time REAL NOT NULL, jpeg BLOB NOT NULL, PRIMARY KEY (id, time));
 CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
+CREATE TABLE IF NOT EXISTS staged_spans AS SELECT * FROM spans WHERE FALSE;
+CREATE TABLE IF NOT EXISTS staged_features AS SELECT * FROM features WHERE FALSE;
+CREATE TABLE IF NOT EXISTS staged_pictures AS SELECT * FROM pictures WHERE FALSE;
 """
+_STAGED = ("spans", "features", "pictures")
 _INDEXES = """
 CREATE INDEX IF NOT EXISTS filtered ON videos (duration, path, id, key);
 """
@@ -80,12 +84,14 @@ class Entry:
         duration: seconds.
         spans: its stretches in the order of time; one of its whole length where it is found as a whole.
         pictures: JPEG of each real frame of the first scorer, by its time in seconds.
+        size: width and height of its pictures as they are shown, pixels; zeros where unknown.
     """
 
     file: VideoFile
     duration: float
     spans: list[SpanEntry]
     pictures: dict[float, bytes] = field(default_factory=dict)
+    size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -97,12 +103,15 @@ class VideoRow:
         key: a number that stands for this state of the file.
         path: the file.
         duration: seconds.
+        width, height: pixels as it is shown.
     """
 
     id: str
     key: int
     path: Path
     duration: float
+    width: int
+    height: int
 
 
 @dataclass(frozen=True)
@@ -254,16 +263,17 @@ class Catalog:
                 self._connection = self._open_for_reading()
 
     @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        """All of a change or nothing of it; `generation` counts changes."""
+    def _change(self, counted: bool = True) -> Iterator[sqlite3.Connection]:
+        """All of a change or nothing of it; `generation` counts those that a search could see."""
         with self._lock, self._explained():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
-                self._connection.execute(
-                    "INSERT INTO facts VALUES ('generation', '1') "
-                    "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
-                )
+                if counted:
+                    self._connection.execute(
+                        "INSERT INTO facts VALUES ('generation', '1') "
+                        "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
+                    )
             except BaseException:
                 if self._connection.in_transaction:  # on a full disk SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
@@ -305,17 +315,43 @@ class Catalog:
     @staticmethod
     def _insert(connection: sqlite3.Connection, entry: Entry) -> None:
         file = entry.file
-        row = (file.id, file.key, str(file.path), file.size, file.modified, entry.duration)
-        connection.execute("INSERT INTO videos VALUES (?, ?, ?, ?, ?, ?)", row)
-        for place, span in enumerate(entry.spans):
-            key, vector = file.span_key(place), span.vector.float().numpy().tobytes()
-            line = (key, file.id, place, span.start, span.end, vector)
-            connection.execute("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", line)
-            for scorer, features in span.features.items():
-                content = _packed(features, span.times[scorer])
-                connection.execute("INSERT INTO features VALUES (?, ?, ?)", (key, scorer, content))
-        for time, jpeg in entry.pictures.items():
-            connection.execute("INSERT INTO pictures VALUES (?, ?, ?)", (file.id, time, jpeg))
+        row = (file.id, file.key, str(file.path), file.size, file.modified, entry.duration, *entry.size)
+        connection.execute("INSERT INTO videos VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        _insert_parts(connection, "", file, 0, entry.spans, entry.pictures)
+
+    def stage(self, file: VideoFile, place: int, spans: Sequence[SpanEntry], pictures: dict[float, bytes]) -> None:
+        """Put further stretches of a long video aside; nobody sees them until `publish`.
+
+        Args:
+            file: the video.
+            place: number of the first of them, counted from 0.
+            spans: in the order of time.
+            pictures: of these stretches.
+        """
+        with self._change(counted=False) as connection:
+            if place == 0:
+                self._unstage(connection)
+            _insert_parts(connection, "staged_", file, place, spans, pictures)
+
+    def publish(self, file: VideoFile, duration: float, size: tuple[int, int]) -> None:
+        """Make the video searchable whose stretches were put aside, in the place of what was there of it."""
+        with self._change() as connection:
+            self._forget(connection, file.id)
+            self._insert(connection, Entry(file, duration, [], {}, size))
+            for table in _STAGED:
+                connection.execute(f"INSERT INTO {table} SELECT * FROM staged_{table}")
+            self._unstage(connection)
+
+    def drop_staged(self) -> None:
+        """Forget what a killed run put aside."""
+        if self._rows("SELECT 1 FROM staged_spans LIMIT 1"):
+            with self._change(counted=False) as connection:
+                self._unstage(connection)
+
+    @staticmethod
+    def _unstage(connection: sqlite3.Connection) -> None:
+        for table in _STAGED:
+            connection.execute(f"DELETE FROM staged_{table}")
 
     def remove(self, ids: Iterable[str]) -> None:
         """Forget videos and what was noted of unreadable ones."""
@@ -331,8 +367,7 @@ class Catalog:
 
     def videos(self) -> list[VideoRow]:
         """Return all videos in the order of their paths."""
-        rows = self._rows("SELECT id, key, path, duration FROM videos ORDER BY path")
-        return [VideoRow(video, key, Path(path), duration) for video, key, path, duration in rows]
+        return [_video(row) for row in self._rows(f"SELECT {_VIDEO} FROM videos ORDER BY path")]
 
     def video(self, video: str) -> VideoRow:
         """Return one video by its id.
@@ -340,10 +375,10 @@ class Catalog:
         Raises:
             UnknownVideoError: there is none.
         """
-        rows = self._rows("SELECT id, key, path, duration FROM videos WHERE id = ?", (video,))
+        rows = self._rows(f"SELECT {_VIDEO} FROM videos WHERE id = ?", (video,))
         if not rows:
             raise UnknownVideoError(f"no video {video!r} in the index")
-        return VideoRow(rows[0][0], rows[0][1], Path(rows[0][2]), rows[0][3])
+        return _video(rows[0])
 
     def spans(self, video: str) -> list[SpanRow]:
         """Return the stretches of a video in the order of time; none where there is no such video."""
@@ -355,12 +390,9 @@ class Catalog:
         return {row.key: row for row in rows}
 
     def _spans(self, condition: str, values: Sequence[Any]) -> list[SpanRow]:
-        columns = "spans.key, start, end, id, videos.key, path, duration"
-        query = f"SELECT {columns} FROM spans JOIN videos USING (id) WHERE {condition} ORDER BY id, place"
-        return [
-            SpanRow(key, start, end, VideoRow(video, state, Path(path), duration))
-            for key, start, end, video, state, path, duration in self._rows(query, values)
-        ]
+        query = f"SELECT spans.key, start, end, {_VIDEO} FROM spans JOIN videos USING (id) WHERE {condition}"
+        rows = self._rows(f"{query} ORDER BY id, place", values)
+        return [SpanRow(key, start, end, _video(video)) for key, start, end, *video in rows]
 
     def admitted(
         self, shortest: float | None, longest: float | None, path: str | None, words: Collection[str] = ()
@@ -485,6 +517,13 @@ class Catalog:
         return rows[0][0]
 
 
+_VIDEO = "id, videos.key, path, duration, width, height"
+
+
+def _video(row: Sequence[Any]) -> VideoRow:
+    return VideoRow(row[0], row[1], Path(row[2]), *row[3:])
+
+
 def _busy(error: sqlite3.OperationalError) -> bool:
     """Whether another process holds the file; Python 3.10 gives no code, and SQLite's words have not changed."""
     return "locked" in str(error) or "locking protocol" in str(error)
@@ -493,6 +532,25 @@ def _busy(error: sqlite3.OperationalError) -> bool:
 def _says(content: str, word: str) -> bool:
     """Whether a text contains a casefolded word as a whole."""
     return re.search(rf"(?<!\w){word}(?!\w)", content.casefold()) is not None
+
+
+def _insert_parts(
+    connection: sqlite3.Connection,
+    where: str,
+    file: VideoFile,
+    first: int,
+    spans: Sequence[SpanEntry],
+    pictures: dict[float, bytes],
+) -> None:
+    for place, span in enumerate(spans, first):
+        key, vector = file.span_key(place), span.vector.float().numpy().tobytes()
+        line = (key, file.id, place, span.start, span.end, vector)
+        connection.execute(f"INSERT INTO {where}spans VALUES (?, ?, ?, ?, ?, ?)", line)
+        for scorer, features in span.features.items():
+            content = _packed(features, span.times[scorer])
+            connection.execute(f"INSERT INTO {where}features VALUES (?, ?, ?)", (key, scorer, content))
+    rows = [(file.id, time, jpeg) for time, jpeg in pictures.items()]
+    connection.executemany(f"INSERT INTO {where}pictures VALUES (?, ?, ?)", rows)
 
 
 def _packed(features: VideoFeatures, times: Tensor) -> bytes:

@@ -24,13 +24,21 @@ from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import inside
 from tvr_lightning.search.indexing import load_scorers
 from tvr_lightning.search.places import choose_store
+from tvr_lightning.search.ranking import (
+    BEST_MOMENTS,
+    Example,
+    Found,
+    best_of,
+    by_video,
+    likeness,
+    strongest_of_each,
+)
 from tvr_lightning.search.results import Answer, Moment, Normalize, Result
 from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
 NONE = "none"
-BEST_MOMENTS = 3
 VIDEOS_IN_MEMORY = 4096
 CANDIDATES = 256
 
@@ -130,8 +138,8 @@ class Searcher:
             query: what is to be seen.
             top: how many results.
             rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
-            candidates: k, how many videos the second stage scores, at least `top`.
-            normalize: "sinkhorn" adds to each video's score a bias that keeps hubs from crowding the results (NCL).
+            candidates: k, how many stretches of videos the second stage scores, at least `top`.
+            normalize: "sinkhorn" adds to each stretch's score a bias that keeps hubs from crowding the results (NCL).
             only: which videos may be found.
 
         Raises:
@@ -146,7 +154,7 @@ class Searcher:
             scorer = self.scorers[self.first]
             text = scorer.encode_texts([query])
             vector = scorer.text_vectors(text)[0]
-            rows, cosines, biases = self._candidates(vector, max(candidates, top), bias, among)
+            rows, cosines, biases = self._candidates(vector, candidates, top, bias, among)
             answer = Answer(query, rerank, normalize, len(rows), self.catalog.count())
             reranker = self.scorers[self.first if rerank == NONE else rerank]
             if reranker is not scorer and rows:
@@ -210,7 +218,7 @@ class Searcher:
         self._check(NONE, top, top, "none")
         among = self._among(only)
         with self._lock:
-            return self._like(example, name, top, among, None)
+            return self._like(Example(name, example), top, among)
 
     def similar(self, video: str, top: int = 10, only: Filter | None = None) -> Answer:
         """Find videos that look like one of the index.
@@ -226,8 +234,9 @@ class Searcher:
         self._check(NONE, top, top, "none")
         among = self._among(only)
         with self._lock:
-            row = self._spans(video)[0]
-            return self._like(self._features(row, self.first)[0], row.video.path.name, top, among, video)
+            rows = self._spans(video)
+            features = VideoFeatures.cat([self._features(row, self.first)[0] for row in rows])
+            return self._like(Example(rows[0].video.path.name, features, video), top, among)
 
     def describe(
         self, video: str, top: int = 10, texts: Sequence[str] | None = None, given_up: GivenUp = never
@@ -306,11 +315,19 @@ class Searcher:
         return None if only is None else only.keys(self.catalog)
 
     def _candidates(
-        self, vector: Tensor, count: int, bias: dict[int, float] | None, among: list[int] | None
+        self, vector: Tensor, count: int, top: int, bias: dict[int, float] | None, among: list[int] | None
     ) -> tuple[list[SpanRow], list[float], list[float] | None]:
-        """Return the first stage's stretches, best first, with their cosines and biases."""
-        hits: Hits = self.vectors.nearest(vector, count, among)
-        known = self.catalog.by_key([key for key, _ in hits])  # drops what changed since the store was written
+        """Return the first stage's stretches, best first, with their cosines and biases.
+
+        These are `count`, or more until they belong to `top` videos.
+        """
+        count = max(count, top)
+        while True:
+            hits: Hits = self.vectors.nearest(vector, count, among)
+            known = self.catalog.by_key([key for key, _ in hits])  # drops what changed since the store was written
+            if len(hits) < count or len({row.video.id for row in known.values()}) >= min(top, len(known)):
+                break
+            count *= 4
         hits = [hit for hit in hits if hit[0] in known]
         biases = None
         if bias is not None:
@@ -369,60 +386,66 @@ class Searcher:
             ]
         if biases is not None:
             scores = scores + torch.tensor(biases)
-        order = scores.sort(descending=True, stable=True).indices[:top].tolist()
-        for rank, place in enumerate(order, 1):
-            features, times = self._features(rows[place], name)
-            share = reranker.sound_share(text, features) if answer.rerank != NONE else None
-            moments = _moments(text.sentence[0], features, times)
-            row = rows[place].video
-            answer.results.append(
-                Result(
-                    rank=rank,
-                    first_rank=place + 1,
-                    id=row.id,
-                    path=str(row.path),
-                    duration=row.duration,
-                    score=float(scores[place]),
-                    cosine=cosines[place],
-                    bias=None if biases is None else biases[place],
-                    sound=None if share is None else float(share[0, 0]),
-                    best=sorted(moments, key=lambda moment: -moment.similarity)[:BEST_MOMENTS],
-                    moments=moments,
-                    captions=self.catalog.captions_of(row.id),
-                )
-            )
+        for rank, found in enumerate(list(by_video(rows, scores).values())[:top], 1):
+            stretches = [self._moments(text.sentence, rows[place], name) for place in found.places]
+            result = self._result(rank, rows, cosines, found, stretches)
+            if biases is not None:
+                result.bias = biases[found.places[0]]
+            if answer.rerank != NONE:
+                share = reranker.sound_share(text, self._features(rows[found.places[0]], name)[0])
+                result.sound = None if share is None else float(share[0, 0])
+            answer.results.append(result)
 
-    def _like(self, example: VideoFeatures, name: str, top: int, among: list[int] | None, itself: str | None) -> Answer:
+    def _moments(self, like: Tensor, row: SpanRow, scorer: str) -> list[Moment]:
+        """Return each real frame of a stretch with its best cosine with one of some vectors (K, D)."""
+        features, times = self._features(row, scorer)
+        mask = features.frame_mask[0]
+        values = likeness(unit(like), features.frames[0][mask]).amax(0)
+        return [Moment(time, value) for time, value in zip(times[mask].tolist(), values.tolist(), strict=True)]
+
+    def _result(
+        self, rank: int, rows: list[SpanRow], cosines: list[float], found: Found, stretches: list[list[Moment]]
+    ) -> Result:
+        place, video = found.places[0], rows[found.places[0]].video
+        moments = strongest_of_each(stretches)
+        # What it is ranked by comes first: the best stretch's strongest moment.
+        first = max(stretches[0], key=lambda moment: moment.similarity)
+        best = [first, *(each for each in best_of(moments) if each != first)][:BEST_MOMENTS]
+        return Result(
+            rank=rank,
+            first_rank=place + 1,
+            id=video.id,
+            path=str(video.path),
+            duration=video.duration,
+            score=found.score,
+            cosine=cosines[place],
+            bias=None,
+            sound=None,
+            best=best,
+            moments=moments,
+            captions=self.catalog.captions_of(video.id),
+            width=video.width,
+            height=video.height,
+            start=first.time,
+        )
+
+    def _like(self, example: Example, top: int, among: list[int] | None) -> Answer:
         """Rank videos by the mean, over the example's frames, of the best cosine with one of their frames."""
-        vector = self.scorers[self.first].video_vectors(example)[0]
-        rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, None, among)
-        kept = [place for place, row in enumerate(rows) if row.video.id != itself]
-        answer = Answer(name, "frames", "none", len(kept), self.catalog.count())
-        if not kept:
+        vector = unit(self.scorers[self.first].video_vectors(example.features).mean(0, keepdim=True))[0]
+        rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, top + 1, None, among)
+        kept = [place for place, row in enumerate(rows) if row.video.id != example.video]
+        rows, cosines = [rows[place] for place in kept], [cosines[place] for place in kept]
+        answer = Answer(example.name, "frames", "none", len(rows), self.catalog.count())
+        if not rows:
             answer.notes.append("no video fits the filters" if answer.videos else "the index holds no videos yet")
-        frames = unit(example.frames[0][example.frame_mask[0]])
-        found = []
-        for first_rank, place in enumerate(kept, 1):
-            features, times = self._features(rows[place], self.first)
-            similarity = frames @ unit(features.frames[0][features.frame_mask[0]]).T
-            best = similarity.max(0).values.tolist()
-            real = times[features.frame_mask[0]].tolist()
-            moments = [Moment(time, value) for time, value in zip(real, best, strict=True)]
-            found.append((float(similarity.max(1).values.mean()), first_rank, place, moments))
-        found.sort(key=lambda item: -item[0])
-        for rank, (score, first_rank, place, moments) in enumerate(found[:top], 1):
-            row, strongest = rows[place].video, sorted(moments, key=lambda moment: -moment.similarity)[:BEST_MOMENTS]
-            answer.results.append(
-                Result(
-                    rank, first_rank, row.id, str(row.path), row.duration, score, cosines[place], None, None,
-                    strongest, moments, self.catalog.captions_of(row.id),
-                )
-            )  # fmt: skip
+            return answer
+        frames = example.frames()
+        scores = torch.tensor([self._likeness(frames, row) for row in rows])
+        for rank, found in enumerate(list(by_video(rows, scores).values())[:top], 1):
+            stretches = [self._moments(frames, rows[place], self.first) for place in found.places]
+            answer.results.append(self._result(rank, rows, cosines, found, stretches))
         return answer
 
-
-def _moments(query: Tensor, features: VideoFeatures, times: Tensor) -> list[Moment]:
-    """Return the cosine of a query (D,) with each real frame of a video, in the order of time."""
-    mask = features.frame_mask[0]
-    values = unit(features.frames[0][mask]) @ unit(query)
-    return [Moment(time, value) for time, value in zip(times[mask].tolist(), values.tolist(), strict=True)]
+    def _likeness(self, frames: Tensor, row: SpanRow) -> float:
+        features = self._features(row, self.first)[0]
+        return float(likeness(frames, features.frames[0][features.frame_mask[0]]).amax(1).mean())

@@ -10,7 +10,7 @@ from pathlib import Path
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.question import Question
-from tvr_lightning.search.results import Answer, Normalize, clock
+from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
 from tvr_lightning.search.running import ask
 
 CAPTIONS_SHOWN = 2
@@ -30,6 +30,9 @@ def run_index(
     captions: Path | None = None,
     captioner: str | None = None,
     trust: list[str] | None = None,
+    segments: SegmentKind | None = None,
+    segment_length: float | None = None,
+    segment_overlap: float | None = None,
     batch_size: int = 16,
     workers: int = 2,
     device: str | None = None,
@@ -50,12 +53,16 @@ def run_index(
         captions: what videos show, in words: parquet as `tvr caption` writes it, .csv or .jsonl with such columns.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
         trust: module whose classes the checkpoints may name, several by repeating it; its code is run.
+        segments: how videos longer than segment_length are cut: shots (by default), windows, or none.
+        segment_length: seconds of a window, and of a shot at most; 20 by default.
+        segment_overlap: seconds that windows share; 0 by default.
         batch_size: videos per pass through an encoder.
         workers: threads that decode.
         device: where the encoders run; a GPU where there is one by default.
     """
     from tvr_lightning.search.indexing import index
     from tvr_lightning.search.scorer import ScorerSource
+    from tvr_lightning.search.segments import LENGTH, Segments
 
     if ckpt and weights:
         raise SearchError("--ckpt and --weights conflict: a checkpoint brings its own weights; drop one of both")
@@ -69,6 +76,9 @@ def run_index(
         queries = None if bank is None else bank.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SearchError(f"{bank}: cannot be read as text: {error}") from error
+    given = (segments, segment_length, segment_overlap) != (None, None, None)
+    length = LENGTH if segment_length is None else segment_length
+    wanted = Segments(segments or "shots", length, segment_overlap or 0.0) if given else None
     chosen = _device(device)
     report = index(
         videos,
@@ -82,6 +92,7 @@ def run_index(
         captions=captions,
         captioner=captioner,
         trust=trust or (),
+        segments=wanted,
     )
     for line in report.lines():
         print(line)
