@@ -33,12 +33,14 @@ from tvr_lightning.search.ranking import (
     likeness,
     strongest_of_each,
 )
+from tvr_lightning.search.relevance import THRESHOLD, Scale
 from tvr_lightning.search.results import Answer, Moment, Normalize, Result
 from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
 NONE = "none"
+NOTHING = "nothing here matches well"
 VIDEOS_IN_MEMORY = 4096
 CANDIDATES = 256
 
@@ -131,6 +133,7 @@ class Searcher:
         candidates: int = CANDIDATES,
         normalize: Normalize = "none",
         only: Filter | None = None,
+        threshold: float | None = None,
     ) -> Answer:
         """Find videos by words.
 
@@ -141,10 +144,14 @@ class Searcher:
             candidates: k, how many stretches of videos the second stage scores, at least `top`.
             normalize: "sinkhorn" adds to each stretch's score a bias that keeps hubs from crowding the results (NCL).
             only: which videos may be found.
+            threshold: relevance that results have at least, 0 to 1; None keeps all and says where none reaches
+                `relevance.THRESHOLD`.
 
         Raises:
             SearchError: an empty query, or an option that the index cannot serve.
         """
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise SearchError(f"threshold is {threshold:g}; it must lie in 0..1")
         if not query.strip():
             raise SearchError("the query is empty; say in a few words what is to be seen")
         rerank = self._check(rerank, top, candidates, normalize)
@@ -162,7 +169,31 @@ class Searcher:
             if any(each.truncated(query) for each in {scorer, reranker}):
                 answer.notes.append(f"the query is too long; what comes after {scorer.module.words} tokens is not read")
             self._rank(answer, reranker, text, rows, cosines, biases, top)
+            self._judge(answer, max(cosines, default=0.0), threshold)
         return answer
+
+    def _judge(self, answer: Answer, best: float, threshold: float | None) -> None:
+        """Say how well the results match, and keep those that match well enough.
+
+        Args:
+            answer: of a query in words.
+            best: largest cosine of a stretch that may be found.
+            threshold: as `search` has it.
+        """
+        known = self.catalog.fact("relevance")
+        if known is None or not answer.results:
+            return
+        scale = Scale(known["middle"], known["spread"])
+        for result in answer.results:
+            result.relevance = scale.relevance(result.cosine)
+        answer.threshold = THRESHOLD if threshold is None else threshold
+        answer.weak = scale.relevance(best) < answer.threshold
+        if threshold is not None:
+            answer.results = [each for each in answer.results if (each.relevance or 0.0) >= threshold]
+            for rank, each in enumerate(answer.results, 1):
+                each.rank = rank
+        if answer.weak:
+            answer.notes.append(NOTHING + ("; these come nearest" if answer.results else ""))
 
     def search_video(
         self, path: str | Path, top: int = 10, only: Filter | None = None, name: str | None = None

@@ -34,6 +34,7 @@ from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
 from tvr_lightning.search.pictures import Keeping
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
+from tvr_lightning.search.relevance import BACKGROUND, scale_of
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.segmented import LongVideo, Stretch
 from tvr_lightning.search.segments import Segments
@@ -368,9 +369,24 @@ class _Run:
                     since = 0
         follow(self.vectors, self.catalog)
         self.vectors.finish()
+        self._measure()
         report.skipped = self.catalog.skipped()
         report.total = self.catalog.count()
         return report
+
+    def _measure(self) -> None:
+        """Note where the scale of relevance begins, once the index is another one."""
+        keys = sorted(self.catalog.keys())
+        state = [len(keys), sum(keys) % 2**53]
+        known = self.catalog.fact("relevance")
+        if known is not None and known["of"] == state:
+            return
+        model = next(iter(self.models.values()))
+        background = model.text_vectors(model.encode_texts(list(BACKGROUND)))
+        blocks = (self.catalog.vectors(keys[start : start + 4096])[1] for start in range(0, len(keys), 4096))
+        scale = scale_of(background, blocks)
+        if scale is not None:
+            self.catalog.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})
 
     def _gone(self, roots: Sequence[Path], there: set[str], unread: Sequence[Path]) -> list[str]:
         def below(path: Path, folders: Sequence[Path]) -> bool:

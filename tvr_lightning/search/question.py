@@ -27,6 +27,7 @@ class Question:
         longest: seconds that it lasts at most.
         path: what its path contains.
         caption: words that its captions contain.
+        threshold: relevance that results have at least; None keeps all.
 
     Raises:
         SearchError: words and an example, or an example with options of words.
@@ -42,14 +43,15 @@ class Question:
     longest: float | None = None
     path: str | None = None
     caption: str | None = None
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.video is None:
             return
         if self.query:
             raise SearchError("give words or --video, not both")
-        if self.rerank is not None or self.normalize != "none":
-            raise SearchError("--video compares frames with frames; drop --rerank and --normalize")
+        if self.rerank is not None or self.normalize != "none" or self.threshold is not None:
+            raise SearchError("--video compares frames with frames; drop --rerank, --normalize and --threshold")
 
     def plain(self) -> dict[str, Any]:
         """Return the attributes by name."""
@@ -68,4 +70,4 @@ class Question:
         only = None if wanted == Filter() else wanted
         if self.video is not None:
             return searcher.search_video(self.video, self.top, only)
-        return searcher.search(self.query, self.top, self.rerank, self.candidates, self.normalize, only)
+        return searcher.search(self.query, self.top, self.rerank, self.candidates, self.normalize, only, self.threshold)

@@ -345,11 +345,12 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         longest: Seconds = None,
         path: Words = None,
         caption: Said = None,
+        threshold: Annotated[float | None, Query(ge=0, le=1, description="relevance of results at least")] = None,
     ) -> dict[str, Any]:
         """Find videos by words."""
         only = _filter(shortest, longest, path, caption)
         return await searches.search(
-            request, searcher, lambda: searcher.search(query, top, rerank, candidates, normalize, only)
+            request, searcher, lambda: searcher.search(query, top, rerank, candidates, normalize, only, threshold)
         )
 
     @app.get("/api/videos/{video}/similar", responses=REFUSALS)

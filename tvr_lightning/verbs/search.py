@@ -115,6 +115,7 @@ def run_search(
     longest: float | None = None,
     path: str | None = None,
     caption: str | None = None,
+    threshold: float | None = None,
     json: bool = False,
     store: str | None = None,
     trust: list[str] | None = None,
@@ -134,6 +135,7 @@ def run_search(
         longest: seconds that a video lasts at most.
         path: what a video's path contains.
         caption: words that a video's captions contain, all of them.
+        threshold: relevance that results have at least, 0 to 1: the share of unrelated queries that would do worse.
         json: print JSON.
         store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
@@ -141,7 +143,8 @@ def run_search(
     """
     example = None if video is None else str(video.absolute())
     question = Question(
-        " ".join(query), example, top, rerank, candidates, normalize, shortest, longest, path, caption
+        " ".join(query), example, top, rerank, candidates, normalize, shortest, longest, path, caption,
+        threshold,
     )  # fmt: skip
     # These say how the index is to be opened, which a server has done in its own way.
     answer = ask(index, question) if store is None and device is None and not trust else None
@@ -204,7 +207,8 @@ def _print(answer: Answer, as_json: bool) -> None:
         print(f"note: {note}")
     for r in answer.results:
         where = ", ".join(f"{clock(m.time)} ({m.similarity:.3f})" for m in r.best)
-        extra = "" if r.sound is None else f"  sound {r.sound:+.3f}"
+        extra = "" if r.relevance is None else f"  relevance {r.relevance:.2f}"
+        extra += "" if r.sound is None else f"  sound {r.sound:+.3f}"
         extra += "" if r.bias is None else f"  bias {r.bias:+.3f}"
         path = _from_here(Path(r.path))
         print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
