@@ -93,6 +93,13 @@ VERBS = (
     Verb(
         "data check", "list everything wrong with a dataset", "tvr_lightning.verbs.data:data_check", sections=("data",)
     ),
+    Verb(
+        "data compress",
+        "copy a dataset's videos small, to train from",
+        "tvr_lightning.verbs.data:data_compress",
+        go_on=AGAIN,
+        sections=("data",),
+    ),
     Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs.data:data_stats", sections=("data",)),
     Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs.data:data_show", ("video",)),
     Verb(
