@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
 from tvr_lightning.search.files import VideoFile
+from tvr_lightning.search.filters import Filter
 
 FILE = "catalog.sqlite"
 VERSION = 3
@@ -51,10 +52,6 @@ _INDEXES = """
 CREATE INDEX IF NOT EXISTS filtered ON videos (duration, path, id, key);
 """
 """Lets filters read the few columns that they look at; an index that lacks it answers the same."""
-# What SQLite folds itself is quick, and right for ASCII alone; the rest is folded by Python, row by row.
-_ASCII = "length({0}) = length(CAST({0} AS BLOB))"
-_CONTAINS = f"CASE WHEN {_ASCII} THEN instr(lower({{0}}), ?) ELSE instr(folded({{0}}), ?) END > 0".format("path")
-_SAYS = f"CASE WHEN {_ASCII} AND NOT instr(lower({{0}}), ?) THEN 0 ELSE says({{0}}, ?) END".format("content")
 
 
 @dataclass
@@ -394,35 +391,76 @@ class Catalog:
         rows = self._rows(f"{query} ORDER BY id, place", values)
         return [SpanRow(key, start, end, _video(video)) for key, start, end, *video in rows]
 
-    def admitted(
-        self, shortest: float | None, longest: float | None, path: str | None, words: Collection[str] = ()
-    ) -> list[int]:
-        """Return the keys of the stretches of the videos that fit all of some bounds.
+    def admitted(self, only: Filter, roots: Sequence[Path] = (), most: int = 2**62) -> list[int]:
+        """Return the keys of the stretches of the videos that fit a filter.
 
         Args:
-            shortest: seconds that a video lasts at least; None for any.
-            longest: seconds that it lasts at most; None for any.
-            path: what its path contains, whatever the case; None or empty for any.
-            words: casefolded words that its captions contain, in any of them and in any case.
+            only: the filter.
+            roots: indexed folders, which the filter's folder lies below.
+            most: how many keys at most.
         """
-        conditions: list[str] = ["TRUE"]
-        values: list[str | float] = []
-        for bound, condition in ((shortest, "duration >= ?"), (longest, "duration <= ?")):
-            if bound is not None:
-                conditions.append(condition)
-                values.append(float(bound))
-        if path:
-            conditions.append(_CONTAINS)
-            values += [path.casefold()] * 2
-        for word in words:
-            conditions.append(f"videos.id IN (SELECT id FROM captions WHERE {_SAYS})")
-            values += [word] * 2
+        condition, values = only.sql(roots)
+        chosen = f"SELECT id FROM videos WHERE {condition}"
+        return [
+            row[0] for row in self._chosen(f"SELECT key FROM spans WHERE id IN ({chosen}) LIMIT ?", [*values, most])
+        ]
+
+    def fitting(self, keys: Sequence[int], only: Filter, roots: Sequence[Path] = ()) -> list[int]:
+        """Return those of some stretches' keys whose videos fit a filter."""
+        condition, values = only.sql(roots)
+        query = f"SELECT spans.key FROM spans JOIN videos USING (id) WHERE {condition}"
+        asked = [*values, json.dumps(list(keys))]
+        return [row[0] for row in self._chosen(f"{query} AND spans.key IN (SELECT value FROM json_each(?))", asked)]
+
+    def listed(self, only: Filter, most: int, after: int, roots: Sequence[Path] = ()) -> tuple[list[VideoRow], int]:
+        """Return the videos that fit a filter, the latest first, and how many there are in all.
+
+        Args:
+            only: the filter.
+            most: how many are returned.
+            after: how many are passed over.
+            roots: indexed folders, which the filter's folder lies below.
+        """
+        condition, values = only.sql(roots)
+        count = self._chosen(f"SELECT COUNT(*) FROM videos WHERE {condition}", values)
+        order = f"SELECT {_VIDEO} FROM videos WHERE {condition} ORDER BY modified DESC, path LIMIT ? OFFSET ?"
+        return [_video(row) for row in self._chosen(order, [*values, most, after])], count[0][0] if count else 0
+
+    def _chosen(self, query: str, values: Sequence[str | float]) -> list[tuple[Any, ...]]:
         try:
-            chosen = f"SELECT id FROM videos WHERE {' AND '.join(conditions)}"
-            rows = self._rows(f"SELECT key FROM spans WHERE id IN ({chosen})", values)
+            return self._rows(query, values)
         except UnicodeEncodeError:  # half a character, from bytes on the command line: no text here contains it
             return []
-        return [row[0] for row in rows]
+
+    def folders(self) -> list[tuple[Path, int]]:
+        """Return the folders that videos lie in, with how many each holds."""
+        name = "rtrim(path, replace(path, '/', ''))"
+        return [
+            (Path(folder), count) for folder, count in self._rows(f"SELECT {name}, COUNT(*) FROM videos GROUP BY 1")
+        ]
+
+    def lengths(self, bounds: Sequence[float]) -> list[dict[str, float | None]]:
+        """Count videos by their length.
+
+        Args:
+            bounds: seconds at which each class begins; it ends where the next begins.
+        """
+        found: list[dict[str, float | None]] = []
+        for low, high in zip(bounds, [*bounds[1:], None], strict=True):
+            rows = self._rows("SELECT COUNT(*) FROM videos WHERE duration >= ? AND duration < ?", (low, high or 1e300))
+            found.append({"shortest": low, "longest": high, "count": rows[0][0]})
+        return found
+
+    def picture_times(self, video: str, most: int) -> list[float]:
+        """Return the times of up to so many pictures of a video, at equal steps."""
+        times = [row[0] for row in self._rows("SELECT time FROM pictures WHERE id = ? ORDER BY time", (video,))]
+        return times if len(times) <= most else [times[round(k * (len(times) - 1) / (most - 1))] for k in range(most)]
+
+    def some_captions(self, most: int) -> list[str]:
+        """Return the first captions of some videos."""
+        return [
+            row[0] for row in self._rows("SELECT content FROM captions WHERE place = 0 ORDER BY id LIMIT ?", (most,))
+        ]
 
     def known(self) -> dict[str, int]:
         """Return the key of every video that was read or skipped, by id."""

@@ -106,7 +106,9 @@ def run_index(
 def run_search(
     query: Sequence[str] = (),
     index: Path = Path("index"),
-    video: Path | None = None,
+    video: list[Path] | None = None,
+    picture: list[Path] | None = None,
+    without: str = "",
     top: int = 10,
     rerank: str | None = None,
     candidates: int = 256,
@@ -126,7 +128,9 @@ def run_search(
     Args:
         query: what is to be seen.
         index: folder of the index.
-        video: an example in place of words.
+        video: an example clip in place of words or beside them, several by repeating it.
+        picture: an example picture, likewise.
+        without: what is not to be seen, in words.
         top: how many results.
         rerank: the scorer that ranks the candidates, such as gare, tcmgc or gaid; none for the order of the vectors.
         candidates: how many videos that scorer sees.
@@ -141,10 +145,10 @@ def run_search(
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
     """
-    example = None if video is None else str(video.absolute())
+    clips, pictures = ([str(each.absolute()) for each in given or []] for given in (video, picture))
     question = Question(
-        " ".join(query), example, top, rerank, candidates, normalize, shortest, longest, path, caption,
-        threshold,
+        " ".join(query), clips, top, rerank, candidates, normalize, shortest, longest, path, caption,
+        threshold, pictures, without,
     )  # fmt: skip
     # These say how the index is to be opened, which a server has done in its own way.
     answer = ask(index, question) if store is None and device is None and not trust else None
