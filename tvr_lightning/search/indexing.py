@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,9 @@ from tvr_lightning.search.relevance import BACKGROUND, scale_of
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.segmented import LongVideo, Stretch
 from tvr_lightning.search.segments import Segments
+from tvr_lightning.search.speech import Transcriber, join_transcripts, read_transcripts, transcribe
 from tvr_lightning.search.vectors import VectorStore, follow, open_vectors
+from tvr_lightning.search.watching import Watch
 from tvr_lightning.store import differences
 
 T = TypeVar("T")
@@ -91,6 +93,10 @@ def index(
     captioner: str | None = None,
     trust: Sequence[str] = (),
     segments: Segments | None = None,
+    transcripts: str | Path | None = None,
+    transcriber: str | None = None,
+    watch: Watch | None = None,
+    tell: Callable[[IndexReport], None] | None = None,
 ) -> IndexReport:
     """Index videos, or bring an index up to date.
 
@@ -109,6 +115,11 @@ def index(
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
         trust: modules whose classes the checkpoints may name besides this package's; they are imported.
         segments: how long videos are cut; None takes what the index has, a new one `Segments()`.
+        transcripts: CSV or JSON lines that say what is said in videos (`speech.read_transcripts`).
+        transcriber: Whisper's weights that hear it instead, of videos that nothing is known of.
+        watch: waits for changes, after each of which the index is brought up to date again; None ends after the first
+            time.
+        tell: is given the report of every time.
 
     Returns:
         What was done; unreadable videos are listed there, and the others go on.
@@ -123,6 +134,11 @@ def index(
         raise SearchError("captions and captioner conflict: give a file or a model that describes the videos, not both")
     if captions is not None:
         read_captions(Path(captions))  # what is wrong with it is better known before hours of indexing
+    if transcripts is not None and transcriber is not None:
+        raise SearchError("transcripts and transcriber conflict: give a file or Whisper's weights, not both")
+    if transcripts is not None:
+        read_transcripts(Path(transcripts))
+    hearer = None if transcriber is None else Transcriber(transcriber, device)
     describer = None if captioner is None else load_captioner(captioner, device)
     if batch_size < 1 or workers < 1:
         raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
@@ -147,19 +163,36 @@ def index(
                 catalog.set_fact("bank", [line for line in bank if line.strip()])
             run = _Run(catalog, vectors, models, how, batch_size, workers)
             unkept = remember(catalog, places)
-            report = run.bring_up_to_date(walked, progress)
-        if new and not report.total:
-            more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
-            raise SearchError(f"no index was made, for no video could be read: {'; '.join(report.skipped[:3])}{more}")
-        covered = [Path(root) for root in catalog.fact("roots")]
-        if describer is not None:
-            joined = describe_videos(catalog, describer, covered, places, progress)
-        else:
-            joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
-        unkept = remember(catalog, places) or unkept
-        report.captioned = joined.captioned
-        report.problems += joined.problems + ([unkept] if unkept else [])
-        return report
+            while True:
+                if watch is not None:
+                    watch.begin(walked)
+                report = run.bring_up_to_date(walked, progress)
+                if new and not report.total:
+                    more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
+                    raise SearchError(
+                        f"no index was made, for no video could be read: {'; '.join(report.skipped[:3])}{more}"
+                    )
+                covered = [Path(root) for root in catalog.fact("roots")]
+                if describer is not None:
+                    joined = describe_videos(catalog, describer, covered, places, progress)
+                else:
+                    joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
+                unkept = remember(catalog, places) or unkept
+                report.captioned = joined.captioned
+                report.problems += joined.problems + ([unkept] if unkept else [])
+                if transcripts is not None:
+                    join_transcripts(catalog, Path(transcripts), covered)
+                if hearer is not None:
+                    report.problems += transcribe(catalog, hearer, places, progress)
+                if tell is not None:
+                    tell(report)
+                if watch is None:
+                    return report
+                new, progress = False, False
+                try:
+                    watch.wait(walked)
+                except KeyboardInterrupt:
+                    return report
 
 
 def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:

@@ -20,9 +20,10 @@ from tvr_lightning._version import __version__
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.picture import PictureError
-from tvr_lightning.search.engine import Filter, Searcher
+from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
 from tvr_lightning.search.files import inside, resolve_roots
+from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.limits import (
     COOKIE,
     ConcurrencyLimit,

@@ -6,12 +6,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.question import Question
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
 from tvr_lightning.search.running import ask
+
+if TYPE_CHECKING:
+    from tvr_lightning.search.indexing import IndexReport
 
 CAPTIONS_SHOWN = 2
 
@@ -30,6 +34,9 @@ def run_index(
     captions: Path | None = None,
     captioner: str | None = None,
     trust: list[str] | None = None,
+    transcripts: Path | None = None,
+    transcribe: str | None = None,
+    watch: bool = False,
     segments: SegmentKind | None = None,
     segment_length: float | None = None,
     segment_overlap: float | None = None,
@@ -53,6 +60,9 @@ def run_index(
         captions: what videos show, in words: parquet as `tvr caption` writes it, .csv or .jsonl with such columns.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
         trust: module whose classes the checkpoints may name, several by repeating it; its code is run.
+        transcripts: what is said in videos, .csv or .jsonl with the columns video_id, start, end and text.
+        transcribe: Whisper's weights that hear it instead, a file, or base or small of openai-whisper's cache.
+        watch: go on until interrupted, and take in what is new, changed or removed in the folders.
         segments: how videos longer than segment_length are cut: shots (by default), windows, or none.
         segment_length: seconds of a window, and of a shot at most; 20 by default.
         segment_overlap: seconds that windows share; 0 by default.
@@ -63,6 +73,7 @@ def run_index(
     from tvr_lightning.search.indexing import index
     from tvr_lightning.search.scorer import ScorerSource
     from tvr_lightning.search.segments import LENGTH, Segments
+    from tvr_lightning.search.watching import Watch
 
     if ckpt and weights:
         raise SearchError("--ckpt and --weights conflict: a checkpoint brings its own weights; drop one of both")
@@ -93,14 +104,21 @@ def run_index(
         captioner=captioner,
         trust=trust or (),
         segments=wanted,
+        transcripts=transcripts,
+        transcriber=transcribe,
+        watch=Watch() if watch else None,
+        tell=_tell,
     )
-    for line in report.lines():
-        print(line)
     if report.total:
         print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
         return 0
     print(f"{out} holds no videos now; there is nothing to search")
     return 0 if report.removed else 1
+
+
+def _tell(report: IndexReport) -> None:
+    for line in report.lines():
+        print(line, flush=True)
 
 
 def run_search(
@@ -217,6 +235,8 @@ def _print(answer: Answer, as_json: bool) -> None:
         path = _from_here(Path(r.path))
         print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
         print(f"     best at {where}")
+        for said in r.said:
+            print(f"     said at {clock(said.start)}: {said.text}")
         for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]:
             print(f"     {text}")
 
