@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, RichModelSummary
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -53,6 +54,7 @@ from tvr_lightning.recipe_files import RecipeError, read_recipe, with_recipes_fo
 from tvr_lightning.run_page import write_query_ranks, write_run_page
 from tvr_lightning.trained import Difference, Trained, WeightsRecord, given, new_layers, starting_weights
 from tvr_lightning.training.bar import RunProgressBar
+from tvr_lightning.training.curves import CurvesLogger
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.reliability import (
     AtomicCheckpointIO,
@@ -65,11 +67,14 @@ from tvr_lightning.training.reliability import (
     newest_checkpoint,
     sweep_partial,
 )
-from tvr_lightning.training.run_folder import RunTrainer, next_run
+from tvr_lightning.training.run_folder import RunTrainer, next_run, removed_unless_begun, run_of
+from tvr_lightning.training.run_log import kept
 from tvr_lightning.training.waiting import LoaderWatch, compress_command
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")
+KEYWORDS = ("best", "last", "hpc", "registry")
+"""Checkpoints that Lightning finds itself."""
 # What gloo and NCCL say of a process that is gone.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -88,7 +93,8 @@ class ResultsConfig:
     """Where results go and how the weights behind them are chosen.
 
     Attributes:
-        directory: parent folder of the runs; a run writes to <directory>/<method>-<dataset>/version_<n>.
+        directory: parent folder of the runs; a run writes to <directory>/<method>-<dataset>/version_<n>. Evaluating a
+            run's checkpoint writes below that run, to <verb>/version_<n>, unless this says otherwise.
         select_on: which weights make the table after `fit`: those of the last step, or the best on the validation or
             test split. The papers' code selects on the test set, which is optimistic; the choice is recorded.
     """
@@ -167,6 +173,12 @@ class RecipeCLI(LightningCLI):
                 super().parse_arguments(parser, asked)
             except ArgumentError as error:
                 verb = asked[0] if asked and asked[0] in self.subcommands() else None
+                if "arguments are required" in str(error) and verb is not None:
+                    or_checkpoint = "a checkpoint (--ckpt_path FILE) or " if verb in EVALUATING else ""
+                    raise OptionError(
+                        f"{verb} needs {or_checkpoint}a recipe, such as tvr {verb} --config tcmgc; `tvr {verb} --help` "
+                        "lists them"
+                    ) from error
                 known = dict.fromkeys((action.dest.partition(".")[0] for action in self._parser(verb)._actions), Any)
                 raise OptionError(explain(sources_of(asked), known | SECTIONS) or refusals(str(error))) from error
 
@@ -206,7 +218,12 @@ class RecipeCLI(LightningCLI):
         print(f"{line}parameters, {weights}{where}", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        self._say_run()
+        folder = self._run_folder()
+        with kept(folder if self.trainer.is_global_zero else None), removed_unless_begun(self.trainer, folder):
+            self._say_run()
+            self._run_explained(subcommand)
+
+    def _run_explained(self, subcommand: str) -> None:
         with warnings.catch_warnings():
             # Evaluation needs no checkpoint callback, whatever the run that wrote the checkpoint had.
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
@@ -244,7 +261,11 @@ class RecipeCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Stop before anything heavy where data or weights are missing, and say all of it at once."""
         self._set_memory(self.options.eval_memory)
-        self.check_present([instantiate_data(self.options.data).check_present])
+        try:
+            data = instantiate_data(self.options.data)
+        except ValueError as error:
+            raise error if isinstance(error, UserError) else RecipeError(refusals(str(error))) from error
+        self.check_present([data.check_present])
 
     def check_present(self, checks: list[Callable[[], object]]) -> None:
         """Stop where the encoders' weights are missing, or what other checks look for.
@@ -278,7 +299,7 @@ class RecipeCLI(LightningCLI):
             super().instantiate_classes()
             trainer = self.trainer
             self.model.encoder.check_precision(str(trainer.precision), type(trainer.strategy).__name__)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, MisconfigurationException) as error:
             raise RecipeError(refusals(str(error))) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
@@ -334,11 +355,18 @@ class RecipeCLI(LightningCLI):
         made = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         assert isinstance(made, RunTrainer)
         made.run_folder = None if fast else folder
+        if self.subcommand == "fit" and not fast:
+            made.loggers = [*made.loggers, CurvesLogger(folder)]
         return made
 
     def _runs(self) -> Path:
-        """Folder of all runs of this method on this dataset."""
-        return Path(self.options.results.directory) / self.run_name
+        """Folder of all runs of this method on this dataset, or of all evaluations of a run by one verb."""
+        directory = self.options.results.directory
+        if self.subcommand in EVALUATING and not any(word.startswith("--results") for word in self.words):
+            run = run_of(self.options.get("ckpt_path"))
+            if run is not None and directory == ResultsConfig.directory:
+                return run / str(self.subcommand)
+        return Path(directory) / self.run_name
 
     @property
     def run_name(self) -> str:
@@ -353,6 +381,9 @@ class RecipeCLI(LightningCLI):
             sweep_partial(self._runs())
         if self.resume_from:
             self.config_init[self.subcommand]["ckpt_path"] = str(self.resume_from)
+        given_path = self.options.get("ckpt_path")
+        if given_path and "://" not in given_path and not Path(given_path).exists() and given_path not in KEYWORDS:
+            raise RecipeError(f"--ckpt_path {given_path}: no such file; looked for it at {Path(given_path).absolute()}")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         # Checkpoints hold tensors and plain values; none may execute code. The table is this project's own.
@@ -667,13 +698,21 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
     merged: dict[str, Any] = {}
     for _, section in sections:
         merged = _overlay(merged, section)
+    chosen = any(word.startswith(("--data=", "--data.class_path")) for word in overrides)
+    if not chosen and not merged.get("data", {}).get("class_path"):
+        raise RecipeError(
+            "no dataset: name one before what lies on top of it, such as --config data/msrvtt, or a method's recipe"
+        )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(TextVideoDataModule, "data")
     try:
         config = parser.parse_args(list(overrides), namespace=parser.parse_object(merged))
     except ArgumentError as error:
         raise OptionError(explain([*sections, *sources_of(overrides)], SECTIONS) or refusals(str(error))) from error
-    return parser.instantiate(config).data
+    try:
+        return parser.instantiate(config).data
+    except ValueError as error:
+        raise error if isinstance(error, UserError) else RecipeError(refusals(str(error))) from error
 
 
 def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
