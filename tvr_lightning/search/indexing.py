@@ -163,9 +163,9 @@ def index(
                 catalog.set_fact("bank", [line for line in bank if line.strip()])
             run = _Run(catalog, vectors, models, how, batch_size, workers)
             unkept = remember(catalog, places)
+            if watch is not None:
+                watch.begin(walked)
             while True:
-                if watch is not None:
-                    watch.begin(walked)
                 report = run.bring_up_to_date(walked, progress)
                 if new and not report.total:
                     more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""

@@ -124,8 +124,8 @@ def _tell(report: IndexReport) -> None:
 def run_search(
     query: Sequence[str] = (),
     index: Path = Path("index"),
-    video: list[Path] | None = None,
-    picture: list[Path] | None = None,
+    video: list[str] | None = None,
+    picture: list[str] | None = None,
     without: str = "",
     top: int = 10,
     rerank: str | None = None,
@@ -163,7 +163,7 @@ def run_search(
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
     """
-    clips, pictures = ([str(each.absolute()) for each in given or []] for given in (video, picture))
+    clips, pictures = ([str(Path(each).absolute()) for each in given or []] for given in (video, picture))
     question = Question(
         " ".join(query), clips, top, rerank, candidates, normalize, shortest, longest, path, caption,
         threshold, pictures, without,
