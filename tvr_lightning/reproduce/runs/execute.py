@@ -28,12 +28,13 @@ from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
-from tvr_lightning.recipe import RecipeCLI, from_recipe
+from tvr_lightning.recipe import from_recipe
 from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.fingerprint import code_fingerprint, config_fingerprint
 from tvr_lightning.reproduce.runs.forecast import PROGRESS
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib
+from tvr_lightning.run import RunCLI
 from tvr_lightning.training.bar import ProgressFile
 from tvr_lightning.training.reliability import newest_checkpoint
 from tvr_lightning.training.run_folder import RunTrainer
@@ -153,7 +154,7 @@ def _evaluate(task: RunTask) -> dict[str, Any] | None:
     return {"results": results, "checkpoint": results["checkpoint"], "steps": steps, "epochs": epochs}
 
 
-def _trained(checkpoint: str | None, cli: RecipeCLI) -> tuple[int, int]:
+def _trained(checkpoint: str | None, cli: RunCLI) -> tuple[int, int]:
     """Steps and epochs behind the weights: those of their file, or of this run where it keeps no checkpoints."""
     if checkpoint is None:
         return cli.trainer.global_step, cli.trainer.current_epoch
