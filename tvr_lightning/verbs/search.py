@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.progress import shown
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.question import Question
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
@@ -70,10 +71,11 @@ def run_index(
         workers: threads that decode.
         device: where the encoders run; a GPU where there is one by default.
     """
-    from tvr_lightning.search.indexing import index
-    from tvr_lightning.search.scorer import ScorerSource
-    from tvr_lightning.search.segments import LENGTH, Segments
-    from tvr_lightning.search.watching import Watch
+    with shown("index: loading"):
+        from tvr_lightning.search.indexing import index
+        from tvr_lightning.search.scorer import ScorerSource
+        from tvr_lightning.search.segments import LENGTH, Segments
+        from tvr_lightning.search.watching import Watch
 
     if ckpt and weights:
         raise SearchError("--ckpt and --weights conflict: a checkpoint brings its own weights; drop one of both")
@@ -171,10 +173,11 @@ def run_search(
     # These say how the index is to be opened, which a server has done in its own way.
     answer = ask(index, question) if store is None and device is None and not trust else None
     if answer is None:
-        from tvr_lightning.search.engine import Searcher
+        with shown("search: opening the index; tvr serve keeps it open"):
+            from tvr_lightning.search.engine import Searcher
 
-        with Searcher(index, _device(device), store, trust or ()) as searcher:
-            answer = question.ask(searcher)
+            with Searcher(index, _device(device), store, trust or ()) as searcher:
+                answer = question.ask(searcher)
     _print(answer, as_json=json)
     return 0
 
@@ -205,11 +208,12 @@ def run_serve(
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
     """
-    from tvr_lightning.search.engine import Searcher
-    from tvr_lightning.search.server import ServerOptions, serve
+    with shown("serve: loading"):
+        from tvr_lightning.search.engine import Searcher
+        from tvr_lightning.search.server import ServerOptions, serve
 
-    shown = tuple(Path(folder) for folder in videos or [])
-    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting, videos=shown)
+    named = tuple(Path(folder) for folder in videos or [])
+    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting, videos=named)
     with Searcher(index, _device(device), store, trust or ()) as searcher:
         serve(searcher, options)
     return 0
