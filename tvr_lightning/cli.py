@@ -137,7 +137,7 @@ VERBS = (
         "find videos in an index by words or by an example",
         "tvr_lightning.verbs.search:run_search",
         ("query",),
-        ("trust",),
+        ("video", "picture", "trust"),
     ),
     Verb(
         "serve",
