@@ -161,7 +161,7 @@ def chosen(wanted: list[str] | None, known: Iterable[str], kind: str, parser: ar
     for name in wanted or []:
         if name not in listed:
             near = difflib.get_close_matches(name, listed, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             parser.error(f"there is no {kind} {name!r}{hint} There are: {', '.join(map(repr, listed))}")
     return set(wanted or listed)
 
@@ -181,6 +181,8 @@ def planned(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Plan:
         kept = [arm for arm in others if arm.name in arms]
         if claim.key in keys and claim.world in worlds and (kept or baseline.name in arms):
             claims.append(replace(claim, arms=(baseline, *(kept or others[:1]))))
+    if not claims:
+        parser.error("nothing is left of claims, worlds and arms: none of these arms is tried in these worlds")
     partial = bool(args.claims or args.worlds or args.arms)
     deviations = () if partial or args.quick else (*LEAKS, *DEVIATIONS)
     if args.quick:
