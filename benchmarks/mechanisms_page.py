@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from mechanisms_claims import Claim, Deviation, Job
 from mechanisms_heads import LEARNING_RATE, TEXT_TO_VIDEO, VIDEO_TO_TEXT
@@ -18,6 +20,19 @@ from scipy import stats
 from tvr_lightning.reproduce.report.figures.drawing import COLOURS
 
 Data = dict[str, Any]
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tvr",
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.labelsize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "savefig.facecolor": "white",
+}
 Readings = dict[str, dict[str, float]]
 DIRECTIONS = {TEXT_TO_VIDEO: "text to video", VIDEO_TO_TEXT: "video to text"}
 FIELDS = (*DIRECTIONS, *(f"{direction}_error" for direction in DIRECTIONS))
@@ -164,22 +179,24 @@ def _head(data: Data) -> str:
 
 `{about["command"]}`, {about["date"]}, {about["machine"]}; {about["heads"]} heads from {about["seeds"]} seeds each,
 {about["minutes"]:.0f} minutes of processor time. Worlds, heads and claims were fixed in the commit
-{"; ".join(about["settings"])}, before these heads were trained. Every figure and verdict below is in `mechanisms.json`,
-by seed; `--page` writes this page from it again.
+{"; ".join(about["settings"])}, before these heads were trained.
+Every figure and verdict below is in `mechanisms.json`, by seed; `--page` writes this page from it again.
 
-Every paper names a factor, and claims that its method deals with it. Here small heads are trained on made-up features in
-which this factor is there at several strengths, and at strength 0 not at all: the control. Vectors are as long as CLIP's
-and lie in a cone of each modality. {TRAIN} training pairs (1024 in the worlds of false negatives), {TEST} test pairs,
-{FRAMES} frames, {WORDS} words, {about["steps"]} steps with batches of {BATCH}, AdamW at {LEARNING_RATE:g}, CLIP's
-temperature; a linear map per modality, which starts as the identity, trains with each head in place of the encoders, at
-the rate that is named. Method and baseline share data, seeds and settings; nothing was tuned for a method. The
-strengths, the noise and the rates were chosen in pilots of one seed such that baselines are neither at chance nor at 100.
-Such worlds show what a mechanism can do, not how much it does on real videos.
+Every paper names a factor, and claims that its method deals with it. Here small heads are trained on made-up features
+in which this factor is there at several strengths, and at strength 0 not at all: the control. Vectors are about as long
+as CLIP's and lie in a cone of their modality. {TRAIN} training pairs (1024 in the worlds of false negatives), {TEST}
+test pairs, {FRAMES} frames, {WORDS} words, {about["steps"]} steps with batches of {BATCH}, AdamW at {LEARNING_RATE:g},
+CLIP's temperature. A linear map per modality, which starts as the identity, trains with each head in place of the
+encoders. Method and baseline share data, seeds and settings, and nothing was tuned for a method: strengths, noise and
+rates were chosen in pilots of one seed so that baselines start neither at chance nor at 100. Such worlds show what a
+mechanism can do, not how much it does on real videos.
 
-R@1 in percent, means over seeds with 95 % t intervals of the paired differences. **{SEEN.capitalize()}**: with the
-factor the method finds more than its baseline, and more so than in the control. **{ANYWAY.capitalize()}**: it finds
-more, but as much so in the control. **{NOT_SEEN.capitalize()}**: the interval of the difference holds 0.
-**{REVERSED.capitalize()}**: the method finds less.
+R@1 in percent, means over seeds; brackets are 95 % t intervals of differences paired by seed. What the verdicts say:
+
+- **{SEEN}**: with the factor the method finds more than its baseline, and more so than in the control;
+- **{ANYWAY}**: it finds more, but as much so in the control;
+- **{NOT_SEEN}**: the interval of the difference holds 0;
+- **{REVERSED}**: the method finds less.
 
 {chr(10).join(lines)}
 """
@@ -246,37 +263,35 @@ def _told(claim: Data) -> str:
 
 def draw(claim: Data, file: Path) -> None:
     """Draw R@1 of all arms, and their differences to the baseline with intervals, over the points of a claim."""
-    style = {"svg.fonttype": "none", "svg.hashsalt": "tvr", "font.size": 9.0, "axes.spines.top": False,
-             "axes.spines.right": False, "legend.frameon": False, "font.family": "sans-serif"}  # fmt: skip
-    places, arms = range(len(claim["points"])), claim["arms"]
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(8.4, 3.4))
+    arms = claim["arms"]
+    with matplotlib.rc_context(_STYLE):
+        height = 3.1 + 0.2 * math.ceil(len(arms) / 2)
+        figure = Figure(figsize=(8.4, height))
         left, right = figure.subplots(1, 2)
-        for colour, arm in zip(COLOURS, arms, strict=False):
-            found = [estimate(values) for values in arm[TEXT_TO_VIDEO]]
-            _line(left, places, found, colour, arm["name"])
+        for place, (colour, arm) in enumerate(zip(COLOURS, arms, strict=False)):
+            aside = 0.07 * (place - (len(arms) - 1) / 2)  # intervals of several arms then do not hide each other
+            _line(left, aside, [estimate(values) for values in arm[TEXT_TO_VIDEO]], colour, arm["name"])
             for result in claim["results"]:
                 if result["arm"] == arm["name"] and result["direction"] == TEXT_TO_VIDEO:
-                    _line(right, places, result["differences"], colour)
+                    _line(right, aside, result["differences"], colour)
         right.axhline(0, color=COLOURS[0], linewidth=1)
-        left.set_title("R@1, text to video", loc="left", fontsize=9)
-        right.set_title("difference to the baseline", loc="left", fontsize=9)
+        left.set_ylim(max(left.get_ylim()[0], 0), min(left.get_ylim()[1], 101))
+        left.set_title("R@1, text to video", loc="left")
+        right.set_title("difference to the baseline", loc="left")
         for axes in (left, right):
-            axes.set_xticks(places, [f"{point:g}" for point in claim["points"]])
-            axes.set_xlabel(claim["axis"], fontsize=8.5)
-        figure.subplots_adjust(left=0.06, right=0.99, bottom=0.36, top=0.92, wspace=0.16)
-        figure.legend(loc="lower center", ncols=1 if len(arms) > 3 else len(arms), fontsize=8)
-        if len(arms) > 3:
-            figure.set_size_inches(8.4, 4.2)
-            figure.subplots_adjust(bottom=0.42)
-        figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+            axes.set_xticks(range(len(claim["points"])), [f"{point:g}" for point in claim["points"]])
+            axes.set_xlabel(claim["axis"])
+        figure.subplots_adjust(left=0.06, right=0.99, bottom=1 - 2.45 / height, top=1 - 0.25 / height, wspace=0.14)
+        figure.legend(loc="lower center", ncols=2)
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
 
 
-def _line(axes: Any, places: Sequence[int], found: Sequence[Data], colour: str, name: str | None = None) -> None:
-    means, halves = ([each[part] for each in found] for part in ("mean", "half_width"))
-    axes.errorbar(
-        places, means, yerr=halves, color=colour, label=name, marker="o", markersize=3, capsize=2, linewidth=1.3
-    )
+def _line(axes: Axes, aside: float, found: Sequence[Data], colour: str, name: str | None = None) -> None:
+    places = [place + aside for place in range(len(found))]
+    low, high = ([each["mean"] + side * each["half_width"] for each in found] for side in (-1, 1))
+    axes.vlines(places, low, high, color=colour, linewidth=1.2)
+    means = [each["mean"] for each in found]
+    axes.plot(places, means, color=colour, label=name, marker="o", markersize=3, linewidth=1.2)
 
 
 def _deviations(data: Data) -> str:
