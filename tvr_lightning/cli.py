@@ -93,6 +93,13 @@ VERBS = (
     Verb(
         "data check", "list everything wrong with a dataset", "tvr_lightning.verbs.data:data_check", sections=("data",)
     ),
+    Verb(
+        "data compress",
+        "copy a dataset's videos small, to train from",
+        "tvr_lightning.verbs.data:data_compress",
+        go_on=AGAIN,
+        sections=("data",),
+    ),
     Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs.data:data_stats", sections=("data",)),
     Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs.data:data_show", ("video",)),
     Verb(
@@ -122,18 +129,18 @@ VERBS = (
         "tvr_lightning.audit.run:run_audit",
         sections=("model", "data"),
     ),
-    Verb("index", "make videos searchable", "tvr_lightning.search.verbs:run_index", ("videos",), ("ckpt", "trust")),
+    Verb("index", "make videos searchable", "tvr_lightning.verbs.search:run_index", ("videos",), ("ckpt", "trust")),
     Verb(
         "search",
         "find videos in an index by words or by an example",
-        "tvr_lightning.search.verbs:run_search",
+        "tvr_lightning.verbs.search:run_search",
         ("query",),
         ("trust",),
     ),
     Verb(
         "serve",
         "serve a page and an API that search an index",
-        "tvr_lightning.search.verbs:run_serve",
+        "tvr_lightning.verbs.search:run_serve",
         repeated=("videos", "trust"),
     ),
     Verb("published", "print what the papers publish", "tvr_lightning.reproduce.published_verb:run_published"),
@@ -214,7 +221,7 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     if overrides:
         options["overrides"] = overrides
     # Whoever searches has videos, and no use for a recipe on synthetic ones.
-    hint = None if verb.run.startswith("tvr_lightning.search") else partial(_fixture_command, rest, verb)
+    hint = None if verb.run.startswith("tvr_lightning.verbs.search") else partial(_fixture_command, rest, verb)
     return _guard(lambda: verb.function()(**options), hint)
 
 

@@ -88,6 +88,14 @@ def write_whole(file: Path, content: bytes) -> None:
             os.close(folder)
 
 
+def user_state() -> Path | None:
+    """Return the folder of what is remembered for this user, which may not be there; None without a home directory."""
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "tvr_lightning"
+    except RuntimeError:
+        return None
+
+
 def lock_open(descriptor: int) -> bool:
     """Lock an open file or folder until it is closed or its process dies, so that others can tell that it is in use.
 

@@ -66,6 +66,7 @@ from tvr_lightning.training.reliability import (
     sweep_partial,
 )
 from tvr_lightning.training.run_folder import RunTrainer, next_run
+from tvr_lightning.training.waiting import LoaderWatch, compress_command
 
 MONITOR = "val/t2v_R@1"
 EVALUATING = ("validate", "test", "predict")
@@ -300,6 +301,7 @@ class RecipeCLI(LightningCLI):
         else:
             kwargs["enable_model_summary"] = False
         if self.subcommand == "fit" and not fast:
+            callbacks.append(LoaderWatch(compress_command(self.words)))
             if trainer.get("logger") is not False:  # to which it would log
                 callbacks.append(LearningRateMonitor("step"))
             if trainer.get("enable_checkpointing") is not False:
@@ -515,6 +517,7 @@ class RecipeCLI(LightningCLI):
                 "words_asked": self.datamodule.words,
                 "words": self.model.encoder.positions(self.datamodule.words),
                 "preparation": self.datamodule.preparation.describe(),
+                **({"data": self.datamodule.copies.how.describe()} if self.datamodule.copies is not None else {}),
             },
         }
         if isinstance(self.model, VideoQuestionAnswering):

@@ -252,8 +252,9 @@ def test_the_page_needs_nothing_from_elsewhere(client):
 def test_the_schema_names_every_answer(client):
     schema = client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
-        "/api/search", "/api/search/video", "/api/videos/{video}/similar", "/api/videos/{video}/file",
-        "/api/videos/{video}/picture", "/api/videos/{video}/texts", "/api/index", "/health", "/metrics",
+        "/api/search", "/api/search/video", "/api/search/picture", "/api/videos/{video}/similar",
+        "/api/videos/{video}/file", "/api/videos/{video}/picture", "/api/videos/{video}/texts", "/api/index",
+        "/health", "/metrics",
     }  # fmt: skip
     assert "429" in schema["paths"]["/api/search"]["get"]["responses"]
 

@@ -1,12 +1,16 @@
-"""BertAdam against plain loops, the schedules' values, parameter groups, and exact resuming."""
+"""BertAdam against plain loops, AdamW's implementations, the schedules' values, parameter groups, exact resuming."""
 
 import math
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tvr_lightning.training.optim import BertAdam, OptimizerConfig, build_optimizer, parameter_groups, schedule_factor
+from tvr_lightning.training import bert_adam
+from tvr_lightning.training.bert_adam import BertAdam
+from tvr_lightning.training.optim import OptimizerConfig, build_optimizer, parameter_groups, schedule_factor
 
 
 class Method(nn.Module):
@@ -62,6 +66,80 @@ def test_bert_adam_equals_plain_loops(clip, decay):
         optimizer.step()
     expected = bert_adam_by_hand(start.tolist(), gradients.tolist(), rates, (0.9, 0.98), 1e-6, decay, clip)
     torch.testing.assert_close(parameter.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+
+
+SHAPES = [(), (1,), (5,), (3, 4), (2, 3, 4), (40, 30)]
+
+
+def tensors_with_gradients(gradients, count=1):
+    """`count` times tensors of all shapes, and a function that gives them the gradients of a step, some far above 1."""
+    generator = torch.Generator().manual_seed(4)
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for _ in range(count) for shape in SHAPES]
+
+    def give(step):
+        draws = torch.Generator().manual_seed(step)
+        for place, parameter in enumerate(parameters):
+            size = 10.0 ** (place % 5 - 3)
+            parameter.grad = size * torch.randn(parameter.shape, generator=draws) if (place + step) % 7 else None
+
+    gradients(parameters, give)
+    return parameters
+
+
+def update_one_by_one(parameter, state, lr, betas, eps, decay, clip):
+    """The released update, tensor by tensor."""
+    gradient = parameter.grad * min(1.0, clip / (float(parameter.grad.norm()) + 1e-6))
+    mean, square = state.setdefault(parameter, [torch.zeros_like(parameter), torch.zeros_like(parameter)])
+    mean.copy_(betas[0] * mean + (1 - betas[0]) * gradient)
+    square.copy_(betas[1] * square + (1 - betas[1]) * gradient * gradient)
+    parameter.data -= lr * (mean / (square.sqrt() + eps) + decay * parameter.data)
+
+
+@pytest.mark.parametrize("together", [1, 30, 2**25])
+def test_many_tensors_at_once_are_updated_as_one_by_one_over_100_steps(together, monkeypatch):
+    monkeypatch.setattr(bert_adam, "TOGETHER", together)
+
+    def at_once(parameters, give):
+        optimizer = BertAdam(parameters, lr=1e-3)
+        for step in range(100):
+            give(step)
+            optimizer.step()
+
+    def one_by_one(parameters, give):
+        state = {}
+        for step in range(100):
+            give(step)
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    update_one_by_one(parameter, state, 1e-3, (0.9, 0.98), 1e-6, 0.2, 1.0)
+
+    found, expected = tensors_with_gradients(at_once), tensors_with_gradients(one_by_one)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_a_step_calls_as_many_operators_for_many_tensors_as_for_few():
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.calls += function not in (torch.ops.aten.zeros_like.default, torch.ops.aten.detach.default)
+            return function(*args, **(kwargs or {}))
+
+    def calls(count, make):
+        with Count() as counted:
+
+            def step(parameters, give):
+                optimizer = make(parameters)
+                give(1)
+                optimizer.step()
+                counted.calls = 0
+                optimizer.step()
+
+            tensors_with_gradients(step, count)
+        return counted.calls
+
+    assert calls(60, BertAdam) == calls(1, BertAdam) < 25
 
 
 def test_clipping_is_per_tensor_and_leaves_the_gradient_alone():
@@ -205,8 +283,35 @@ def test_resuming_from_saved_state_gives_the_same_weights(config, tmp_path):
 def test_adamw_is_torchs_with_these_groups():
     optimizer, _ = build_optimizer(Method(), OptimizerConfig(name="adamw", per_tensor_clip=None, eps=1e-7), 10)
     assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.defaults["fused"]
     assert {group["eps"] for group in optimizer.param_groups} == {1e-7}
     assert [group["initial_lr"] for group in optimizer.param_groups] == [1e-4, 1e-4, 1e-7, 1e-7]
+
+
+def test_adamw_in_one_kernel_and_in_a_few_equals_its_loop_over_tensors_after_100_steps():
+    trained = {}
+    for kind in ("fused", "foreach", "loop"):
+        method = Method()
+        config = OptimizerConfig(name="adamw", per_tensor_clip=None, schedule="constant", lr=1e-3)
+        optimizer, _ = build_optimizer(method, config, 100, fused=kind == "fused")
+        assert optimizer.defaults["fused"] == (kind == "fused")
+        assert optimizer.defaults["foreach"] == (kind != "fused")
+        if kind == "loop":
+            for group in optimizer.param_groups:
+                group["foreach"] = False
+        for step in range(100):
+            optimizer.zero_grad()
+            method(torch.randn(8, 4, generator=torch.Generator().manual_seed(step))).backward()
+            optimizer.step()
+        trained[kind] = method.state_dict()
+    for name, value in trained["loop"].items():
+        torch.testing.assert_close(trained["fused"][name], value, rtol=0, atol=1e-6)
+        torch.testing.assert_close(trained["foreach"][name], value, rtol=0, atol=1e-6)
+
+
+def test_lightning_clips_the_gradients_of_the_adamw_that_mixed_precision_gets():
+    optimizer, _ = build_optimizer(Method(), OptimizerConfig(name="adamw", per_tensor_clip=None), 10, fused=False)
+    MixedPrecision("bf16-mixed", "cpu").clip_gradients(optimizer, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.copies import Copies, read_copies
 from tvr_lightning.data.datasets import MediaReader, PairDataset, TextDataset, VideoDataset, VideoReader
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import ReportingDataset, ReportingLoader, TrainingLoader, collate_or_fail
@@ -141,6 +142,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._read: dict[SplitName, Split] = {}
         self._loaded: dict[SplitName, Split] = {}
         self._store: FeatureStore | None = None
+        self._copies: Copies | Literal[False] | None = False
         self._check_options()
 
     def _check_options(self) -> None:
@@ -310,6 +312,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         Raises:
             MissingData: files are missing and `on_corrupt` is "error".
             AnnotationError: as `read_split`.
+            CopiesError: the videos are copies (`tvr data compress`), and some are not whole or older than their source.
         """
         if name not in self._loaded:
             split = self.read_split(name)
@@ -322,10 +325,24 @@ class TextVideoDataModule(LightningDataModule, ABC):
             self._loaded[name] = split
         return self._loaded[name]
 
+    @property
+    def copies(self) -> Copies | None:
+        """The manifest of the folder, where it holds copies of another (`tvr data compress`).
+
+        Raises:
+            CopiesError: it is damaged.
+        """
+        if self._copies is False:
+            self._copies = read_copies(self.folder)
+        return self._copies
+
     def _absent(self, split: Split) -> dict[int, str]:
         """Positions of the videos that cannot be served, each with the reason."""
         if self.features is None:
-            return {i: "no such file" for i, video in enumerate(split.videos) if not video.path.is_file()}
+            absent = {i: "no such file" for i, video in enumerate(split.videos) if not video.path.is_file()}
+            if self.copies is not None:
+                self.copies.check(video.path for i, video in enumerate(split.videos) if i not in absent)
+            return absent
         return self._feature_reader().absent(split)
 
     def _raise_absent(self, split: Split, absent: dict[int, str]) -> None:
@@ -347,8 +364,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
             StoreError: it is absent or damaged, or made with another sampling, frame size or number of words.
         """
         if self.features is not None and self._store is None:
+            copies = self.copies.how.describe() if self.copies is not None else ""
             self._store = open_store(
-                self.features, self.frames, self.preparation, self.sampling, self.words, self.audio
+                self.features, self.frames, self.preparation, self.sampling, self.words, self.audio, copies
             )
         return self._store
 
@@ -394,6 +412,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._training_loader = loader
         self._resume_training()
         return loader
+
+    @property
+    def training_loader(self) -> TrainingLoader | None:
+        """The loader that training reads from, once it is built."""
+        return self._training_loader
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far training has come in its epoch, for checkpoints."""

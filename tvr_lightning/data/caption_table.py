@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import pyarrow
-
 from tvr_lightning.data.records import expect, malformed, read_table, read_text
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -87,6 +84,9 @@ def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
         rows: list[Any] = list(read_table(file, ()))
         return [(f"row {number}", row) for number, row in enumerate(rows, start=2)]
     if file.suffix == ".parquet":
+        import pandas as pd
+        import pyarrow
+
         try:
             rows = pd.read_parquet(file).astype(object).to_dict("records")
         except (pyarrow.ArrowException, OSError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,6 +76,8 @@ class TrainingLoader(ReportingLoader):
     """
 
     sampler: TrainingSampler
+    waited = 0.0
+    """Seconds that whoever iterates has waited for batches so far."""
     _epoch = 0
     _batches = 0
 
@@ -85,7 +88,13 @@ class TrainingLoader(ReportingLoader):
             UserError: the error that reading an item raised, wherever it was read.
         """
         self._epoch, self._batches = self.sampler.epoch, self.sampler.consumed // self.sampler.batch_size
-        for batch in super().__iter__():
+        batches = super().__iter__()
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - start
+            if batch is None:
+                return
             self._batches += 1
             yield batch
 

@@ -21,9 +21,10 @@ def video_key(dataset: str, video: VideoRecord) -> VideoKey:
     return dataset, video.video_id, video.span
 
 
-def frame_fingerprint(frames: int, preparation: Preparation, sampling: FrameSampling) -> Fingerprint:
-    """Return how the frames of a store's videos are sampled and prepared."""
-    return {"sampling": f"{sampling}, {frames} frames", "preprocessing": preparation.describe()}
+def frame_fingerprint(frames: int, preparation: Preparation, sampling: FrameSampling, copies: str = "") -> Fingerprint:
+    """Return how the frames of a store's videos are sampled and prepared, and of which `copies`, if of any."""
+    sampled = f"{sampling}, {frames} frames" + (f", {copies}" if copies else "")
+    return {"sampling": sampled, "preprocessing": preparation.describe()}
 
 
 def text_fingerprint(words: int) -> Fingerprint:
@@ -32,7 +33,13 @@ def text_fingerprint(words: int) -> Fingerprint:
 
 
 def open_store(
-    path: str, frames: int, preparation: Preparation, sampling: FrameSampling, words: int, audio: AudioOptions | None
+    path: str,
+    frames: int,
+    preparation: Preparation,
+    sampling: FrameSampling,
+    words: int,
+    audio: AudioOptions | None,
+    copies: str = "",
 ) -> FeatureStore:
     """Open a store and check that it is whole and made for these options.
 
@@ -41,7 +48,7 @@ def open_store(
     """
     store = FeatureStore(path)
     store.require("text", text_fingerprint(words))
-    store.require("frames", frame_fingerprint(frames, preparation, sampling))
+    store.require("frames", frame_fingerprint(frames, preparation, sampling, copies))
     if audio is not None:
         store.require("audio", {"preprocessing": audio.describe()})
     store.verify()

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -231,6 +230,8 @@ def write_answer_results(results: AnswerResults, folder: Path) -> tuple[Path, Pa
 
 def write_answers(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write answers as parquet, one row per question: question, video_id, answer, probability, right."""
+    import pandas as pd
+
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = ["question", "video_id", "answer", "probability", "right"]
     write_whole(path, pd.DataFrame(list(rows), columns=pd.Index(columns)).to_parquet(index=False))

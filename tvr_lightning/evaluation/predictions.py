@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -55,6 +54,8 @@ def write_predictions(
         scores: (N, k), falling.
         video_index: (N, k) which video each score belongs to.
     """
+    import pandas as pd
+
     n, k = scores.shape
     frame = pd.DataFrame(
         {

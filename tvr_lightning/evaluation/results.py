@@ -57,7 +57,8 @@ class Results:
         intervals: per direction and metric, where they were drawn: `low` and `high` of the 95 % bootstrap interval over
             queries.
         audit: verdict of the audit for leakage, as `Verdict` has it; None where there was none.
-        read_as: how captions and frames reached the encoder: token positions asked for and taken, the preparation.
+        read_as: how captions and frames reached the encoder: token positions asked for and taken, the preparation;
+            `data` where the videos were copies of `tvr data compress`.
         environment: package versions, git revision, machine, command, date.
     """
 
@@ -227,6 +228,8 @@ def captions(results: Results) -> list[str]:
         f"SumR {results.sum_of_recalls:.1f} · {results.texts} texts, {results.videos} videos",
         results.weights.caption(),
     ]
+    if "data" in results.read_as:
+        lines.append(f"data: {results.read_as['data']}")
     if results.trained_on and results.trained_on != results.dataset:
         lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
     if results.post_processing:

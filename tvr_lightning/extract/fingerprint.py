@@ -38,7 +38,7 @@ def fingerprints(
     source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
 ) -> dict[Part, Fingerprint]:
     """Return what each part is made with: encoder, weights, sampling and preprocessing."""
-    frames = frame_fingerprint(source.frames, source.preparation, source.sampling)
+    frames = frame_fingerprint(source.frames, source.preparation, source.sampling, source.copies)
     encoders = encoder_fingerprints(encoder, audio_encoder, parts)
     made: dict[Part, Fingerprint] = {}
     for part in parts:

@@ -75,6 +75,7 @@ class ExtractSource:
         read: reads one video, as in evaluation.
         frames, preparation, sampling, words: what `read` and the texts were set to; they go into the fingerprints.
         audio: what the reader gives the audio encoder; None without sound.
+        copies: of which copies of `tvr data compress` it reads; empty for originals.
     """
 
     videos: list[tuple[VideoRecord, StoreItem]]
@@ -85,6 +86,7 @@ class ExtractSource:
     sampling: FrameSampling
     words: int = 32
     audio: AudioOptions | None = None
+    copies: str = ""
 
 
 @dataclass

@@ -32,6 +32,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
     Raises:
         ValueError: the data read features from a store already.
         MissingData: annotation files are absent.
+        CopiesError: the videos are copies, and some are not whole or older than their originals.
     """
     reader = data.video_reader(training=False)
     if not isinstance(reader, MediaReader):
@@ -43,6 +44,8 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
     texts: list[StoreItem] = []
     for name in splits:
         split = data.read_split(name)
+        if data.copies is not None:
+            data.copies.check(video.path for video in split.videos if video.path.is_file())
         for video in split.videos:
             item = StoreItem(data.directory, split.name, video.video_id, str(video.path), video.span)
             videos.append((video, item))
@@ -56,6 +59,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
         sampling=reader.sampling,
         words=data.words,
         audio=reader.audio,
+        copies=data.copies.how.describe() if data.copies is not None else "",
     )
 
 

@@ -41,6 +41,16 @@ MAX_SECONDS = 10**6
 READ_SECONDS = "TVR_READ_SECONDS"
 _BASE_SECONDS, _SECONDS_PER_MIB = 120, 4
 
+_PLAYLISTS = {
+    b"#EXTM3U": "a playlist (HLS, m3u8)",
+    b"ffconcat": "a list of files to concatenate (ffconcat)",
+    b"<MPD": "a manifest (DASH)",
+    b"<SmoothStreamingMedia": "a manifest (Smooth Streaming)",
+    b"v=0": "a session description (SDP)",
+    b"[playlist]": "a playlist (PLS)",
+}
+"""How formats that lead to other files and hosts begin, or the element by which they are known."""
+
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"}
 
 
@@ -137,10 +147,20 @@ def open_media(path: Path) -> InputContainer:
     except av.error.ExitError as error:
         raise VideoError(path, f"opening it {_too_slow(seconds, 'time')}") from error
     except av.error.ArgumentError as error:  # how a container that is not on the list is refused
-        reason = f"it is a playlist, damaged, or none of the containers that are read: {_CONTAINERS.replace(',', ', ')}"
-        raise VideoError(path, f"cannot be opened as video ({reason})") from error
+        reason = f"it is damaged, or none of the containers that are read: {_CONTAINERS.replace(',', ', ')}"
+        raise VideoError(path, f"cannot be opened as video ({_leads_elsewhere(path) or reason})") from error
     except av.FFmpegError as error:
-        raise VideoError(path, f"cannot be opened as video ({words_of(error)})") from error
+        raise VideoError(path, f"cannot be opened as video ({_leads_elsewhere(path) or words_of(error)})") from error
+
+
+def _leads_elsewhere(path: Path) -> str | None:
+    """Say that a refused file is of a format which names other files, and of which one; None where it is of none."""
+    with path.open("rb") as file:
+        head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    for mark, name in _PLAYLISTS.items():
+        if mark in head[:2048] if mark.startswith(b"<") else head.startswith(mark):
+            return f"it is {name}, which names other files; give those instead"
+    return None
 
 
 def _open(path: Path, options: dict[str, str], seconds: float) -> InputContainer:

@@ -87,6 +87,28 @@ def sample_frames(
     return np.clip(_on_screen(elapsed, instants), first, last)
 
 
+def steady_frames(times: Times, duration: float, rate: int, span: tuple[float, float] | None = None) -> Positions:
+    """Choose the frames on screen at 0, 1 / rate, 2 / rate ... seconds from the first frame, as far as the clip goes.
+
+    Args:
+        times: (n,) seconds of the frames, rising; the first need not be 0.
+        duration: seconds from the first frame to the end of the last.
+        rate: moments a second.
+        span: start and end in seconds from the first frame: only the moments in it, the end left out.
+
+    Returns:
+        (K,) positions in `times`, rising; a frame that is on screen at several moments comes several times.
+
+    Raises:
+        ValueError: there are no frames, or the span is empty or begins after the clip.
+    """
+    if len(times) == 0:
+        raise ValueError("the clip has no frames")
+    start, end = _check_span(span, duration)
+    moments = np.arange(np.ceil(start * rate - _EPSILON), max(np.ceil(end * rate - _EPSILON), 1)) / rate
+    return _on_screen(times - times[0], moments)
+
+
 def _check_span(span: tuple[float, float] | None, duration: float) -> tuple[float, float]:
     """Return the span cut to the clip, which is never shorter than an instant."""
     duration = max(duration, 2 * _EPSILON)

@@ -22,13 +22,16 @@ from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, 
 from tvr_lightning.media.orientation import orientation_of, upright
 from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.sampling import FrameSampling, Positions, sample_frames
+from tvr_lightning.media.sampling import FrameSampling, Positions, sample_frames, steady_frames
 from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
 
-__all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts"]
+__all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts", "read_steadily"]
 
 Pixels = NDArray[np.uint8]
 Span = tuple[float, float]
+
+STRETCH_SECONDS = 240
+"""How much of a file `read_steadily` holds decoded at a time."""
 
 
 @dataclass
@@ -141,9 +144,39 @@ def read_parts(
     return [part for part in parts if part is not None], clips
 
 
+def read_steadily(path: str | Path, rate: int, transform: FrameTransform) -> Iterator[tuple[float, list[Pixels]]]:
+    """Decode the frames on screen at 0, 1 / rate, 2 / rate ... seconds, a stretch of minutes at a time.
+
+    Args:
+        path: a video file, as `read_clip` takes it.
+        rate: frames a second; where the file has fewer, its frames come several times.
+        transform: from an RGB frame to what is kept of it, of any size.
+
+    Yields:
+        The seconds that the file's video lasts, and the next frames (h, w, 3).
+
+    Raises:
+        VideoError: as `read_clip` does.
+    """
+    start, duration = 0, float("inf")
+    while start < duration:
+
+        def stretch(lasts: float, start: int = start) -> list[Span | None]:
+            return [(start, min(float(start + STRETCH_SECONDS), lasts))] if lasts > 0 else [None]
+
+        wish = _Wish(Path(path), 1, 0, "one-fps-uniform", augment=transform, rate=rate)
+        timeline, _, (positions,), images = _find(wish, stretch)
+        duration = timeline.duration
+        yield duration, [images[position] for position in positions.tolist()]
+        start += STRETCH_SECONDS
+
+
 @dataclass
 class _Wish:
-    """What is wanted of a file, as `read_clip` says it; `seed` is where its generator draws from."""
+    """What is wanted of a file, as `read_clip` says it; `seed` is where its generator draws from.
+
+    With a `rate`, all frames at that rate are, and not `frames` by `sampling`.
+    """
 
     path: Path
     frames: int
@@ -152,6 +185,7 @@ class _Wish:
     seed: int | None = None
     augment: FrameTransform | None = None
     threads: int = 1
+    rate: int | None = None
 
     def __post_init__(self) -> None:
         self.allowance = Allowance(self.path, self.threads)
@@ -163,6 +197,8 @@ class _Wish:
         if span is not None and span[0] >= timeline.duration > 0:
             end = f"its last frame, at {timeline.duration:.3f} s"
             raise VideoError(self.path, f"the span {span} begins after {end}")
+        if self.rate is not None:
+            return steady_frames(timeline.times, timeline.duration, self.rate, span)
         generator = None if self.seed is None else np.random.default_rng(self.seed)
         return sample_frames(timeline.times, timeline.duration, self.frames, self.sampling, span, generator)
 
@@ -179,7 +215,15 @@ class _Wish:
 def _read(
     wish: _Wish, divide: Callable[[float], Sequence[Span | None]]
 ) -> tuple[Sequence[Span | None], list[DecodedClip]]:
-    """Decode the wanted frames of every span that `divide` gives for the file's duration; None is the whole file."""
+    """Return the clip of every span that `divide` gives for the file's duration; None is the whole file."""
+    timeline, spans, chosen, images = _find(wish, divide)
+    return spans, [_assemble(wish, timeline, positions, images) for positions in chosen]
+
+
+def _find(
+    wish: _Wish, divide: Callable[[float], Sequence[Span | None]]
+) -> tuple[Timeline, Sequence[Span | None], list[Positions], dict[int, Pixels]]:
+    """Decode what is wanted of every span; return the file's timeline, the spans, their positions, and the frames."""
     with open_video(wish.path, wish.threads) as (container, stream):
         index = _index(container, stream, wish.allowance)
         timeline = packet_timeline(index)
@@ -199,7 +243,7 @@ def _read(
             images = _decode_straight(wish, next(looks), _all(chosen))
     if images is None:
         raise VideoError(wish.path, "does not decode to the same frames twice")
-    return spans, [_assemble(wish, timeline, positions, images) for positions in chosen]
+    return timeline, spans, chosen, images
 
 
 def _looks(

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -17,18 +17,18 @@ from tvr_lightning.evaluation.normalization import Context, SinkhornBias
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.media.picture import read_picture
 from tvr_lightning.search.captions import words_of
 from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import inside
 from tvr_lightning.search.indexing import load_scorers
 from tvr_lightning.search.places import choose_store
-from tvr_lightning.search.results import Answer, Moment, Result
+from tvr_lightning.search.results import Answer, Moment, Normalize, Result
 from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
-Normalize = Literal["none", "sinkhorn"]
 NONE = "none"
 BEST_MOMENTS = 3
 VIDEOS_IN_MEMORY = 4096
@@ -87,6 +87,7 @@ class Searcher:
             undo.pop_all()
         self._lock = threading.RLock()
         self._held: OrderedDict[tuple[int, str], tuple[VideoFeatures, Tensor]] = OrderedDict()
+        self._bias_lock = threading.Lock()
         self._bias: tuple[int, dict[int, float]] | None = None
         self._texts_lock = threading.Lock()
         self._texts: tuple[int, EncodedTexts] | None = None
@@ -140,11 +141,12 @@ class Searcher:
             raise SearchError("the query is empty; say in a few words what is to be seen")
         rerank = self._check(rerank, top, candidates, normalize)
         among = self._among(only)
+        bias = self._biases() if normalize == "sinkhorn" else None  # which may take long, beside other queries
         with self._lock:
             scorer = self.scorers[self.first]
             text = scorer.encode_texts([query])
             vector = scorer.text_vectors(text)[0]
-            rows, cosines, biases = self._candidates(vector, max(candidates, top), normalize, among)
+            rows, cosines, biases = self._candidates(vector, max(candidates, top), bias, among)
             answer = Answer(query, rerank, normalize, len(rows), self.catalog.count())
             reranker = self.scorers[self.first if rerank == NONE else rerank]
             if reranker is not scorer and rows:
@@ -183,6 +185,15 @@ class Searcher:
         """
         scorer = self.scorers[self.first]
         return scorer.encode_videos(scorer.read(Path(path)).media)
+
+    def read_picture_example(self, path: str | Path) -> VideoFeatures:
+        """Read and encode a picture file as an example: a silent video that shows it all along.
+
+        Raises:
+            PictureError: it cannot be read.
+        """
+        scorer = self.scorers[self.first]
+        return scorer.encode_videos(scorer.still(read_picture(path)).media)
 
     def search_example(self, example: VideoFeatures, name: str, top: int = 10, only: Filter | None = None) -> Answer:
         """Find videos that look like an example that was read.
@@ -295,15 +306,14 @@ class Searcher:
         return None if only is None else only.keys(self.catalog)
 
     def _candidates(
-        self, vector: Tensor, count: int, normalize: str, among: list[int] | None
+        self, vector: Tensor, count: int, bias: dict[int, float] | None, among: list[int] | None
     ) -> tuple[list[SpanRow], list[float], list[float] | None]:
         """Return the first stage's stretches, best first, with their cosines and biases."""
         hits: Hits = self.vectors.nearest(vector, count, among)
         known = self.catalog.by_key([key for key, _ in hits])  # drops what changed since the store was written
         hits = [hit for hit in hits if hit[0] in known]
         biases = None
-        if normalize == "sinkhorn":
-            bias = self._biases()
+        if bias is not None:
             hits.sort(key=lambda hit: -(hit[1] + bias.get(hit[0], 0.0)))
             biases = [bias.get(key, 0.0) for key, _ in hits]
         return [known[key] for key, _ in hits], [cosine for _, cosine in hits], biases
@@ -313,21 +323,20 @@ class Searcher:
 
         Taken on the cosines of the first stage, which a gallery of any size has at hand.
         """
-        generation = self.catalog.generation
-        if self._bias is None or self._bias[0] != generation:
-            bank = self.catalog.fact("bank")
-            if not bank:
-                raise SearchError("normalize: sinkhorn needs queries that stand for users'; index with --bank FILE")
-            keys, vectors = self.catalog.vectors()
-            if not keys:
-                return {}
-            scorer = self.scorers[self.first]
-            blocks = [bank[start : start + 256] for start in range(0, len(bank), 256)]
-            texts = torch.cat([scorer.text_vectors(scorer.encode_texts(block)) for block in blocks])
-            scores = MatrixSource(texts @ vectors.T)
-            bias = SinkhornBias().gallery_bias(scores, Context(bank=scores, temperature=scorer.gamma()))
-            self._bias = (generation, dict(zip(keys, bias.tolist(), strict=True)))
-        return self._bias[1]
+        with self._bias_lock:
+            generation = self.catalog.generation
+            if self._bias is None or self._bias[0] != generation:
+                if not self.catalog.fact("bank"):
+                    raise SearchError("normalize: sinkhorn needs queries that stand for users'; index with --bank FILE")
+                keys, vectors = self.catalog.vectors()
+                if not keys:
+                    return {}
+                scorer = self.scorers[self.first]
+                texts = torch.cat([scorer.text_vectors(block) for block in self._own_texts().blocks()])
+                scores = MatrixSource(texts @ vectors.T)
+                bias = SinkhornBias().gallery_bias(scores, Context(bank=scores, temperature=scorer.gamma()))
+                self._bias = (generation, dict(zip(keys, bias.tolist(), strict=True)))
+            return self._bias[1]
 
     def _features(self, row: SpanRow, scorer: str) -> tuple[VideoFeatures, Tensor]:
         place = (row.key, scorer)
@@ -386,7 +395,7 @@ class Searcher:
     def _like(self, example: VideoFeatures, name: str, top: int, among: list[int] | None, itself: str | None) -> Answer:
         """Rank videos by the mean, over the example's frames, of the best cosine with one of their frames."""
         vector = self.scorers[self.first].video_vectors(example)[0]
-        rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, "none", among)
+        rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, None, among)
         kept = [place for place, row in enumerate(rows) if row.video.id != itself]
         answer = Answer(name, "frames", "none", len(kept), self.catalog.count())
         if not kept:

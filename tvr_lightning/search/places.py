@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from tvr_lightning.files import user_state
 from tvr_lightning.media.decoder import open_video
 from tvr_lightning.media.opening import VideoError
 from tvr_lightning.search.catalog import Catalog
@@ -167,9 +168,5 @@ def _identity(catalog: Catalog) -> str | None:
 
 
 def _file(catalog: Catalog) -> Path | None:
-    identity = _identity(catalog)
-    try:
-        base = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
-    except RuntimeError:  # a user without a home directory
-        return None
-    return base / "tvr_lightning" / "indexes" / f"{identity}.json" if identity else None
+    identity, folder = _identity(catalog), user_state()
+    return folder / "indexes" / f"{identity}.json" if identity and folder else None

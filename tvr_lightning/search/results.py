@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+Normalize = Literal["none", "sinkhorn"]
 
 
 @dataclass
@@ -77,6 +79,19 @@ class Answer:
     def plain(self) -> dict[str, Any]:
         """Return plain lists, dictionaries, strings and numbers."""
         return asdict(self)
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Answer:
+        """Return the answer that `plain` described."""
+        found = [
+            Result(**{**one, "best": _moments(one["best"]), "moments": _moments(one["moments"])})
+            for one in plain["results"]
+        ]
+        return cls(**{**plain, "results": found})
+
+
+def _moments(plain: list[dict[str, float]]) -> list[Moment]:
+    return [Moment(**one) for one in plain]
 
 
 def clock(seconds: float) -> str:

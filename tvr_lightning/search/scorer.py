@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from tvr_lightning.checkpoints import CheckpointError, check_arguments, check_classes, find_class, read_checkpoint
-from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound
+from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_sound, audio_input
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
 from tvr_lightning.data.stored import frame_fingerprint
 from tvr_lightning.encoders import ClipEncoder
@@ -22,6 +24,7 @@ from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.extract.fingerprint import method_fingerprint
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
@@ -117,6 +120,23 @@ class Scorer:
         if self.audio is not None:
             add_sound(media, path, None, clip, self.audio, "skip")
         return Clip(media, clip.timestamps)
+
+    def still(self, picture: Image.Image) -> Clip:
+        """Return a picture as a clip of one second that shows nothing else, without sound.
+
+        Args:
+            picture: of mode RGB and any size.
+        """
+        frames, size = self.module.frames, self.module.encoder.preparation.image_size
+        square = torch.from_numpy(np.array(self.module.encoder.preparation(picture))).permute(2, 0, 1)
+        pixels = square.expand(1, frames, 3, size, size)
+        times, mask = torch.zeros(frames), torch.ones(1, frames, dtype=torch.bool)
+        media = Media(pixels.contiguous(), mask, duration=torch.ones(1))
+        if self.audio is not None:
+            silence = AudioTrack(np.zeros(SAMPLE_RATE, np.float32), SAMPLE_RATE, np.zeros(STEPS_PER_SECOND, bool))
+            media.audio = audio_input(silence, self.audio, times, mask[0], 1.0)
+            media.audio_mask = media.audio.mask
+        return Clip(media, times)
 
     @torch.no_grad()
     def encode_videos(self, media: Media) -> VideoFeatures:

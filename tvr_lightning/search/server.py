@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from tvr_lightning._version import __version__
-from tvr_lightning.media.video import VideoError
-from tvr_lightning.search.engine import Filter, Normalize, Searcher
+from tvr_lightning.features import VideoFeatures
+from tvr_lightning.media.opening import MediaError
+from tvr_lightning.media.picture import PictureError
+from tvr_lightning.search.engine import Filter, Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
 from tvr_lightning.search.files import inside, resolve_roots
 from tvr_lightning.search.limits import (
@@ -33,8 +36,10 @@ from tvr_lightning.search.limits import (
     while_wanted,
 )
 from tvr_lightning.search.metrics import Metrics
+from tvr_lightning.search.owner import add_owner_search
 from tvr_lightning.search.places import handed_out, remembered
-from tvr_lightning.search.results import Answer
+from tvr_lightning.search.results import Answer, Normalize
+from tvr_lightning.search.running import ROUTE, announced
 from tvr_lightning.search.texts import GivenUp
 
 optional("fastapi", "tvr serve")
@@ -50,8 +55,9 @@ MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
 RETRY_AFTER = 5
 """Seconds after which a client that got 503 may ask again."""
-OPEN_ROUTES = ("/health",)
-COSTLY_ROUTES = ("/search", "/search/video", "/similar", "/texts")
+OPEN_ROUTES = ("/health", ROUTE)
+"""What asks for no token; the second one asks for its own key."""
+COSTLY_ROUTES = ("/search", "/search/video", "/search/picture", "/similar", "/texts")
 """How the addresses end that compute something."""
 MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
 MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo"}
@@ -115,13 +121,14 @@ class ServerOptions:
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
 
 
-def create_app(searcher: Searcher, options: ServerOptions, token: str | None = None) -> FastAPI:
+def create_app(searcher: Searcher, options: ServerOptions, token: str | None = None, key: str | None = None) -> FastAPI:
     """Make the application.
 
     Args:
         searcher: answers the queries.
         options: limits.
         token: what clients must show; None for nothing.
+        key: what `tvr search` of the same user shows; None where it is not answered.
     """
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
     app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_waiting)
@@ -133,6 +140,8 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     _explain(app)
     searches = _Searches(app, options)
     _add_search(app, searcher, options, searches)
+    if key is not None:
+        add_owner_search(app, searcher, key, searches.run)
     _add_videos(app, searcher, options, searches)
     _add_state(app, searcher)
     _add_page(app)
@@ -146,8 +155,8 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
         SearchError: the port cannot be had.
     """
     uvicorn = optional("uvicorn", "tvr serve")
-    token = options.required_token()
-    app = create_app(searcher, options, token)
+    token, key = options.required_token(), secrets.token_urlsafe(24)
+    app = create_app(searcher, options, token, key)
     shown = f"?token={token}" if token else ""
     kept = [str(root) for root in searcher.roots if not inside(root, _folders(searcher, options))]
     if kept:
@@ -156,7 +165,6 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
             "show, add --videos FOLDER",
             file=sys.stderr,
         )
-    print(f"Open http://{options.host}:{options.port}/{shown}  (Ctrl-C ends)", flush=True)
     settings = uvicorn.Config(
         app,
         host=options.host,
@@ -166,9 +174,17 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
         server_header=False,
     )
     try:
-        uvicorn.Server(settings).run()
-    except SystemExit as error:  # uvicorn has printed why
-        raise SearchError(f"cannot listen on {options.host}:{options.port}; choose another --port") from error
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listening = socket.create_server((options.host, options.port), family=family)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SearchError(
+            f"cannot listen on {options.host}:{options.port} ({reason}); choose another --port"
+        ) from error
+    port = listening.getsockname()[1]
+    print(f"Open http://{options.host}:{port}/{shown}  (Ctrl-C ends)", flush=True)
+    with listening, announced(searcher.catalog.folder, options.host, port, key):
+        uvicorn.Server(settings).run(sockets=[listening])
 
 
 def _guard(app: FastAPI, token: str | None, local: bool) -> None:
@@ -183,6 +199,7 @@ def _guard(app: FastAPI, token: str | None, local: bool) -> None:
         response.headers["Content-Security-Policy"] = POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         return response
 
 
@@ -191,6 +208,8 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
     if local and not is_local(host):
         # A page elsewhere may let its own name point here; its scripts must not read an index without a token.
         return JSONResponse({"detail": f"served on this machine only, not as {host[:100]}"}, 400)
+    if _foreign(request):
+        return JSONResponse({"detail": "pages of other origins get no answer; open this server's own page"}, 403)
     costly = request.method == "POST" or request.url.path.endswith(COSTLY_ROUTES)
     if costly and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return JSONResponse({"detail": "searches and uploads come from this server's own page, or from a program"}, 403)
@@ -204,6 +223,17 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
         return None
     detail = "show the token: Authorization: Bearer TOKEN, or open /?token=TOKEN once"
     return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})
+
+
+def _foreign(request: Request) -> bool:
+    """Whether a page of another origin asks, by what an older browser says that sends no Sec-Fetch-Site.
+
+    Hosts are compared without their schemes, since a proxy may speak TLS to the browser alone.
+    """
+    origin = request.headers.get("origin")
+    if origin is None or "sec-fetch-site" in request.headers:
+        return False
+    return origin.partition("://")[2].lower() != request.headers.get("host", "").lower()
 
 
 def _explain(app: FastAPI) -> None:
@@ -225,8 +255,9 @@ def _explain(app: FastAPI) -> None:
         return JSONResponse({"detail": str(error)}, status, headers)
 
     async def undecodable(_: Request, error: Exception) -> Response:
-        assert isinstance(error, VideoError)
-        return JSONResponse({"detail": f"the clip {error.reason}"}, 422)
+        assert isinstance(error, MediaError)
+        what = "picture" if isinstance(error, PictureError) else "clip"
+        return JSONResponse({"detail": f"the {what} {error.reason}"}, 422)
 
     async def invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -240,7 +271,7 @@ def _explain(app: FastAPI) -> None:
         return JSONResponse({"detail": "the upload broke off"}, 400)
 
     app.add_exception_handler(ClientDisconnect, gone)
-    app.add_exception_handler(VideoError, undecodable)
+    app.add_exception_handler(MediaError, undecodable)
     app.add_exception_handler(RequestValidationError, invalid)
 
 
@@ -343,8 +374,19 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         503: {"description": "too many uploads wait to be decoded; Retry-After says when to come again"},
     }
 
+    async def read_upload(request: Request, read: Callable[[Path], VideoFeatures]) -> VideoFeatures:
+        """Take the body in and make an example of it; nothing of it stays on the disk."""
+        decoding.require_place()  # before the body comes for nothing
+        with upload_folder() as folder:
+            clip = folder / "example"
+            with uploads.enter():
+                promised = request.headers.get("content-length")
+                await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
+            with decoding.enter():
+                return await while_wanted(request.receive, decoders, lambda _: read(clip))
+
     @app.post("/api/search/video", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
-    async def by_example(
+    async def by_clip(
         request: Request,
         top: Top = 10,
         shortest: Seconds = None,
@@ -354,16 +396,25 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
     ) -> dict[str, Any]:
         """Find videos that look like the clip in the body."""
         only = _filter(shortest, longest, path, caption)
-        decoding.require_place()  # before the body comes for nothing
-        with upload_folder() as folder:
-            clip = folder / "example"
-            with uploads.enter():
-                promised = request.headers.get("content-length")
-                await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
-            with decoding.enter():
-                example = await while_wanted(request.receive, decoders, lambda _: searcher.read_example(clip))
+        example = await read_upload(request, searcher.read_example)
         return await searches.search(
             request, searcher, lambda: searcher.search_example(example, "example clip", top, only)
+        )
+
+    @app.post("/api/search/picture", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
+    async def by_picture(
+        request: Request,
+        top: Top = 10,
+        shortest: Seconds = None,
+        longest: Seconds = None,
+        path: Words = None,
+        caption: Said = None,
+    ) -> dict[str, Any]:
+        """Find videos that look like the picture in the body."""
+        only = _filter(shortest, longest, path, caption)
+        example = await read_upload(request, searcher.read_picture_example)
+        return await searches.search(
+            request, searcher, lambda: searcher.search_example(example, "example picture", top, only)
         )
 
 

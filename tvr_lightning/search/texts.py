@@ -12,6 +12,9 @@ from tvr_lightning.search.scorer import Scorer
 TEXTS_AT_ONCE = 64
 """Texts per pass through the encoder: few enough that memory stays small and whoever gives up is heard soon."""
 
+KEPT_BYTES = 128 * 2**20
+"""Of encoded texts, which are kept for whoever asks next; what lies beyond is encoded anew for each."""
+
 GivenUp = Callable[[], bool]
 """Says whether nobody waits for the answer any more."""
 
@@ -24,6 +27,8 @@ def never() -> bool:
 class EncodedTexts:
     """Features of texts; several threads may walk over the blocks at once, and each block is encoded by one of them.
 
+    Of any number of texts no more than `KEPT_BYTES` stay in memory.
+
     Args:
         scorer: encodes them.
         texts: N strings.
@@ -32,6 +37,7 @@ class EncodedTexts:
     def __init__(self, scorer: Scorer, texts: list[str]) -> None:
         self.scorer, self.texts = scorer, texts
         self._done: list[TextFeatures] = []
+        self._bytes = 0
         self._lock = threading.Lock()
 
     def blocks(self, given_up: GivenUp = never) -> Iterator[TextFeatures]:
@@ -41,11 +47,12 @@ class EncodedTexts:
             GivenUpError: nobody waits for the answer any more; blocks that are encoded stay for whoever asks next.
         """
         for place, start in enumerate(range(0, len(self.texts), TEXTS_AT_ONCE)):
-            while place >= len(self._done):
-                self._encode(place, self.texts[start : start + TEXTS_AT_ONCE], given_up)
+            texts = self.texts[start : start + TEXTS_AT_ONCE]
+            while place >= len(self._done) and self._bytes < KEPT_BYTES:
+                self._encode(place, texts, given_up)
             if given_up():
                 raise GivenUpError("nobody waits for the texts any more")
-            yield self._done[place]
+            yield self._done[place] if place < len(self._done) else self.scorer.encode_texts(texts)
 
     def _encode(self, place: int, texts: list[str], given_up: GivenUp) -> None:
         """Encode a block unless another thread has done so; wait for that thread no longer than somebody waits."""
@@ -55,6 +62,8 @@ class EncodedTexts:
             return
         try:
             if place == len(self._done):
-                self._done.append(self.scorer.encode_texts(texts))
+                features = self.scorer.encode_texts(texts)
+                self._bytes += sum(value.nbytes for _, value in features._fields() if value is not None)
+                self._done.append(features)
         finally:
             self._lock.release()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -28,6 +27,9 @@ from tvr_lightning.store.shard import (
     shard_problem,
     text_id,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass
@@ -106,6 +108,8 @@ class FeatureStore:
         Columns: part, dataset, split, id, path, span_start, span_end (seconds), text, shard, row, dtype, encoder,
         weights, sampling, preprocessing, skipped.
         """
+        import pandas as pd  # half a second that training and searching from a store save
+
         rows = []
         for file, record in self._records.items():
             of_shard = {"part": record.part, "shard": file.name, "dtype": record.dtype, **record.fingerprint}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
@@ -99,6 +100,8 @@ class RecipeModule(LightningModule):
             self.optimizer_config,
             total_steps=int(self.trainer.estimated_stepping_batches),
             epochs=self.trainer.max_epochs,
+            # Lightning refuses to clip the gradients of a fused optimiser under mixed precision.
+            fused=not (self.trainer.gradient_clip_val and isinstance(self.trainer.precision_plugin, MixedPrecision)),
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -1,4 +1,4 @@
-"""BertAdam as the released CLIP4Clip family uses it, parameter groups, and schedules of the learning rate.
+"""Options of the optimiser, parameter groups, and schedules of the learning rate.
 
 The schedule multiplies each group's learning rate through torch's LambdaLR, one step of it per optimiser step, so that
 Lightning saves and resumes it exactly. The first step has learning rate 0, as released.
@@ -7,13 +7,14 @@ Lightning saves and resumes it exactly. The first step has learning rate 0, as r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+
+from tvr_lightning.training.bert_adam import BertAdam
 
 OptimizerName = Literal["bert-adam", "adamw"]
 Schedule = Literal["warmup-cosine", "warmup-cosine-shifted", "warmup-linear", "constant"]
@@ -86,90 +87,6 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.gradient_cache must be at least 1, or null, got {self.gradient_cache}")
         if self.schedule_epochs is not None and self.schedule_epochs <= 0:
             raise ValueError(f"optimizer.schedule_epochs must be positive, got {self.schedule_epochs}")
-
-
-class BertAdam(torch.optim.Optimizer):
-    """Adam without bias correction, with decay in the update and clipping per tensor (released BertAdam).
-
-    The optimiser of CLIP4Clip's modules/optimization.py, which GARE, X-CLIP and TC-MGC share. For each tensor p:
-
-        g <- g min(1, clip / (|g| + 1e-6));  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g g
-        p <- p - lr (m / (sqrt(v) + eps) + decay p)
-
-    State and update have the parameter's own dtype: half-precision master weights then move by less than half a unit in
-    the last place for most weights at the released encoder learning rate of 1e-7, and so stay where they are.
-
-    Args:
-        params: tensors, or groups with `lr` and `weight_decay` of their own.
-        lr: learning rate.
-        betas, eps, weight_decay: as in `OptimizerConfig`.
-        per_tensor_clip: largest norm of each tensor's gradient; None clips none.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-6,
-        weight_decay: float = 0.2,
-        per_tensor_clip: float | None = 1.0,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "per_tensor_clip": per_tensor_clip,
-        }
-        super().__init__(params, defaults)
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; returns the closure's loss, if there is a closure.
-
-        Raises:
-            ValueError: a gradient is sparse.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-        return loss
-
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        if gradient.is_sparse:
-            raise ValueError(
-                f"BertAdam takes dense gradients; a parameter of shape {tuple(parameter.shape)} has a sparse"
-            )
-        state = self.state[parameter]
-        if not state:
-            state["mean"] = torch.zeros_like(parameter)
-            state["square"] = torch.zeros_like(parameter)
-        if group["per_tensor_clip"] is not None:
-            clip = group["per_tensor_clip"] / (torch.linalg.vector_norm(gradient) + 1e-6)
-            gradient = gradient * clip.clamp(max=1.0)
-        first, second = group["betas"]
-        mean, square = state["mean"], state["square"]
-        mean.mul_(first).add_(gradient, alpha=1 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        update = mean / (square.sqrt() + group["eps"])
-        if group["weight_decay"] > 0:
-            update += group["weight_decay"] * parameter
-        # The product is rounded to the parameter's dtype before it is subtracted, as released.
-        parameter.sub_(group["lr"] * update)
 
 
 def is_encoder_parameter(name: str) -> bool:
@@ -247,7 +164,7 @@ def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
 
 
 def build_optimizer(
-    module: nn.Module, config: OptimizerConfig, total_steps: int, epochs: float | None = None
+    module: nn.Module, config: OptimizerConfig, total_steps: int, epochs: float | None = None, fused: bool = True
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """Build the optimiser of a method and the schedule that steps with it.
 
@@ -256,6 +173,8 @@ def build_optimizer(
         config: the recipe's options.
         total_steps: optimiser steps of the whole run.
         epochs: epochs of the whole run; needed where `schedule_epochs` is given.
+        fused: whether AdamW may be one kernel where the parameters lie on the CPU or on a GPU; else it is a few, each
+            for many tensors. BertAdam is always the latter.
 
     Returns:
         The optimiser, and the schedule to be stepped once after each of its steps.
@@ -275,5 +194,9 @@ def build_optimizer(
     if config.name == "bert-adam":
         optimizer = BertAdam(groups, betas=config.betas, eps=config.eps, per_tensor_clip=config.per_tensor_clip)
     else:
-        optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps)
+        devices = {parameter.device.type for group in groups for parameter in group["params"]}
+        one_kernel = fused and devices <= {"cpu", "cuda"}
+        optimizer = torch.optim.AdamW(
+            groups, betas=config.betas, eps=config.eps, fused=one_kernel, foreach=not one_kernel
+        )
     return optimizer, LambdaLR(optimizer, lambda step: schedule_factor(config, step, span))

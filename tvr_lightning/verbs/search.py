@@ -7,14 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.search.engine import Filter, Normalize, Searcher
 from tvr_lightning.search.errors import SearchError
-from tvr_lightning.search.indexing import index
-from tvr_lightning.search.results import Answer, clock
-from tvr_lightning.search.scorer import ScorerSource
+from tvr_lightning.search.question import Question
+from tvr_lightning.search.results import Answer, Normalize, clock
+from tvr_lightning.search.running import ask
 
 CAPTIONS_SHOWN = 2
 
@@ -57,6 +54,9 @@ def run_index(
         workers: threads that decode.
         device: where the encoders run; a GPU where there is one by default.
     """
+    from tvr_lightning.search.indexing import index
+    from tvr_lightning.search.scorer import ScorerSource
+
     if ckpt and weights:
         raise SearchError("--ckpt and --weights conflict: a checkpoint brings its own weights; drop one of both")
     sources = [ScorerSource(checkpoint=path) for path in ckpt or []]
@@ -109,7 +109,7 @@ def run_search(
     trust: list[str] | None = None,
     device: str | None = None,
 ) -> int:
-    """Find videos in an index by words, or by an example.
+    """Find videos in an index by words, or by an example; a `tvr serve` of the index that runs here answers at once.
 
     Args:
         query: what is to be seen.
@@ -128,17 +128,17 @@ def run_search(
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
     """
-    if video is not None and query:
-        raise SearchError("give words or --video, not both")
-    wanted = Filter(shortest, longest, path, caption)
-    only = None if wanted == Filter() else wanted
-    with Searcher(index, _device(device), store, trust or ()) as searcher:
-        if video is not None:
-            if rerank is not None or normalize != "none":
-                raise SearchError("--video compares frames with frames; drop --rerank and --normalize")
-            answer = searcher.search_video(video, top, only)
-        else:
-            answer = searcher.search(" ".join(query), top, rerank, candidates, normalize, only)
+    example = None if video is None else str(video.absolute())
+    question = Question(
+        " ".join(query), example, top, rerank, candidates, normalize, shortest, longest, path, caption
+    )  # fmt: skip
+    # These say how the index is to be opened, which a server has done in its own way.
+    answer = ask(index, question) if store is None and device is None and not trust else None
+    if answer is None:
+        from tvr_lightning.search.engine import Searcher
+
+        with Searcher(index, _device(device), store, trust or ()) as searcher:
+            answer = question.ask(searcher)
     _print(answer, as_json=json)
     return 0
 
@@ -169,6 +169,7 @@ def run_serve(
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
     """
+    from tvr_lightning.search.engine import Searcher
     from tvr_lightning.search.server import ServerOptions, serve
 
     shown = tuple(Path(folder) for folder in videos or [])
@@ -179,6 +180,8 @@ def run_serve(
 
 
 def _device(name: str | None) -> str:
+    import torch
+
     return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 

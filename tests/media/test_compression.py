@@ -1,0 +1,182 @@
+"""Small copies: the clock, the pictures, the sound and the crops of the original."""
+
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+import torch
+from broken_videos import cut_off, write_video
+from PIL import Image
+
+from tvr_lightning.media import video
+from tvr_lightning.media.audio import read_audio
+from tvr_lightning.media.augment import CropFlip
+from tvr_lightning.media.compression import Compression, Copy, compress, verify_copy
+from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.sampling import steady_frames
+from tvr_lightning.media.video import probe, read_clip
+
+KINDS = ("h264", "jpeg")
+
+
+def decibels(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Peak signal over the difference of two clips (F, 3, S, S)."""
+    error = (one.double() - other.double()).square().mean()
+    return float(10 * torch.log10(255**2 / error))
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A wide clip of 12.5 frames a second, 7.2 s long: a bright bar moves over a gradient, a tone sweeps."""
+    path = tmp_path_factory.mktemp("original") / "wide.mp4"
+    rate, size = 44_100, (374, 250)
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("libx264", rate=Fraction(25, 2), options={"crf": "8", "preset": "veryfast"})
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        track = out.add_stream("aac", rate=rate, layout="stereo")
+        for number in range(90):
+            rows, columns = np.mgrid[0 : size[1], 0 : size[0]]
+            image = np.stack([rows % 256, (columns + 2 * number) % 256, 128 + 0 * rows], axis=-1).astype(np.uint8)
+            image[:, 4 * number : 4 * number + 20] = (250, 240, 20)
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(image, "rgb24")))
+        out.mux(stream.encode(None))
+        time = np.arange(int(7.2 * rate)) / rate
+        wave = (0.4 * np.sin(2 * np.pi * (200 + 60 * time) * time)).astype(np.float32)
+        for start in range(0, len(wave), 1024):
+            frame = av.AudioFrame.from_ndarray(
+                np.stack([wave[start : start + 1024]] * 2), format="fltp", layout="stereo"
+            )
+            frame.sample_rate, frame.pts = rate, start
+            out.mux(track.encode(frame))
+        out.mux(track.encode(None))
+    return path
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def copied(request, original, tmp_path_factory):
+    how = Compression(fps=3, size=112, frames=request.param)
+    made = compress(original, how)
+    path = tmp_path_factory.mktemp("copy") / "wide.mp4"
+    path.write_bytes(made.content)
+    verify_copy(path, made)
+    return path, made
+
+
+def test_moments_are_those_of_the_frames_on_screen():
+    times = np.array([0.0, 0.4, 0.8, 1.2, 1.6])
+    assert steady_frames(times, 2.0, 2).tolist() == [0, 1, 2, 3]
+    assert steady_frames(times, 2.1, 2).tolist() == [0, 1, 2, 3, 4]
+    assert steady_frames(times, 2.0, 2, (1.0, 2.0)).tolist() == [2, 3]
+    assert steady_frames(times, 0.0, 2).tolist() == [0]
+    with pytest.raises(ValueError, match="no frames"):
+        steady_frames(times[:0], 1.0, 2)
+
+
+@pytest.mark.parametrize("sampling", ["one-fps-uniform", "head", "segment-centres"])
+@pytest.mark.parametrize("span", [None, (2.0, 5.5)])
+def test_a_copy_shows_what_the_original_shows(original, copied, sampling, span):
+    path, made = copied
+    found = read_clip(path, frames=6, image_size=112, sampling=sampling, span=span)
+    expected = read_clip(original, frames=6, image_size=112, sampling=sampling, span=span)
+    assert (made.frames, made.notes) == (22, [])
+    assert found.duration == pytest.approx(expected.duration, abs=1e-3)
+    assert torch.equal(found.frame_mask, expected.frame_mask)
+    if sampling == "segment-centres":  # which counts frames, of which there are fewer
+        assert (found.timestamps - expected.timestamps).abs().max() < 0.5
+    else:
+        assert decibels(found.pixels, expected.pixels) > 30
+
+
+def test_a_copy_sounds_as_the_original_at_the_same_moments(original, copied):
+    path, made = copied
+    found, expected = (read_audio(file, duration=7.2) for file in (path, original))
+    assert made.sound > 300
+    assert np.corrcoef(found.waveform, expected.waveform)[0, 1] > 0.999
+    assert np.array_equal(found.heard, expected.heard)
+
+
+def test_crops_of_augmentation_reach_every_edge_of_the_original(original, copied):
+    path, _ = copied
+    info = probe(path)
+    assert (info.width, info.height) == (168, 112)  # 374 x 250, whole: nothing was cut off
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        crop = CropFlip(112, tuple(map(tuple, generator.random((10, 4)))), bool(generator.random() < 0.5))
+        boxes = [np.array(crop.box(*size)) / [*size, *size] for size in ((168, 112), (374, 250))]
+        assert np.abs(boxes[0] - boxes[1]).max() < 0.01
+        found, expected = (read_clip(file, frames=6, image_size=112, augment=crop) for file in (path, original))
+        assert decibels(found.pixels, expected.pixels) > 20
+
+
+@pytest.mark.parametrize("size", [(299, 224), (297, 224), (301, 224), (303, 226), (224, 299), (224, 297)])
+def test_the_centre_square_of_a_frame_of_odd_size_stays_in_place(size):
+    frame = Image.fromarray(np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+    kept = Compression(size=min(size))(frame)
+    assert kept.width % 2 == kept.height % 2 == 0
+    preparation = Preparation(min(size))
+    assert np.array_equal(np.asarray(preparation(kept)), np.asarray(preparation(frame)))
+
+
+def test_frames_smaller_than_asked_for_keep_their_size(tmp_path):
+    made = compress(write_video(tmp_path / "small.mp4", 20), Compression(size=224))
+    (tmp_path / "copy.mp4").write_bytes(made.content)
+    info, before = probe(tmp_path / "copy.mp4"), probe(tmp_path / "small.mp4")
+    assert (info.width, info.height) == (before.width, before.height)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_file_is_copied_stretch_by_stretch_as_in_one_piece(original, monkeypatch, kind):
+    how = Compression(fps=3, size=112, frames=kind)
+    whole = compress(original, how)
+    monkeypatch.setattr(video, "STRETCH_SECONDS", 2)
+    assert compress(original, how) == whole
+
+
+def test_sound_that_mp4_cannot_hold_is_written_anew_and_said(tmp_path):
+    path = tmp_path / "clip.mkv"
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("libx264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        track = out.add_stream("pcm_s16le", rate=22_050, layout="mono")
+        for number in range(20):
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((48, 64, 3), 10 * number, np.uint8), "rgb24")))
+        out.mux(stream.encode(None))
+        wave = (8000 * np.sin(np.arange(2 * 22_050) / 20)).astype(np.int16)[None]
+        frame = av.AudioFrame.from_ndarray(wave, format="s16", layout="mono")
+        frame.sample_rate = 22_050
+        out.mux(track.encode(frame))
+        out.mux(track.encode(None))
+    made = compress(path, Compression())
+    assert made.notes == ["its sound is written anew, 16 kHz mono"]
+    (tmp_path / "copy.mp4").write_bytes(made.content)
+    verify_copy(tmp_path / "copy.mp4", made)
+    found, expected = (read_audio(file, duration=1.9) for file in (tmp_path / "copy.mp4", path))
+    assert np.corrcoef(found.waveform, expected.waveform)[0, 1] > 0.98
+
+
+def test_a_video_that_breaks_off_has_no_copy(original, tmp_path):
+    path = tmp_path / "cut.mp4"
+    path.write_bytes(original.read_bytes())
+    cut_off(path, 0.5)
+    with pytest.raises(VideoError, match=r"cut\.mp4"):
+        compress(path, Compression())
+
+
+def test_a_copy_that_does_not_read_back_as_written_is_found(copied, tmp_path):
+    path, made = copied
+    cut = tmp_path / "cut.mp4"
+    cut.write_bytes(made.content[: len(made.content) // 2])
+    with pytest.raises(VideoError):
+        verify_copy(cut, made)
+    with pytest.raises(VideoError, match="was written with 23 frames"):
+        verify_copy(path, Copy(b"", 23, made.duration, made.sound))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"fps": 0}, "--fps"), ({"size": 8}, "--size"), ({"frames": "png"}, "choose one of")]
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Compression(**options)

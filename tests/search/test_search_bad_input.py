@@ -1,0 +1,225 @@
+"""What strangers send, and what lies beside the videos: a sentence each, from a server that goes on answering."""
+
+import http.client
+import io
+import json
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+
+import av
+import pytest
+from browser import serving
+from PIL import Image
+from search_parts import save_checkpoint, write_clip
+
+pytest.importorskip("fastapi", reason="the extra `search` is not installed")
+pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
+
+import torch
+
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.features import TextFeatures
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.search import ScorerSource, Searcher, index
+from tvr_lightning.search import texts as texts_of
+from tvr_lightning.search.catalog import FILE
+from tvr_lightning.search.server import ServerOptions, create_app
+
+
+@pytest.fixture(scope="module")
+def searcher(indexed):
+    with Searcher(indexed) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def address(searcher):
+    with serving(create_app(searcher, ServerOptions())) as made:
+        yield made.removeprefix("http://").rstrip("/")
+
+
+def ask(address, path, body=None, headers=()):
+    """Status, headers and content of an answer."""
+    connection = http.client.HTTPConnection(address, timeout=120)
+    connection.request("GET" if body is None else "POST", path, body, dict(headers))
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, answer.headers, content
+
+
+def said(answer):
+    return json.loads(answer[2])["detail"]
+
+
+def png(width, height):
+    """A file of some bytes that promises a picture of any size."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = zlib.compress(b"\0" * 1_000_000)
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def picture(size=(80, 60), kind="PNG", colour="red"):
+    content = io.BytesIO()
+    Image.new("RGB", size, colour).save(content, kind)
+    return content.getvalue()
+
+
+def test_other_sites_can_embed_nothing(address, searcher):
+    video = searcher.catalog.videos()[0].id
+    for path in ("/", "/app.js", f"/api/videos/{video}/file", f"/api/videos/{video}/picture", "/api/videos/x/file"):
+        assert ask(address, path)[1]["Cross-Origin-Resource-Policy"] == "same-origin", path
+
+
+@pytest.mark.parametrize("origin", ["http://elsewhere.example", "null", "http://127.0.0.1:1", "nonsense"])
+def test_an_older_browser_on_another_site_gets_no_answer(address, origin, gallery):
+    for path, body in (("/api/search?query=a", None), ("/api/index", None), ("/api/search/video", b"x")):
+        answer = ask(address, path, body, {"Origin": origin})
+        assert answer[0] == 403
+        assert "other origins" in said(answer)
+    own = {"Origin": f"http://{address}"}
+    assert ask(address, "/api/search?query=a", None, own)[0] == 200
+    assert ask(address, "/api/search/video", (gallery / "clip1.mp4").read_bytes(), own)[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_picture_finds_videos(address, kind):
+    status, _, content = ask(address, "/api/search/picture?top=3", picture(kind=kind))
+    assert status == 200
+    assert len(json.loads(content)["results"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"<html>I am a picture</html>", 422, "the picture is none of the pictures that are read"),
+        (b"", 400, "empty"),
+        (png(50_000, 50_000), 422, "the picture has"),
+        (png(9_000, 9_000), 422, "the picture has 9,000 x 9,000 pixels"),
+        (picture(kind="JPEG")[:300], 422, "the picture cannot be read as a picture"),
+    ],
+)
+def test_what_is_no_picture_is_said(address, body, status, words):
+    answer = ask(address, "/api/search/picture", body)
+    assert answer[0] == status
+    assert words in said(answer)
+    assert "/tmp" not in said(answer)
+    assert ask(address, "/health")[0] == 200
+
+
+def test_a_clip_of_no_length_is_said(address, tmp_path):
+    with av.open(str(tmp_path / "none.mp4"), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=4)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        container.start_encoding()
+    answer = ask(address, "/api/search/video", (tmp_path / "none.mp4").read_bytes())
+    assert answer[0] == 422
+    assert said(answer).startswith("the clip ")
+    assert ask(address, "/health")[0] == 200
+
+
+def test_files_that_name_other_files_are_refused_by_their_format(gallery, address, tmp_path, sources):
+    videos = tmp_path / "videos"
+    write_clip(videos / "clip.mp4", 1)
+    secret = (gallery / "clip2.mp4").resolve()
+    texts = {
+        "absolute.m3u8": f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{secret}\n#EXT-X-ENDLIST\n",
+        "hidden.mp4": f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{secret}\n#EXT-X-ENDLIST\n",
+        "beside.ffconcat": "ffconcat version 1.0\nfile clip.mp4\n",
+        "beside.mkv": "ffconcat version 1.0\nfile clip.mp4\n",
+        "manifest.mp4": '<?xml version="1.0"?>\n<MPD><BaseURL>clip.mp4</BaseURL></MPD>',
+    }
+    names = {"absolute.m3u8": "HLS", "hidden.mp4": "HLS", "beside.ffconcat": "ffconcat", "beside.mkv": "ffconcat"}
+    names["manifest.mp4"] = "DASH"
+    for name, text in texts.items():
+        (videos / name).write_text(text)
+    report = index([videos, *(videos / name for name in texts)], tmp_path / "index", sources[1:], progress=False)
+    assert report.total == 1
+    reasons = {line.rpartition("/")[2].partition(":")[0]: line for line in report.skipped}
+    for name, kind in names.items():
+        assert kind in reasons[name]
+        assert "names other files" in reasons[name]
+        answer = ask(address, "/api/search/video", (videos / name).read_bytes())
+        assert answer[0] == 422
+        assert kind in said(answer)
+
+
+@pytest.fixture(scope="module")
+def wordy(tmp_path_factory, gallery):
+    """An index with 1,200 captions, and 1,200 queries of its bank."""
+    folder = tmp_path_factory.mktemp("wordy")
+    torch.manual_seed(0)
+    encoder = {"width": 128, "image_size": 32, "text_layers": 6, "vision_layers": 1}
+    module = CLIP4Clip(TinyClipEncoder(**encoder), words=32, frames=2)
+    checkpoint = save_checkpoint(module, encoder, {"words": 32, "frames": 2}, folder / "method.ckpt")
+    bank = [f"caption {number} of a person who does something {number % 7} times" for number in range(1200)]
+    index([gallery], folder / "index", [ScorerSource(str(checkpoint))], "exact", bank, progress=False)
+    return folder / "index"
+
+
+@pytest.mark.parametrize("path", ["/api/videos/{video}/texts", "/api/search?query=a&normalize=sinkhorn"])
+def test_1200_texts_hold_up_a_search_for_no_longer_than_a_block(wordy, path):
+    with Searcher(wordy) as searcher, serving(create_app(searcher, ServerOptions())) as made:
+        address = made.removeprefix("http://").rstrip("/")
+        scorer = searcher.scorers[searcher.first]
+        blocks, encode = [], scorer.encode_texts
+
+        def slow(texts):
+            if len(texts) > 1:
+                blocks.append(time.monotonic())
+                time.sleep(0.05)
+            return encode(texts)
+
+        scorer.encode_texts = slow
+        answers = []
+        long = threading.Thread(target=lambda: answers.append(ask(address, path.format(video=first(searcher)))))
+        long.start()
+        while not blocks:
+            time.sleep(0.01)
+        began = len(blocks)
+        assert ask(address, "/api/search?query=a+red+square")[0] == 200
+        assert len(blocks) - began < 1200 // 64 // 2, "the search did not wait for the texts"
+        assert not answers
+        long.join()
+        assert answers[0][0] == 200
+        assert len(blocks) == -(-1200 // 64)
+
+
+def first(searcher):
+    return searcher.catalog.videos()[0].id
+
+
+def test_texts_beyond_the_room_for_them_are_encoded_anew_and_not_kept(wordy, monkeypatch):
+    with Searcher(wordy) as searcher:
+        expected = searcher.describe(first(searcher), 5)
+    monkeypatch.setattr(texts_of, "KEPT_BYTES", 1)
+    with Searcher(wordy) as searcher:
+        assert searcher.describe(first(searcher), 5) == expected
+        kept = searcher._own_texts()._done
+        assert len(kept) == 1
+        assert isinstance(kept[0], TextFeatures)
+
+
+def test_an_index_of_an_older_format_is_said(indexed, tmp_path):
+    import shutil
+    import sqlite3
+
+    old = tmp_path / "old"
+    shutil.copytree(indexed, old)
+    with sqlite3.connect(old / FILE) as connection:
+        connection.execute("UPDATE facts SET value = '1' WHERE name = 'version'")
+    connection.close()
+    for words in (["serve", "--index", str(old)], ["search", "a", "--index", str(old)], ["index", "--out", str(old)]):
+        ended = subprocess.run([sys.executable, "-m", "tvr_lightning.cli", *words], capture_output=True, text=True)
+        assert ended.returncode != 0
+        assert "index of version 1, expected" in ended.stderr
+        assert "Traceback" not in ended.stderr

@@ -1,0 +1,322 @@
+"""Small copies of video files to train from: few frames a second, no more pixels than the encoder takes, sound kept.
+
+CLIP4Clip trains on copies at 3 frames a second and 224 pixels (its `preprocess/compress_video.py`). Reading a clip is
+decoding every frame from a keyframe to the last wanted one; of a copy there are few, small ones, and each second begins
+with a keyframe. Copies keep the clock: the frame at k / fps seconds is the one that the original shows then, and the
+last one lasts as long as there.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal, get_args
+
+import av
+import numpy as np
+from av.container import OutputContainer
+from numpy.typing import NDArray
+from PIL import Image
+
+from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
+from tvr_lightning.media.decoder import decoded_frames
+from tvr_lightning.media.opening import Allowance, VideoError, open_media, packets_of, words_of
+from tvr_lightning.media.preparation import Interpolation
+from tvr_lightning.media.video import probe, read_steadily
+
+Frames = Literal["h264", "jpeg"]
+"""How a copy keeps its frames: as H.264, or each as a JPEG of its own, which is larger and faster to read."""
+
+Sound = Literal["none", "copied", "anew"]
+
+CRF = 18
+JPEG_QUALITY = 90
+_TICKS = 30_000  # of the copy's clock for each frame, so that the last one can end between two
+_COPIED_SOUND = ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac")
+"""Codecs that are copied as they are into mp4."""
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How copies are made.
+
+    Attributes:
+        fps: frames a second.
+        size: pixels of a frame's short side; smaller ones stay as they are. Nothing is cut off.
+        frames: H.264 or JPEG.
+        interpolation: filter of the resizing, that of the encoder's preparation.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    fps: int = 3
+    size: int = 224
+    frames: Frames = "h264"
+    interpolation: Interpolation = "bicubic"
+
+    def __post_init__(self) -> None:
+        for name, least in (("fps", 1), ("size", 16)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.frames not in get_args(Frames):
+            raise ValueError(f"--frames is {self.frames!r}; choose one of {', '.join(get_args(Frames))}")
+
+    def describe(self) -> str:
+        """Return it in words, as run cards hold it."""
+        return f"compressed {self.fps} fps {self.size}" + (" jpeg" if self.frames == "jpeg" else "")
+
+    def __call__(self, frame: Image.Image) -> Image.Image:
+        """Return an RGB frame as it is kept: its short side `size` pixels long, both sides even.
+
+        A side of odd length gets a copy of its outermost pixels on the side where the centre square stays in place.
+        """
+        width, height = frame.size
+        if min(width, height) > self.size:
+            short, size = min(width, height), self.size
+            scaled = (int(size * width / short), int(size * height / short))
+            if self.interpolation == "bicubic":
+                frame = frame.resize(scaled, Image.Resampling.BICUBIC)
+            else:
+                frame = frame.resize(scaled, Image.Resampling.BILINEAR)
+        if frame.width % 2 == 0 and frame.height % 2 == 0:
+            return frame
+        (left, right), (top, bottom) = (_evened(side, self.size) for side in frame.size)
+        edges = ((top, bottom), (left, right), (0, 0))
+        return Image.fromarray(np.pad(np.asarray(frame), edges, mode="edge"))
+
+
+def _evened(side: int, size: int) -> tuple[int, int]:
+    """Return the pixels to add before and behind a side, so that the centre `size` ones stay the same."""
+    if side % 2 == 0:
+        return 0, 0
+    before = min(max(round((side + 1 - size) / 2) - round((side - size) / 2), 0), 1)
+    return before, 1 - before
+
+
+@dataclass
+class Copy:
+    """A copy, not yet on the disk.
+
+    Attributes:
+        content: an mp4 file.
+        frames: how many.
+        duration: seconds of its video.
+        sound: packets of its sound; 0 where the original has none.
+        notes: what is not as in the original.
+    """
+
+    content: bytes
+    frames: int
+    duration: float
+    sound: int
+    notes: list[str] = field(default_factory=list)
+
+
+def compress(path: Path, how: Compression) -> Copy:
+    """Make a small copy of a video file.
+
+    The sound is copied packet by packet where mp4 can hold its codec, else written anew as AAC, 16 kHz mono, which is
+    what readers make of it anyway. A broken sound track is copied as far as it goes.
+
+    Raises:
+        VideoError: the picture cannot be read to its end, or the sound cannot be written.
+    """
+    with open_media(path) as container:
+        stream = container.streams.best("audio")
+        codec = stream.codec_context.name if isinstance(stream, av.AudioStream) and stream.codec_context else None
+    if codec is None:
+        return _write(path, how, "none")
+    if codec in _COPIED_SOUND:
+        # Packets whose times no mp4 file can hold are written anew, with other times.
+        with suppress(_SoundRefused):
+            return _write(path, how, "copied")
+    return _write(path, how, "anew")
+
+
+class _SoundRefused(Exception):  # noqa: N818  reads as what happened
+    """Packets of the sound do not fit into mp4."""
+
+
+def _write(path: Path, how: Compression, sound: Sound) -> Copy:
+    buffer, copy = io.BytesIO(), Copy(b"", 0, 0.0, 0)
+    try:
+        _fill(path, how, sound, buffer, copy)
+    except av.FFmpegError as error:
+        raise VideoError(path, f"cannot be copied ({words_of(error)})") from error
+    copy.content = buffer.getvalue()
+    return copy
+
+
+def _fill(path: Path, how: Compression, sound: Sound, buffer: io.BytesIO, copy: Copy) -> None:
+    with av.open(buffer, "w", format="mp4") as out:
+        if sound == "copied":
+            _copy_with_sound(path, how, out, copy)
+        else:
+            waveform = _waveform(path, copy) if sound == "anew" else None
+            track = None
+            if waveform is not None:
+                track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+                track.bit_rate = 64_000
+            _write_frames(path, how, out, copy)
+            if track is not None and waveform is not None:
+                _encode_sound(waveform, track, out, copy)
+
+
+def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
+    allowance = Allowance(path)
+    with open_media(path) as container:
+        source = container.streams.best("audio")
+        assert isinstance(source, av.AudioStream)
+        assert source.time_base is not None
+        picture = container.streams.video[0]
+        origin = Fraction(0)
+        if picture.start_time is not None and picture.time_base is not None:
+            origin = picture.start_time * picture.time_base
+        track = out.add_stream_from_template(source)
+        packets = []
+        try:
+            for packet in packets_of(container, source):
+                allowance.check()
+                if packet.size == 0 or packet.pts is None:
+                    continue
+                if packet.is_corrupt:
+                    copy.notes.append("its sound breaks off: a packet is cut off")
+                    break
+                packets.append(packet)
+        except av.FFmpegError as error:
+            copy.notes.append(f"its sound breaks off: {words_of(error)}")
+        _write_frames(path, how, out, copy)
+        moved = round(origin / source.time_base)
+        try:
+            for packet in packets:
+                assert packet.pts is not None
+                packet.pts -= moved  # what sounds before the picture begins, an edit list cuts off
+                packet.dts = packet.pts
+                packet.stream = track
+                out.mux(packet)
+        except av.FFmpegError as error:
+            raise _SoundRefused from error
+        copy.sound = len(packets)
+
+
+def _waveform(path: Path, copy: Copy) -> NDArray[np.float32] | None:
+    """Return the sound as readers take it, (T,) at 16 kHz; None where none can be decoded."""
+    try:
+        track = read_audio(path)
+    except AudioError as error:
+        copy.notes.append(f"its sound is left out: {error.reason}")
+        return None
+    if track.problem:
+        copy.notes.append(f"its sound is damaged: {track.problem}")
+    copy.notes.append(
+        "its sound is written anew, 16 kHz mono" if track.present else "its sound is left out: it is empty"
+    )
+    return track.waveform if track.present else None
+
+
+def _encode_sound(waveform: NDArray[np.float32], track: av.AudioStream, out: OutputContainer, copy: Copy) -> None:
+    samples = track.codec_context.frame_size or 1024
+    for start in range(0, len(waveform), samples):
+        piece = waveform[None, start : start + samples]
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(piece), format="fltp", layout="mono")
+        frame.sample_rate, frame.pts, frame.time_base = SAMPLE_RATE, start, Fraction(1, SAMPLE_RATE)
+        for packet in track.encode(frame):
+            out.mux(packet)
+            copy.sound += 1
+    for packet in track.encode(None):
+        out.mux(packet)
+        copy.sound += 1
+
+
+def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
+    """Write the frames, the first of them at 0; the last one lasts to the end of the original."""
+    clock = Fraction(1, how.fps * _TICKS)
+    for packet in _packets(path, how, out, copy, clock):
+        assert packet.pts is not None
+        last = packet.pts == (copy.frames - 1) * _TICKS
+        rest = max(round(copy.duration / clock) - packet.pts, 1)
+        packet.duration = rest if last else _TICKS
+        packet.dts = packet.pts
+        out.mux(packet)
+
+
+def _packets(path: Path, how: Compression, out: OutputContainer, copy: Copy, clock: Fraction) -> Iterator[av.Packet]:
+    """Yield a packet for each frame, the last one when `copy` knows how many there are."""
+    stream, held, size = None, None, (0, 0)
+    for duration, images in read_steadily(path, how.fps, how):
+        copy.duration = duration
+        for image in images:
+            if stream is None:
+                size = (image.shape[1], image.shape[0])
+                stream = _stream(out, how, size, clock)
+            if held is not None:
+                yield held
+            held = _encode(stream, _of_size(image, size), copy.frames * _TICKS, how, clock)
+            copy.frames += 1
+    assert held is not None, "a video that can be read has a frame"
+    yield held
+
+
+def _of_size(image: Pixels, size: tuple[int, int]) -> Pixels:
+    """Return a frame in the size of the first one, which all frames of a copy have."""
+    return image if image.shape[1::-1] == size else np.asarray(Image.fromarray(image).resize(size))
+
+
+def _stream(out: OutputContainer, how: Compression, size: tuple[int, int], clock: Fraction) -> av.VideoStream:
+    if how.frames == "jpeg":
+        stream = out.add_stream("mjpeg", rate=how.fps)
+        stream.pix_fmt = "yuvj420p"
+    else:
+        # Every frame leads to the next alone, and each second begins anew: a frame in, a packet out.
+        options = {"crf": str(CRF), "preset": "veryfast", "tune": "fastdecode,zerolatency", "g": str(how.fps)}
+        stream = out.add_stream("libx264", rate=how.fps, options=options)
+        stream.pix_fmt = "yuv420p"
+        stream.thread_count = 1
+    stream.width, stream.height = size
+    stream.time_base = stream.codec_context.time_base = clock
+    return stream
+
+
+def _encode(stream: av.VideoStream, image: Pixels, pts: int, how: Compression, clock: Fraction) -> av.Packet:
+    if how.frames == "jpeg":
+        content = io.BytesIO()
+        Image.fromarray(image).save(content, "JPEG", quality=JPEG_QUALITY)
+        packet = av.Packet(content.getvalue())
+        packet.is_keyframe, packet.time_base, packet.stream = True, clock, stream
+        packet.pts = pts
+        return packet
+    frame = av.VideoFrame.from_ndarray(image, "rgb24")
+    frame.pts, frame.time_base = pts, clock
+    (packet,) = stream.encode(frame)
+    return packet
+
+
+def verify_copy(path: Path, copy: Copy) -> None:
+    """Read a written copy from its beginning to its end.
+
+    Raises:
+        VideoError: it does not hold what was written.
+    """
+    allowance = Allowance(path)
+    found = probe(path)
+    if found.broken:
+        raise VideoError(path, found.broken)
+    frames = sum(1 for _ in decoded_frames(path, 1, allowance))
+    sound = 0
+    if copy.sound:
+        with open_media(path) as container:
+            track = container.streams.best("audio")
+            sound = sum(1 for packet in packets_of(container, track) if packet.size) if track else 0
+    if (frames, sound) != (copy.frames, copy.sound) or abs(found.duration - copy.duration) > 0.001:
+        raise VideoError(
+            path,
+            f"was written with {copy.frames} frames in {copy.duration:.3f} s and {copy.sound} packets of sound, and "
+            f"reads back as {frames} in {found.duration:.3f} s and {sound}",
+        )
