@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shlex
 import subprocess
 import threading
 import time
@@ -190,6 +191,45 @@ def planned(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Plan:
     return Plan(tuple(claims), deviations, args.seeds)
 
 
+def command(args: argparse.Namespace) -> str:
+    """Return the command line that trains what was asked for."""
+    names = (("--claims", args.claims), ("--worlds", args.worlds), ("--arms", args.arms))
+    said = "".join(f" {option} {shlex.join(value)}" for option, value in names if value)
+    seeds = f" --seeds {args.seeds}" if args.seeds != (2 if args.quick else 5) else ""
+    return f"python benchmarks/mechanisms.py{' --quick' * args.quick}{said}{seeds}"
+
+
+def collected(plan: Plan, records: dict[str, Record], said: str) -> Record:
+    """Return the data of the page: what every claim and deviation adds up to whose heads are all there.
+
+    Args:
+        plan: what was asked for.
+        records: of finished heads by key, perhaps of others too.
+        said: the command line.
+    """
+
+    def whole(each: Claim | Deviation) -> bool:
+        return all(key(job, plan.steps) in records for seed in range(plan.seeds) for job in each.jobs(seed))
+
+    claims, deviations = (tuple(filter(whole, listed)) for listed in (plan.claims, plan.deviations))
+    used = replace(plan, claims=claims, deviations=deviations).jobs()
+    found = summary(claims, deviations, plan.seeds, lambda job: records[key(job, plan.steps)]["readings"])
+    missing = [each.key for each in plan.claims if each not in claims]
+    missing += [f"{each.method}, {each.topic}" for each in plan.deviations if each not in deviations]
+    about = {
+        "command": said,
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+        "settings": sorted({records[name]["settings"] for name in used}),
+        "heads": len(used),
+        "minutes": sum(records[name]["seconds"] for name in used) / 60,
+        "seeds": plan.seeds,
+        "steps": plan.steps,
+        "missing": missing,
+    }
+    return {"about": about, **found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--claims", nargs="+", metavar="CLAIM", help="only these")
@@ -198,6 +238,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="5 by default, 2 with --quick")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--quick", action="store_true", help="two points, two seeds, a quarter of the steps")
+    parser.add_argument("--finished", action="store_true", help="train nothing: write what is finished, name the rest")
     parser.add_argument("--page", action="store_true", help="train nothing: write the page from the JSON again")
     parser.add_argument(
         "--out", type=Path, help="folder of page, JSON and figures; a part or --quick: build/mechanisms"
@@ -210,24 +251,9 @@ def main() -> None:
     out: Path = args.out or (HERE / "results" if whole or args.page else Path("build/mechanisms"))
     out.mkdir(parents=True, exist_ok=True)
     if not args.page:
-        records = run(plan, args.records, args.workers)
-        names = [("--claims", args.claims), ("--worlds", args.worlds), ("--arms", args.arms)]
-        said = "".join(f" {option} {' '.join(map(repr, value))}" for option, value in names if value)
-        command = f"python benchmarks/mechanisms.py{' --quick' * args.quick}{said}"
-        machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-        deviations = (LEAKS, DEVIATIONS) if plan.deviations else ((), ())
-        found = summary(plan.claims, *deviations, plan.seeds, lambda job: records[key(job, plan.steps)]["readings"])
-        about = {
-            "command": command,
-            "date": date.today().isoformat(),
-            "machine": machine,
-            "settings": sorted({record["settings"] for record in records.values()}),
-            "heads": len(records),
-            "minutes": sum(record["seconds"] for record in records.values()) / 60,
-            "seeds": plan.seeds,
-            "steps": plan.steps,
-        }
-        (out / "mechanisms.json").write_text(json.dumps({"about": about, **found}, indent=1) + "\n", encoding="utf-8")
+        records = read_records(args.records) if args.finished else run(plan, args.records, args.workers)
+        data = collected(plan, records, command(args))
+        (out / "mechanisms.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     write_page(json.loads((out / "mechanisms.json").read_text(encoding="utf-8")), out)
 
 

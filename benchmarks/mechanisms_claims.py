@@ -63,10 +63,9 @@ class Claim:
         says: what the paper says that the method does.
         refuted_if: what would have spoken against it.
         world: key of `WORLDS`.
-        points: where it is tried; the first one is 0, the control.
+        points: where it is tried; the first one is 0, the control, and the verdict is about the last one.
         arms: the baseline, then the method, then what takes the method apart.
         axis: what the points are, on the figure.
-        judged: the point that the verdict is about; the last one by default.
         fixed: strength of the world where the points are values of an option; else they are the strengths.
         encoder_rate: learning rate of the maps that stand for the encoders.
         remarks: what the reader should know besides.
@@ -80,7 +79,6 @@ class Claim:
     points: tuple[float, ...]
     arms: tuple[Arm, ...]
     axis: str
-    judged: float | None = None
     fixed: float | None = None
     encoder_rate: float = LEARNING_RATE
     remarks: str = ""
@@ -88,7 +86,7 @@ class Claim:
     @property
     def verdict_at(self) -> float:
         """The point that the verdict is about."""
-        return self.points[-1] if self.judged is None else self.judged
+        return self.points[-1]
 
     def job(self, arm: Arm, point: float, seed: int) -> Job:
         """Return what an arm trains at a point; several arms may read the same head."""

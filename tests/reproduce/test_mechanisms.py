@@ -234,7 +234,8 @@ def test_every_measured_deviation_and_leak_is_one_that_a_docstring_records(claim
 def test_the_committed_page_is_what_its_data_say(benchmark, claims):
     page = benchmark("mechanisms_page")
     data = json.loads((RESULTS / "mechanisms.json").read_text(encoding="utf-8"))
-    assert [claim["key"] for claim in data["claims"]] == [claim.key for claim in claims.CLAIMS]
+    kept = {claim["key"] for claim in data["claims"]} | set(data["about"]["missing"])
+    assert {claim.key for claim in claims.CLAIMS} <= kept
     for claim in data["claims"]:
         assert claim["results"] == page.results(claim)
         assert all(len(runs) == data["about"]["seeds"] == 5 for arm in claim["arms"] for runs in arm["text_to_video"])
