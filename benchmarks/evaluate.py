@@ -26,6 +26,7 @@ from pathlib import Path
 import released_gaid
 import released_gare
 import released_tcmgc
+import released_xclip
 import torch
 from released_code import Sizes
 from torch import Tensor
@@ -37,11 +38,17 @@ from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods.clip4clip import mean_pooling_similarity
 
-SUBJECTS = {"GARE": released_gare.SUBJECT, "TC-MGC": released_tcmgc.SUBJECT, "GAID": released_gaid.SUBJECT}
+SUBJECTS = {
+    "GARE": released_gare.SUBJECT,
+    "TC-MGC": released_tcmgc.SUBJECT,
+    "GAID": released_gaid.SUBJECT,
+    "X-CLIP": released_xclip.SUBJECT,
+}
 PUBLISHED = {
     "GARE": "6.9 s (Table 10)",
     "TC-MGC": "673 ms per video (Table 1)",
     "GAID": "6.5 s; 98.2 s without its own pooling (Table 6)",
+    "X-CLIP": "none",
     "CLIP4Clip": "none",
 }
 Score = Callable[[TextFeatures, VideoFeatures], Scores]
@@ -64,10 +71,11 @@ def features(items: int, args: argparse.Namespace) -> tuple[TextFeatures, VideoF
 
 
 def score_of(method: str, form: str, args: argparse.Namespace) -> Score:
-    """Return a method's score; CLIP4Clip's needs neither form."""
+    """Return a method's score, of either form where it has both."""
     if method == "CLIP4Clip":
         return lambda text, video: Scores(mean_pooling_similarity(text, video))
     subject = SUBJECTS[method]
+    form = "factorised" if form == "-" else form
     head = subject.build(form, None, Sizes(args.dimension, args.words, args.frames)).to(args.device).eval()
     return lambda text, video: Scores(subject.score(head, text, video))
 
@@ -107,7 +115,8 @@ def methods(args: argparse.Namespace) -> None:
     for items in args.items:
         for method in args.methods:
             args.sound = method == "GAID"
-            for form in ("-",) if method == "CLIP4Clip" else ("factorised", "dense"):
+            dense = method != "CLIP4Clip" and SUBJECTS[method].dense_budgets
+            for form in args.forms if dense else ("-",):
                 table, wall, processor = evaluated(score_of(method, form, args), features(items, args), args)
                 measured = f"{wall:.1f} | {processor:.1f} | {table.text_to_video['R@1']:.1f}"
                 print(f"| {method} | {items} | {form} | {measured} | {PUBLISHED[method]} |", flush=True)
@@ -182,6 +191,7 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--words", type=int, default=32)
     parser.add_argument("--frames", type=int, default=12)
+    parser.add_argument("--forms", nargs="+", choices=("factorised", "dense"), default=["factorised", "dense"])
     parser.add_argument("--candidates", type=int, default=256)
     parser.add_argument("--exhaustive", action="store_true", help="two-stage: score all pairs besides")
     parser.add_argument("--budget", type=float, default=2.0, help="of evaluation.memory_gib")

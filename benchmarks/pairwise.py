@@ -43,6 +43,7 @@ METHODS = {
     "gare": released_gare.SUBJECT,
     "tcmgc": released_tcmgc.SUBJECT,
     "tmass": released_tmass.SUBJECT,
+    "tmass-shared-draws": released_tmass.SHARED_DRAWS,
     "ucofia": released_ucofia.SUBJECT,
     "xclip": released_xclip.SUBJECT,
     "xpool": released_xpool.SUBJECT,

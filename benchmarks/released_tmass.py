@@ -1,9 +1,13 @@
-"""T-MASS as released, restated plainly from the specification of its trainer: trial after trial, every pair in full.
+"""T-MASS as released, restated plainly from trainer/trainer_stochastic.py and modules/stochastic_module.py.
 
-The released code draws anew for every pair; here, as in ours, all pairs share the draws, so that scores are the same.
+Video by video and trial after trial, the released code finds the radius of every text again and draws for every pair
+anew: `SUBJECT`. So its scores are others in every run, of the same distribution as ours, whose pairs share the draws.
+`SHARED_DRAWS` is the same arithmetic with the radius once and those draws, so that the scores are ours.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 from released_code import Sizes, Subject, away_from_start, of_form
@@ -23,8 +27,26 @@ def draws(dimension: int) -> Tensor:
     return torch.rand(TRIALS, dimension, generator=torch.Generator().manual_seed(0))
 
 
+def radius_of(head: TMASSHead, sentence: Tensor, frames: Tensor) -> Tensor:
+    """Return R (n, D) of n texts (n, D) and one video, repeated for each of them (n, F, D)."""
+    assert head.radius.linear_proj is not None
+    texts = normalize(sentence, dim=-1).unsqueeze(1).repeat(1, frames.shape[1], 1)
+    cosines = (texts @ normalize(frames, dim=-1).transpose(1, 2)).mean(1)
+    return head.radius.linear_proj(cosines).exp()
+
+
 def released_block(head: TMASSHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Score one block, every vector of every trial in full."""
+    """Score one block, video by video, every vector of every trial in full."""
+    sentence, columns = text.sentence, []
+    for frames, pooled in zip(video.frames, pool_frames(head, sentence, video.frames), strict=True):
+        repeated = frames.unsqueeze(0).tile(len(sentence), 1, 1)
+        trials = [sentence + torch.rand_like(sentence) * radius_of(head, sentence, repeated) for _ in range(TRIALS)]
+        columns.append((normalize(torch.stack(trials), dim=-1) * normalize(pooled, dim=-1)).sum(-1).amax(0))
+    return torch.stack(columns, dim=1)
+
+
+def block_of_shared_draws(head: TMASSHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
+    """Score one block, every vector of every trial in full, the radius and the draws once."""
     sentence, frames = text.sentence, video.frames
     pooled = normalize(pool_frames(head, sentence, frames), dim=-1)  # (M, N, D)
     cosines = torch.einsum("nd,mfd->mnf", normalize(sentence, dim=-1), normalize(frames, dim=-1))
@@ -47,10 +69,16 @@ def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:
 
 
 SUBJECT = Subject(
-    title="released, trial after trial",
+    title="released, drawing anew for every pair and trial",
     build=build,
     score=lambda head, text, video: head(text, video, draws(text.sentence.shape[-1]).to(text.sentence)).similarity,
     released_block=released_block,  # type: ignore[arg-type]
-    pair_numbers=lambda sizes: sizes.dimension,
+    pair_numbers=lambda sizes: TRIALS * sizes.dimension,
     pairs=256,
+)
+SHARED_DRAWS = dataclasses.replace(
+    SUBJECT,
+    title="released arithmetic, shared draws",
+    released_block=block_of_shared_draws,  # type: ignore[arg-type]
+    pair_numbers=lambda sizes: sizes.dimension,
 )

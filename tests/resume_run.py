@@ -15,7 +15,7 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 # isort: split
 from lightning.pytorch import Callback
 
-import tvr_lightning.recipe as recipe
+import tvr_lightning.run as run
 from tvr_lightning.cli import main
 
 
@@ -33,7 +33,7 @@ class Strike(Callback):
 
 def strike_in(step: int, number: int) -> None:
     """Have every trainer of this process hit by a signal in `step`."""
-    build = recipe.RecipeCLI.instantiate_trainer
+    build = run.RunCLI.instantiate_trainer
     strike = Strike()
     strike.step, strike.number = step, number
 
@@ -42,7 +42,7 @@ def strike_in(step: int, number: int) -> None:
         trainer.callbacks.append(strike)
         return trainer
 
-    recipe.RecipeCLI.instantiate_trainer = with_strike
+    run.RunCLI.instantiate_trainer = with_strike
 
 
 def differences(found: dict, expected: dict) -> list[str]:

@@ -26,7 +26,7 @@ import tvr_lightning  # noqa: F401  before lightning, which imports torchvision
 from lightning.pytorch import Callback
 from resume_run import differences
 
-import tvr_lightning.recipe as recipe
+import tvr_lightning.run as run
 from tvr_lightning.cli import main
 
 HOOKS = [name for name in dir(Callback) if name.startswith("on_")] + ["setup", "teardown"]
@@ -48,11 +48,11 @@ for _name in HOOKS:
 
 
 class Attempts:
-    """Forks of one prepared command line; called in place of `RecipeCLI.instantiate_trainer`."""
+    """Forks of one prepared command line; called in place of `RunCLI.instantiate_trainer`."""
 
     def __init__(self, number, folder, first_step):
         self.number, self.folder, self.first_step = number, folder, first_step
-        self.build = recipe.RecipeCLI.instantiate_trainer
+        self.build = run.RunCLI.instantiate_trainer
         self.runs, self.states, self.notes = folder / "runs", folder / "states", folder / "hooks.txt"
 
     def __call__(self, cli, kwargs):
@@ -158,7 +158,7 @@ class Attempts:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     attempts = Attempts(signal.Signals[sys.argv[1]], Path(sys.argv[2]), int(sys.argv[3]))
-    recipe.RecipeCLI.instantiate_trainer = lambda cli, **kwargs: attempts(cli, kwargs)
+    run.RunCLI.instantiate_trainer = lambda cli, **kwargs: attempts(cli, kwargs)
     status = main(sys.argv[4:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,6 +1,7 @@
 """The `tvr` command in process, on real files: fit, test, predict, and what happens when something is missing."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
-from tvr_lightning.cli import main
+from tvr_lightning.cli import VERBS, main, verb_parser
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
+from tvr_lightning.verb_help import read_verb
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -136,8 +138,17 @@ def test_a_run_explains_itself(run):
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     assert page.startswith("# CLIP4Clip on MSR-VTT\n")
     assert f"| text-to-video | {results['text_to_video']['R@1']:.1f} |" in page
-    for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet"):
+    for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet", "curves.csv", "log.txt"):
         assert named in page
+    assert "`test/` and `predict/` below this folder" in page
+    said = (run / "log.txt").read_text(encoding="utf-8")
+    assert said.startswith("CLIP4Clip on MSR-VTT: ")
+    assert "SumR" in said
+    assert f"Wrote {run / 'results.json'}" in said
+    assert "Epoch" not in said
+    curves = pd.read_csv(run / "curves.csv")
+    assert set(curves["name"]) >= {"train/loss", "val/t2v_R@1"}
+    assert curves[curves["name"] == "train/loss"]["step"].tolist() == [0, 1, 2, 3]
     assert f"tvr test --ckpt_path {run}/checkpoints/last.ckpt" in page
     assert "--checkpoints.resume=true" in page
 
@@ -156,9 +167,11 @@ def test_the_rank_of_every_query_is_kept(run):
 
 def test_test_of_the_checkpoint_repeats_the_table(run, fixture_root, tmp_path):
     checkpoint = run / "checkpoints" / "last.ckpt"
-    assert main(["test", *overlay(fixture_root, tmp_path, f"--ckpt_path={checkpoint}")]) == 0
-    (again,) = tmp_path.glob("*/*/results.json")
-    first, second = (json.loads(path.read_text()) for path in (run / "results.json", again))
+    options = [word for word in overlay(fixture_root, tmp_path) if not word.startswith("--results")]
+    assert main(["test", *options, f"--ckpt_path={checkpoint}"]) == 0
+    again = run / "test" / "version_0"
+    assert {path.name for path in again.iterdir()} >= {"log.txt", "ranks.parquet", "run.md", "results.csv"}
+    first, second = (json.loads((folder / "results.json").read_text()) for folder in (run, again))
     assert second["text_to_video"] == first["text_to_video"]
     assert second["checkpoint"] == str(checkpoint)
 
@@ -269,7 +282,16 @@ TYPOS = {
     "search --tpo 3 dog": "search has no option --tpo; did you mean --top?",
     "reproduce gare1": "unknown table 'gare1'",
     "published --paper gari": "no published row has paper 'gari'",
-    "audit --config recipes/gare.yaml --videos many": "many",
+    "audit --config recipes/gare.yaml --videos many": "audit: videos is many; expected a whole number",
+    "data synth msrvt": "data synth: dataset is msrvt; expected msrvtt, didemo, lsmdc, activitynet, vatex, msvd or",
+    "extract --config clip4clip --what smell": "what is smell; expected text, frames, patches, audio or all",
+    "fit": "fit needs a recipe, such as tvr fit --config tcmgc; `tvr fit --help` lists them",
+    "test": "test needs a checkpoint (--ckpt_path FILE) or a recipe, such as tvr test --config tcmgc",
+    "caption --config fixture": "no dataset: name one before what lies on top of it, such as --config data/msrvtt",
+    "search dog --index nowhere": "nowhere: no index here; make one with tvr index VIDEOS... --out nowhere",
+    "test --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at",
+    "index videos --ckpt a --weights b": "--ckpt and --weights conflict: a checkpoint brings its own weights",
+    "report nowhere": "nowhere/cards holds no run cards; make some with `tvr reproduce TABLE --out nowhere`",
 }
 
 
@@ -281,6 +303,35 @@ def test_a_typo_is_one_line_that_says_what_there_is(words, capsys, monkeypatch):
     assert said.startswith("tvr: ")
     assert TYPOS[words] in said
     assert len(said.splitlines()) == 1
+
+
+BAD_STARTS = {
+    "--ckpt_path=nowhere.ckpt": "--ckpt_path nowhere.ckpt: no such file; looked for it at",
+    "--checkpoints.resume=true --ckpt_path=x.ckpt": "checkpoints.resume looks for the checkpoint itself; drop it or",
+    "--data.init_args.batch_size=64": "batch_size 64 exceeds the 16 training samples, so that no complete batch exists",
+    "--data.init_args.batch_size=0": "batch_size is 0; it must be at least 1",
+    "--trainer.precision=fp17": "trainer.precision is 'fp17'; expected 64 or 32 or 16",
+    "--trainer.strategy=dpp": "invalid strategy name: `strategy='dpp'`",
+    "--trainer.max_epochs=many": "trainer.max_epochs is 'many'; expected a whole number or null",
+}
+
+
+@pytest.mark.parametrize("words", BAD_STARTS)
+def test_a_run_that_cannot_start_says_why_in_a_line_and_leaves_no_folder(words, fixture_root, tmp_path, capsys):
+    # The last of an option counts.
+    assert main(["fit", *overlay(fixture_root, tmp_path / "runs"), *words.split()]) in (1, 2)
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if line.startswith("tvr: ")]
+    assert BAD_STARTS[words] in line
+    assert "Traceback" not in said
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("*"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_devices_that_are_not_there_are_said_in_a_line(fixture_root, tmp_path, capsys):
+    assert main(["fit", *overlay(fixture_root, tmp_path / "runs"), "--trainer.accelerator=gpu"]) == 1
+    assert capsys.readouterr().err.startswith("tvr: No supported gpu backend found")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):
@@ -295,11 +346,33 @@ def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):
     assert "--checkpoints.every_n_steps" in capsys.readouterr().out
 
 
-def test_help_and_version_import_neither_torch_nor_what_stands_on_it():
-    program = "import sys; from tvr_lightning.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    for words in (["--help"], ["fit", "--help"]):
-        said = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
-        assert said.stdout.splitlines()[-1] == "False"
+def test_no_help_and_no_typo_waits_for_torch():
+    asked = [["--help"], ["--version"], ["fit", "--help"], ["index", "--ckpy", "x"], ["evaluat"]]
+    asked += [[*verb.words.split(), "--help"] for verb in VERBS if verb.run is not None]
+    program = (
+        "import sys\nfrom tvr_lightning.cli import main\n"
+        f"for words in {asked!r}:\n    try:\n        main(words)\n    except SystemExit:\n        pass\n"
+        "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules, words\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.splitlines() == [
+        "tvr: index has no option --ckpy; did you mean --ckpt? `tvr index --help` lists all",
+        "tvr: there is no verb evaluat; did you mean evaluate? `tvr --help` lists all",
+    ]
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb.run], ids=lambda verb: verb.words)
+def test_the_help_of_a_verb_has_the_options_that_it_takes(verb, capsys):
+    taken = {name for action in verb_parser(verb)._actions for name in action.option_strings if name.startswith("--")}
+    taken = {name for name in taken if not name.endswith((".help", "+"))}  # jsonargparse's own, of classes and lists
+    assert main([*verb.words.split(), "--help"]) == 0
+    said = capsys.readouterr().out
+    assert set(re.findall(r"(?<=\n  )(?:-h, )?(--[\w-]+)", said)) == taken
+    assert max(map(len, said.splitlines())) < 120
+    for parameter in read_verb(verb.run).parameters:
+        assert parameter.help, parameter.name
+        assert "<" not in parameter.kind
 
 
 def test_verbs_that_take_recipes_take_their_options(fixture_root, tmp_path, capsys):

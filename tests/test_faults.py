@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tvr_lightning
-import tvr_lightning.recipe
+import tvr_lightning.run
 from tvr_lightning.cli import main
 from tvr_lightning.synthetic import synthesize
 
@@ -71,14 +71,14 @@ def strike(monkeypatch):
     """Have something happen in a step of the next run."""
 
     def arrange(step, act):
-        build = tvr_lightning.recipe.RecipeCLI.instantiate_trainer
+        build = tvr_lightning.run.RunCLI.instantiate_trainer
 
         def with_fault(self, **options):
             trainer = build(self, **options)
             trainer.callbacks.append(Fault(step, act))
             return trainer
 
-        monkeypatch.setattr(tvr_lightning.recipe.RecipeCLI, "instantiate_trainer", with_fault)
+        monkeypatch.setattr(tvr_lightning.run.RunCLI, "instantiate_trainer", with_fault)
 
     return arrange
 

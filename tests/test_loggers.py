@@ -93,6 +93,7 @@ def test_results_config_checkpoints_and_resuming_do_not_depend_on_the_logger(nam
     run = tmp_path / "runs" / "xpool-msrvtt" / "version_0"
     made = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     assert made >= {"results.json", "results.csv", "config.yaml", "checkpoints/last.ckpt", "checkpoints/best.ckpt"}
+    assert made >= {"curves.csv", "log.txt", "run.md", "ranks.parquet"}
     assert LikeWandb.logged + LikeMlflow.logged > 0 or name in ("csv", "none")
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 1
     results = json.loads((run / "results.json").read_text())
@@ -104,7 +105,7 @@ def test_results_config_checkpoints_and_resuming_do_not_depend_on_the_logger(nam
     elsewhere = {path.name for path in Path.cwd().iterdir()} - {"runs", "csv"}
     assert not elsewhere, f"beside the run's folder: {elsewhere}"
     assert main(["test", f"--ckpt_path={run}/checkpoints/last.ckpt", f"--trainer.logger={logger}"]) == 0
-    assert (run.parent / "version_1" / "results.json").is_file()
+    assert (run / "test" / "version_0" / "results.json").is_file()
 
 
 def test_a_new_run_is_numbered_behind_the_newest(tmp_path):

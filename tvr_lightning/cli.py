@@ -10,6 +10,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from tvr_lightning.quiet import VERBOSE, quieten
 from tvr_lightning.short_help import short_help
+from tvr_lightning.verb_help import option_names, read_verb, verb_help
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -212,17 +214,21 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
         if "--help-all" in rest:
             return _lightning(verb.words, ["--help"], from_command_line=False)
         return _lightning(verb.words, rest, from_command_line)
+    if {"-h", "--help"} & set(rest):
+        print(verb_help(verb.words, verb.run, verb.positional, verb.repeated, _epilog(verb)), end="")
+        return 0
     rest, overrides = _overrides(verb, rest)
     options = _parse(verb, rest)
     if isinstance(options, str):
         print(f"tvr: {options}", file=sys.stderr)
         return 2
+    function = verb.function()
     quieten()
     if overrides:
         options["overrides"] = overrides
     # Whoever searches has videos, and no use for a recipe on synthetic ones.
     hint = None if verb.run.startswith("tvr_lightning.verbs.search") else partial(_fixture_command, rest, verb)
-    return _guard(lambda: verb.function()(**options), hint)
+    return _guard(lambda: function(**options), hint)
 
 
 def _overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
@@ -244,27 +250,49 @@ def _overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
 
 def _parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
     """Return the options of one of this project's own verbs by name, or a sentence on the first that is wrong."""
-    from jsonargparse import ArgumentError
-
-    parser = verb_parser(verb)
-    options = {option.replace("-", "_"): option for action in parser._actions for option in action.option_strings}
+    assert verb.run is not None
+    options = {option.replace("-", "_"): option for option in option_names(verb.run, verb.positional)}
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         known = options.get(name.replace("-", "_"))  # `--num-workers` and `--num_workers` are the same
         if word.startswith("--") and known is not None:
             words[place] = f"{known}{equals}{value}"
-        elif name.partition(".")[0].replace("-", "_") in options:  # an option of the class that an option names
+        elif name.partition(".")[0].rstrip("+").replace("-", "_") in options:  # of the class that one names; one more
             continue
         elif word.startswith("--") and not any(option.startswith(name) for option in options.values()):
             near = difflib.get_close_matches(name, options.values(), n=1)
             meant = f"did you mean {near[0]}? " if near else ""
             return f"{verb.words} has no option {name}; {meant}`tvr {verb.words} --help` lists all"
+    from jsonargparse import ArgumentError
+
+    from tvr_lightning.progress import shown
+
+    with shown(f"{verb.words}: loading"):
+        parser = verb_parser(verb)
     try:
         return parser.instantiate(parser.parse_args(words)).as_dict()  # classes such as a normalisation's
     except ArgumentError as error:
-        from tvr_lightning.explain import refusals
+        return f"{verb.words}: {_refusal(verb.run, str(error))}"
 
-        return f"{verb.words}: {' '.join(refusals(str(error)).split())}"
+
+def _refusal(run: str, message: str) -> str:
+    """Return what the parser says of a value in a line: what is expected, without the types that it tried."""
+    from tvr_lightning.explain import refusals
+
+    found = re.search(r'Parser key "(\w+)":', message)
+    value = re.search(r"(?:Got|Given) value: (.*)\Z", message.strip())
+    kinds = {parameter.name: parameter for parameter in read_verb(run).parameters}
+    parameter = kinds.get(found[1]) if found else None
+    if parameter is None or value is None:
+        return " ".join(refusals(message).split())
+    return f"{parameter.name.rstrip('_')} is {value[1]}; expected {parameter.expected}"
+
+
+def _epilog(verb: Verb) -> str | None:
+    if not verb.sections:
+        return None
+    shown = " and ".join(f"--{section}.*" for section in verb.sections)
+    return f"{shown} change options of the recipes, as for `tvr fit`."
 
 
 def _interrupted(verb: Verb) -> int:
@@ -289,9 +317,6 @@ def verb_parser(verb: Verb) -> ArgumentParser:
             parser.add_argument(name, type=kind, help=helps.get(name), nargs="*", default=[])
         else:
             parser.add_argument(name, type=kind, help=helps.get(name), nargs="+" if many else None)
-    if verb.sections:
-        shown = " and ".join(f"--{section}.*" for section in verb.sections)
-        parser.epilog = f"{shown} change options of the recipes, as for `tvr fit`."
     skip: set[str | int] = {*verb.positional, "overrides"}
     # Repeated as for Lightning's verbs: `--config a.yaml --config b.yaml`.
     for name in [name for name in ("config", *verb.repeated) if name in hints]:
@@ -312,8 +337,10 @@ def verb_parser(verb: Verb) -> ArgumentParser:
 
 
 def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
-    from tvr_lightning.audit.run import AuditedCLI
+    from tvr_lightning.progress import shown
 
+    with shown(f"{verb}: loading"):
+        from tvr_lightning.audit.run import AuditedCLI
     quieten()
 
     if verb == "fit" and "--estimate" in rest:

@@ -1,7 +1,13 @@
-"""The bar that long work shows: how many of how many, how fast, how long it took and how long it will."""
+"""What long work shows: a bar on a terminal, a line every ten seconds elsewhere, both with the time left."""
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,6 +20,54 @@ from rich.progress import (
 )
 from rich.text import Text
 
+SECONDS = 10.0
+"""The longest silence."""
+PERIOD = 600.0
+"""Seconds over which the speed is taken: a batch of videos may take longer than Rich's half a minute."""
+
+
+@contextmanager
+def said_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Say how far work is, every ten seconds while the context lasts.
+
+    Args:
+        state: the lines to say; called from a thread of its own.
+    """
+    done = threading.Event()
+
+    def say() -> None:
+        while not done.wait(SECONDS):
+            for line in state():
+                print(line, flush=True)
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def shown(words: str) -> Iterator[None]:
+    """Show on a terminal that something goes on which says nothing itself, and leave no trace of it.
+
+    Args:
+        words: what goes on.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(words):
+        yield
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as 0:00:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
 
 class _Rate(ProgressColumn):
     """Items a second, once there are enough to tell."""
@@ -23,7 +77,37 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:.1f}/s" if speed else "")
 
 
+class _Bar(Progress):
+    """Rich's, which by itself says nothing until the end where there is no terminal."""
+
+    _saying: ExitStack | None = None
+
+    def start(self) -> None:
+        """Show the bar, or begin to say how far it is."""
+        super().start()
+        if not self.disable and not self.console.is_terminal:
+            self._saying = ExitStack()
+            self._saying.enter_context(said_regularly(self._lines))
+
+    def stop(self) -> None:
+        """End with the last state."""
+        if self._saying is not None:
+            self._saying.close()
+            self._saying = None
+        super().stop()
+
+    def _lines(self) -> list[str]:
+        lines = []
+        for task in self.tasks:
+            if task.finished or task.total is None:
+                continue
+            left = task.time_remaining
+            told = "" if left is None else f", {task.speed or 0:.2g}/s, {clock(left)} left"
+            lines.append(f"{task.description}: {task.completed:.0f}/{task.total:.0f}{told}")
+        return lines
+
+
 def progress_bar(shown: bool = True) -> Progress:
     """Return a bar for tasks of counted items; not `shown`, it says nothing."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn())
-    return Progress(*columns, TimeRemainingColumn(), disable=not shown)
+    return _Bar(*columns, TimeRemainingColumn(), disable=not shown, speed_estimate_period=PERIOD)

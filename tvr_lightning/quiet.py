@@ -22,10 +22,11 @@ def is_verbose() -> bool:
     return os.environ.get(VERBOSE, "") not in ("", "0")
 
 
-class _OwnWords(logging.Filter):
+class OwnWords(logging.Filter):
     """Lets through what warns, and what this project says itself through Lightning's loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is said."""
         theirs = {"lightning", "pytorch_lightning", "lightning_utilities", "lightning_fabric"}
         return record.levelno > logging.INFO or is_verbose() or not theirs & set(Path(record.pathname).parts)
 
@@ -34,8 +35,8 @@ def quieten() -> None:
     """Keep back Lightning's tips and remarks on devices; called once it is imported, a second call changes nothing."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
-            if not any(isinstance(known, _OwnWords) for known in handler.filters):
-                handler.addFilter(_OwnWords())
+            if not any(isinstance(known, OwnWords) for known in handler.filters):
+                handler.addFilter(OwnWords())
     if not is_verbose():
         for remark in _REMARKS:
             warnings.filterwarnings("ignore", message=remark)

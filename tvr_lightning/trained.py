@@ -221,7 +221,7 @@ def given(arguments: Sequence[str], name: str) -> list[str]:
         name: such as `ckpt_path`.
     """
     found: list[str] = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if word == f"--{name}":
             found.append(following)
         elif word.startswith(f"--{name}="):

@@ -16,7 +16,8 @@ from tvr_lightning.layers.aggregation import (
     weighted_sum,
 )
 from tvr_lightning.methods.tcmgc.model import LinearSoftmaxAggregation
-from tvr_lightning.methods.tcmgc.reorganization import kept_slots, largest, reorganize
+from tvr_lightning.methods.tcmgc.reorganization import kept_slots, largest, parted, reorganize
+from tvr_lightning.methods.xclip import AOSM
 
 SWITCHES = ["tcmgc_switches", "tcmgc_switches_lambda_10"]
 MODES = ["off", "removal", "fusion"]
@@ -106,6 +107,28 @@ def test_largest_is_the_same_with_and_without_gradients(dim, kept):
         fast = largest(slots, kept)
     assert torch.equal(fast, largest(slots.clone().requires_grad_(), kept))
     assert torch.equal(fast, slots.sort(0, descending=True).values[:kept])
+
+
+@pytest.mark.parametrize("kept", [1, 3, 8, 12])
+def test_what_is_not_kept_is_all_the_rest(kept):
+    torch.manual_seed(0)
+    slots = torch.randint(0, 9, (13, 12, 14)).float()
+    with torch.no_grad():
+        top, rest = parted(slots, kept)
+    expected = slots.sort(0, descending=True).values
+    assert torch.equal(top, expected[:kept])
+    assert torch.equal(rest.sort(0, descending=True).values, expected[kept:])
+
+
+@pytest.mark.parametrize("absent", [0, 2, 5])
+@pytest.mark.parametrize("kind", [ISA(7.0), SoftmaxAggregation(7.0), MeanAggregation(), AOSM(7.0)])
+def test_similarities_may_come_times_the_temperature(kind, absent):
+    torch.manual_seed(0)
+    module, similarities = kind.module(5), torch.randn(5, 4)
+    similarities[5 - absent :, 0] = -torch.inf
+    scaled = module.temperature * similarities
+    torch.testing.assert_close(module(scaled, scaled=True), module(similarities))
+    assert bool(torch.isfinite(module(scaled, scaled=True)).all()) == (absent < 5)
 
 
 def test_gradient_goes_to_the_kept_slots():

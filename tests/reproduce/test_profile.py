@@ -1,5 +1,6 @@
 """What a method costs: FLOPs and parameters that can be worked out by hand, and a card that needs no dataset."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import GAID, GARE, CLIP4Clip
 from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
 from tvr_lightning.methods.gare import GAREOptions
+from tvr_lightning.reproduce.profile import verb
 from tvr_lightning.reproduce.profile.card import read_profiles
 from tvr_lightning.reproduce.profile.costs import Workload, measure_costs, random_batch
 from tvr_lightning.training.optim import OptimizerConfig
@@ -116,6 +118,23 @@ def test_a_recipe_is_profiled_without_its_dataset(tmp_path, capsys):
     assert card.precision == "bf16-mixed"
     assert card.options["class_path"].endswith("DPDV")
     assert f"{card.costs.parameters / 1e6:.2f} M" in capsys.readouterr().out
+
+
+def test_random_weights_are_those_of_every_encoder(tmp_path, monkeypatch):
+    built = []
+
+    def stop(module, *given):
+        built.append(module)
+        sys.exit()
+
+    monkeypatch.setattr(verb, "profile_card", stop)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no weights are
+    for audio in ("", "{audio_encoder: {class_path: WhisperEncoder, init_args: {size: small}}}"):
+        overlay = tmp_path / "audio.yaml"
+        overlay.write_text(f"model: {{init_args: {audio or '{}'}}}\n")
+        with pytest.raises(SystemExit):
+            verb.run_profile([str(RECIPES / "gaid.yaml"), str(overlay)], random_weights=True, device="cpu")
+    assert [module.audio_encoder.dimension for module in built] == [512, 768]
 
 
 def test_a_batch_of_one_is_refused(tmp_path, capsys):

@@ -19,7 +19,7 @@ class Seen(Callback):
     def on_train_batch_end(self, trainer, module, *arguments):
         self.metrics.append(self.bar.get_metrics(trainer, module))
         self.descriptions.append(self.bar._get_train_description(trainer.current_epoch).strip())
-        self.seconds.append(self.bar.seconds_left(trainer))
+        self.seconds.append(self.bar._left.seconds(trainer))
 
 
 def test_the_time_left_is_that_of_the_whole_run_and_ends_at_nothing(tmp_path):

@@ -29,7 +29,8 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.recipe import RecipeCLI, from_recipe
+from tvr_lightning.recipe import from_recipe
+from tvr_lightning.run import RunCLI
 from tvr_lightning.training.run_folder import RunTrainer
 from tvr_lightning.training.sharding import gathered
 
@@ -80,7 +81,7 @@ class LeakageAudit(Callback):
             method.evaluation.audit = Verdict(passed=False, problem=f"{type(error).__name__}: {error}")
 
 
-class AuditedCLI(RecipeCLI):
+class AuditedCLI(RunCLI):
     """The recipes' command line, whose tables say what an audit for leakage found."""
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:

@@ -8,7 +8,13 @@ import numpy as np
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from tvr_lightning.errors import UserError
+
 Position = tuple[int, int]
+
+
+class BatchSizeError(UserError, ValueError):
+    """A batch that the training samples or the processes do not allow."""
 
 
 class _Numbered(Dataset[int]):
@@ -39,12 +45,12 @@ class TrainingSampler(DistributedSampler[Position]):
         rank: r, this process.
 
     Raises:
-        ValueError: fewer samples than one batch holds, or a batch that R does not divide.
+        BatchSizeError: fewer samples than one batch holds, or a batch that R does not divide.
     """
 
     def __init__(self, samples: int, batch_size: int, *, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
         if samples < batch_size:
-            raise ValueError(
+            raise BatchSizeError(
                 f"batch_size {batch_size} exceeds the {samples} training samples, so that no complete batch exists; "
                 f"set batch_size to {samples} or less"
             )
@@ -131,12 +137,12 @@ def check_divisible(batch_size: int, replicas: int) -> None:
     """Check that a global batch can be shared out evenly.
 
     Raises:
-        ValueError: it cannot; the message names the nearest sizes that can.
+        BatchSizeError: it cannot; the message names the nearest sizes that can.
     """
     if batch_size % replicas:
         below, above = batch_size // replicas * replicas, -(-batch_size // replicas) * replicas
         nearest = f"{below} or {above}" if below else str(above)
-        raise ValueError(
+        raise BatchSizeError(
             f"batch_size {batch_size} is the global batch and {replicas} devices cannot share it evenly; "
             f"the nearest valid sizes: {nearest}"
         )

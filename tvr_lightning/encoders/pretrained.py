@@ -30,7 +30,7 @@ _FOLLOW: ContextVar[bool] = ContextVar("weights_follow", default=False)
 
 @contextmanager
 def weights_follow() -> Iterator[None]:
-    """Build encoders for the weights of a checkpoint, which come next.
+    """Build encoders for the weights of a checkpoint, which come next, or to be measured, for which any weights do.
 
     What a tag of open_clip's says of them is known without them: they are neither looked for nor downloaded.
     """
@@ -42,7 +42,7 @@ def weights_follow() -> Iterator[None]:
 
 
 def do_weights_follow() -> bool:
-    """Whether an encoder that is built now gets its weights from a checkpoint."""
+    """Whether an encoder that is built now needs no weights of its own: a checkpoint brings them, or nothing."""
     return _FOLLOW.get()
 
 

@@ -1,6 +1,8 @@
 """Aggregation of a vector, or a matrix, of similarities to one (UCoFiA's ISA and Bi-ISA, as TC-MGC takes them over).
 
-Slots come first, (S, ...), unless another axis is named, and minus infinity is a slot that is not there.
+Slots come first, (S, ...), unless another axis is named, and minus infinity is a slot that is not there. Every
+aggregate is a weighted sum, so that similarities may come times the temperature, which is then taken off the few sums
+in place of being multiplied with all that they are of: `scaled` says so.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ class InteractiveSimilarityAggregation(nn.Module):
         self.temperature = temperature
         self.weight = nn.Parameter(torch.eye(slots))
 
-    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
         """Return (...) for similarities (S, ...), or with the slots at `dim`; `whole` promises that all are there."""
-        scaled = self.temperature * similarities
+        logits = similarities if scaled else self.temperature * similarities
         if not whole and bool((similarities == -torch.inf).all(dim).any()):  # a softmax over nothing is no number
-            scaled = torch.where((similarities == -torch.inf).all(dim, keepdim=True), 0.0, scaled)
-        relevance = scaled.softmax(dim)
+            logits = torch.where((similarities == -torch.inf).all(dim, keepdim=True), 0.0, logits)
+        relevance = logits.softmax(dim)
         # The temperature of the second softmax stands in the matrix, which is smaller.
         matrix = self.temperature * self.weight.to(relevance.dtype).T
-        logits = mapped_slots(matrix, relevance, dim)
-        return weighted_sum(similarities, logits, dim, whole)
+        total = weighted_sum(similarities, mapped_slots(matrix, relevance, dim), dim, whole)
+        return total / self.temperature if scaled else total
 
 
 class SoftmaxSimilarityAggregation(nn.Module):
@@ -49,15 +51,19 @@ class SoftmaxSimilarityAggregation(nn.Module):
         super().__init__()
         self.temperature = temperature
 
-    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
         """Return (...) for similarities (S, ...), or with the slots at `dim`; `whole` promises that all are there."""
+        if scaled:
+            return weighted_sum(similarities, similarities, dim, whole) / self.temperature
         return weighted_sum(similarities, self.temperature * similarities, dim, whole)
 
 
 class MeanSimilarityAggregation(nn.Module):
-    """The mean over the slots that are there: (S, N, M) to (N, M) for instance."""
+    """The mean over the slots that are there: (S, N, M) to (N, M) for instance; it has no temperature to come with."""
 
-    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+    temperature = 1.0
+
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
         """Return (...) for similarities (S, ...), or with the slots at `dim`; `whole` promises that all are there."""
         return similarities.mean(dim) if whole else weighted_sum(similarities, torch.zeros_like(similarities), dim)
 
@@ -78,21 +84,31 @@ class BidirectionalAggregation(nn.Module):
         self.frames = kind.module(frames)
         self.words_after_frames = kind.module(words)
 
-    def directions(self, similarities: Tensor, words: int = 1, whole: bool = False) -> tuple[Tensor, Tensor]:
+    @property
+    def temperature(self) -> float:
+        """What `scaled` similarities are multiplied by."""
+        temperature = self.words.temperature
+        assert isinstance(temperature, int | float)  # both directions are of one kind
+        return temperature
+
+    def directions(
+        self, similarities: Tensor, words: int = 1, whole: bool = False, scaled: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Return word-then-frame and frame-then-word scores, each (...).
 
         Args:
             similarities: (frames, words, ...), or with the words at another axis.
             words: the axis of the words.
             whole: promises that all slots are there.
+            scaled: whether the similarities come times `temperature`; the scores do not.
         """
-        word_then_frame = self.frames_after_words(self.words(similarities, words, whole), 0, whole)
-        frame_then_word = self.words_after_frames(self.frames(similarities, 0, whole), words - 1, whole)
+        word_then_frame = self.frames_after_words(self.words(similarities, words, whole, scaled), 0, whole)
+        frame_then_word = self.words_after_frames(self.frames(similarities, 0, whole, scaled), words - 1, whole)
         return word_then_frame, frame_then_word
 
-    def forward(self, similarities: Tensor, words: int = 1, whole: bool = False) -> Tensor:
+    def forward(self, similarities: Tensor, words: int = 1, whole: bool = False, scaled: bool = False) -> Tensor:
         """Return (...) for similarities (frames, words, ...); arguments as of `directions`."""
-        word_then_frame, frame_then_word = self.directions(similarities, words, whole)
+        word_then_frame, frame_then_word = self.directions(similarities, words, whole, scaled)
         return (word_then_frame + frame_then_word) / 2
 
 

@@ -95,7 +95,8 @@ class PreparedVideo(Record):
     Attributes:
         pooled: (M, D) unit vectors of the videos.
         frames: (M, F, D) CLIP's own frames at unit length.
-        patches: (M, F P', D) selected patches of all frames in a row; of words and patches the fewer are times L L1^T.
+        patches: (M, F P', D) selected patches of all frames in a row, times the temperature of what aggregates them; of
+            words and patches the fewer are times L L1^T.
     """
 
     pooled: Tensor
@@ -153,6 +154,7 @@ class UCoFiAHead(PairHead):
             behind = () if self.patch_matrix is None else (self.patch_matrix.T,)  # (w L) . (p L1) = (w L L1^T) . p
             patches, words = video.patches.flatten(1, 2), unit(text.words)
             patches, words = mapped_between(patches, words, self.word_matrix, *behind)
+            patches = self.word_patch.temperature * patches
         before = video.frames if video.clip_frames is None else video.clip_frames
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
         return PreparedText(mapped, sentence.unsqueeze(1), words), PreparedVideo(pooled, unit(before), patches)
@@ -178,7 +180,7 @@ class UCoFiAHead(PairHead):
             parts["sentence_frame"] = self.sentence_frame(similarity, whole=True).T
         if text.words is not None and video.patches is not None:
             similarity = token_similarities(video.patches, text.words)  # (F P', m, W, n)
-            parts["word_patch"] = self.word_patch(similarity, words=2, whole=True).T
+            parts["word_patch"] = self.word_patch(similarity, words=2, whole=True, scaled=True).T
         scaled = [part / scale if name == "word_patch" else part for name, part in parts.items()]
         return Scores(torch.stack(scaled).mean(0), parts)
 

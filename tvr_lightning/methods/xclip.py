@@ -50,19 +50,23 @@ class SimilarityAttention(nn.Module):
         self.temperature = temperature
         self.weight = nn.Parameter(torch.eye(slots))
 
-    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False) -> Tensor:
+    def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
         """Return (...) for similarities (S, ...), or with the slots at `dim`; minus infinity where no slot is there.
 
         Args:
             similarities: (S, ...).
             dim: the axis of the slots.
             whole: promises that all slots are there.
+            scaled: whether the similarities come times lambda; the result does not.
         """
         absent = None if whole else similarities == -torch.inf
+        logits = similarities if scaled else self.temperature * similarities
         if absent is None or not bool(absent.any()):
-            return summed(self._weights(self.temperature * similarities, dim), similarities, dim)
-        logits = (self.temperature * similarities).masked_fill(absent, torch.finfo(similarities.dtype).min)
+            total = summed(self._weights(logits, dim), similarities, dim)
+            return total / self.temperature if scaled else total
+        logits = logits.masked_fill(absent, torch.finfo(similarities.dtype).min)
         total = (self._weights(logits, dim) * similarities.masked_fill(absent, 0.0)).sum(dim)
+        total = total / self.temperature if scaled else total
         return total.masked_fill(absent.all(dim), -torch.inf)
 
     def _weights(self, logits: Tensor, dim: int) -> Tensor:
@@ -151,7 +155,8 @@ class PreparedVideo(Record):
     Attributes:
         pooled: (M, D) unit vectors of the videos.
         frames: (M, F, D) CLIP's own frames at unit length.
-        interacting_frames: (M, F, D) those that meet words, if any do: of one side the tokens are times L.
+        interacting_frames: (M, F, D) those that meet words, if any do, times the temperature of what aggregates them:
+            of one side the tokens are times L.
         frame_mask: (M, F) bool, True where there is a frame.
     """
 
@@ -212,6 +217,7 @@ class XCLIPHead(PairHead):
         frames, met_words, met_frames = unit(before), None, None
         if "frame_word" in contrasts:  # (w L) . f
             met_frames, met_words = mapped_between(frames, words, self.local_matrix)
+            met_frames = self.frame_word.temperature * met_frames
         texts = PreparedText(sentence.unsqueeze(1), by_global, words, met_words, text.word_mask.bool())
         return texts, PreparedVideo(pooled, frames, met_frames, video.frame_mask.bool())
 
@@ -236,7 +242,7 @@ class XCLIPHead(PairHead):
         if text.interacting_words is not None and video.interacting_frames is not None:
             similarity = token_similarities(video.interacting_frames, text.interacting_words)  # (F, m, W, n)
             similarity = without(None if no_frame is None else no_frame.unsqueeze(-1), without(no_word, similarity))
-            parts["frame_word"] = self.frame_word(similarity, words=2, whole=whole).T
+            parts["frame_word"] = self.frame_word(similarity, words=2, whole=whole, scaled=True).T
         # A video without a frame is nothing to a text, and no reason for losses that are not finite.
         if not whole:
             parts = {name: part.masked_fill(part == -torch.inf, 0.0) for name, part in parts.items()}

@@ -322,17 +322,8 @@ class PairVectors(Pairwise):
             if common is not None and shared is not None:
                 value = value + (shared * self._full(common)).sum(1)
             return value.unsqueeze(2)
-        # Video by video: one product over all would first copy the coefficients to bring the axes (M, N) side by side.
-        coefficients = self._full(video)
-        if common is not None and shared is not None:
-            rows = [torch.cat([mine, shared]) for mine in products]
-            both = zip(coefficients, self._full(common), strict=True)
-            columns = [torch.cat([mine, theirs]) for mine, theirs in both]
-        else:
-            rows, columns = list(products), list(coefficients)
-        return torch.stack(
-            [torch.bmm(r.permute(1, 2, 0), c.permute(1, 0, 2)) for r, c in zip(rows, columns, strict=True)]
-        )
+        theirs = None if common is None or shared is None else (shared, self._full(common))
+        return _products_by_video(products, self._raw(video), video.factor, theirs)
 
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
         """See `Pairwise.dot_frames`: moves the weight to the bases where they have fewer vectors."""
@@ -564,6 +555,45 @@ def _total(terms: list[Tensor]) -> Tensor:
     result = terms[0]  # the constructor of pair vectors refuses vectors without any part
     for term in terms[1:]:
         result = result + term
+    return result
+
+
+def _products_by_video(
+    products: Tensor, coefficients: Tensor, factor: Tensor | None, shared: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Return (M, N, T, Q), products of bases summed with the coefficients of the pairs.
+
+    Video by video: one product over all would first copy the coefficients to bring the axes (M, N) side by side.
+
+    Args:
+        products: (M, K, N, T) of the basis of each video with the vectors of each text.
+        coefficients: (M, K, N, Q).
+        factor: (M, N, Q), of the coefficients; None is 1.
+        shared: products (S, N, T) and coefficients (M, S, N, Q) of what all videos have alike.
+    """
+    videos, count, texts, vectors = products.shape
+    slots = coefficients.shape[-1]
+    if torch.is_grad_enabled():
+        full = coefficients if factor is None else coefficients * factor.unsqueeze(1)
+        if shared is not None:
+            products = torch.cat([products, shared[0].expand(videos, -1, -1, -1)], dim=1)
+            full = torch.cat([full, shared[1]], dim=1)
+        pairs = zip(products, full, strict=True)
+        return torch.stack([torch.bmm(rows.permute(1, 2, 0), columns.permute(1, 0, 2)) for rows, columns in pairs])
+    # In buffers that every video uses again, which then stay in a processor's cache.
+    whole = count if shared is None else count + len(shared[0])
+    rows, columns = products.new_empty(whole, texts, vectors), products.new_empty(whole, texts, slots)
+    result = products.new_empty(videos, texts, vectors, slots)
+    if shared is not None:
+        rows[count:] = shared[0]
+    for j in range(videos):
+        rows[:count] = products[j]
+        columns[:count] = coefficients[j]
+        if factor is not None:
+            columns[:count] *= factor[j]
+        if shared is not None:
+            columns[count:] = shared[1][j]
+        torch.bmm(rows.permute(1, 2, 0), columns.permute(1, 0, 2), out=result[j])
     return result
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
+from tvr_lightning.progress import SECONDS
 from tvr_lightning.recipe_files import find_recipe, recipes_folder
 from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
 from tvr_lightning.reproduce.report.formats import write_tables
 from tvr_lightning.reproduce.runs.card import Card, read_cards
 from tvr_lightning.reproduce.runs.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
+from tvr_lightning.reproduce.runs.forecast import duration, estimate, open_runs, state_of, time_left
 from tvr_lightning.reproduce.runs.plan import Plan, Setting, Share, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, duration, estimate, open_runs, run_plan, state_of, time_left
+from tvr_lightning.reproduce.runs.runner import Folders, run_plan
 from tvr_lightning.reproduce.tables import TableError, load_table
 from tvr_lightning.synthetic.generate import LEAST_VIDEOS
 
@@ -83,12 +89,39 @@ def run_reproduce(
         console.print(line, markup=False)
         sys.stdout.flush()  # into a log, too, as it happens
 
-    cards = run_plan(plan, folders, log, starts)
+    with _far(console) as far:
+        cards = run_plan(plan, folders, log, starts, far)
     for table in plan.tables:
         made = {name: [(run, cards.get(run.key)) for run in runs] for name, runs in plan.runs_of(table).items()}
         for path in write_tables([view_table(table, made, folders.cards)], folders.tables / table.name):
             console.print(f"Wrote {path}", markup=False)
     return 1 if any(card.status == "failed" for card in cards.values()) else 0
+
+
+@contextmanager
+def _far(console: Console) -> Iterator[Callable[[str], None]]:
+    """Show how far the runs are: in the last line of a terminal, elsewhere every ten seconds in a line of its own."""
+    if not console.is_terminal:
+        last = time.monotonic()
+
+        def say(line: str) -> None:
+            nonlocal last
+            if time.monotonic() - last >= SECONDS:
+                last = time.monotonic()
+                print(line, flush=True)
+
+        yield say
+        return
+    with ExitStack() as stack:
+        status = None
+
+        def show(line: str) -> None:
+            nonlocal status
+            if status is None:  # not before: what writes synthetic videos has a bar of its own
+                status = stack.enter_context(console.status(line))
+            status.update(escape(line))
+
+        yield show
 
 
 def plan_lines(plan: Plan, cards: dict[str, Card]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -57,7 +56,7 @@ def data_import(
     parent = root or os.environ.get("TVR_DATA")
     if not parent:
         raise ImportFailed("neither --root nor the environment variable TVR_DATA says where datasets go; give one")
-    done = import_dataset(dataset, from_, Path(parent), layout=layout, way=videos, progress=sys.stdout.isatty())
+    done = import_dataset(dataset, from_, Path(parent), layout=layout, way=videos)
     for line in done.lines():
         print(line)
     return 1 if done.absent else 0

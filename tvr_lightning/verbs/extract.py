@@ -171,9 +171,7 @@ def caption_videos(
     """
     data = data_from_recipe(config, overrides)
     data.captions = None  # the recipe may name the file that is about to be written
-    options = CaptionOptions(
-        out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers, progress=sys.stdout.isatty()
-    )
+    options = CaptionOptions(out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers)
     chosen: list[SplitName] = splits or ["train"]
     stages = ["fit" if name == "train" else "validate" if name == "val" else "test" for name in chosen]
     check_present([*(partial(data.check_present, stage) for stage in stages), partial(Captioner.required_files, model)])

@@ -22,8 +22,9 @@ from tvr_lightning.reproduce.runs.card import card_path, read_cards, read_ranks
 from tvr_lightning.reproduce.runs.engines import ForkingEngine, SlurmEngine, SlurmOptions
 from tvr_lightning.reproduce.runs.execute import RunTask, execute, read_task, run_task_logged, write_task
 from tvr_lightning.reproduce.runs.fingerprint import config_fingerprint
+from tvr_lightning.reproduce.runs.forecast import PROGRESS, beat, duration, open_runs, time_left
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, RunnerError, duration, open_runs, run_plan, time_left
+from tvr_lightning.reproduce.runs.runner import Folders, RunnerError, run_plan
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.synthetic import synthesize
 
@@ -260,7 +261,7 @@ def test_the_verb_shows_its_plan_without_running_anything(tmp_path, capsys, monk
     assert "SYNTHETIC FIXTURE" in said
     assert "gare-1/gare on msrvtt, seed 1" in said
     assert "ncl-1/ncl on activitynet, seed 0" in said
-    assert "12 runs left, no finished run to estimate from" in said
+    assert f"12 runs left, about {duration(12 * 371)} on two cores, as measured elsewhere" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -297,12 +298,28 @@ def test_estimates_come_from_finished_runs_alone(root, tmp_path):
     plan = tiny_plan(root, tmp_path, table="gare-1", only=())
     first, *rest = plan.runs.values()
     card = make_card(first, tmp_path / "cards", 1.0, seconds=90.0)
-    assert time_left(rest, {}) == f"{len(rest)} runs left, no finished run to estimate from"
+    before = f"{len(rest)} runs left, about {duration(371 * VIDEOS / 500 * len(rest))}"
+    assert time_left(rest, {}) == f"{before} on two cores, as measured elsewhere"
+    real = [replace(run, fixture_videos=None) for run in rest]
+    assert "shows how long they take, and tvr fit --config" in time_left(real, {})
     assert time_left(rest, {card.key: card}) == f"{len(rest)} runs left, about {duration(90 * len(rest))}"
     assert time_left(rest[:1], {card.key: card}) == f"1 run left, about {duration(90)}"
     lines = plan_lines(plan, {card.key: card})
     assert sum(line.startswith("finished") for line in lines) == 1
     assert duration(7300) == "2 h 2 min"
+
+
+def test_what_is_under_way_says_how_long_all_of_it_takes(root, tmp_path):
+    first, *rest = [replace(run, fixture_videos=None) for run in tiny_plan(root, tmp_path, "gare-1", ()).runs.values()]
+    running = [(first, None, time.time() - 60)]
+    assert beat(running, rest, tmp_path, {}, 1) == f"{first.name}: starting, 1 min so far"
+    (tmp_path / first.key).mkdir()
+    (tmp_path / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
+    all_of_it = duration(120 + 180 * len(rest))
+    assert beat(running, rest, tmp_path, {}, 1) == (
+        f"{first.name}: training, step 2 of 6, 1 min so far, 2 min left of it; {len(rest)} more runs, "
+        f"about {all_of_it} left in all"
+    )
 
 
 @pytest.mark.slow

@@ -66,19 +66,50 @@ def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int =
         return slots
     if mode == "removal":
         return largest(slots, kept)
-    ordered = slots.sort(0, descending=True).values
-    rest = ordered[kept:]
-    return torch.cat([ordered[:kept], weighted_sum(rest, rest, whole=whole).unsqueeze(0)])
+    top, rest = parted(slots, kept)
+    return torch.cat([top, weighted_sum(rest, rest, whole=whole).unsqueeze(0)])
 
 
 def largest(slots: Tensor, kept: int) -> Tensor:
     """Return the `kept` largest of (S, ...) in falling order, (kept, ...)."""
-    if torch.is_grad_enabled() or slots.device.type != "cpu" or kept > INSERTION_LIMIT:
-        return slots.topk(kept, dim=0).values
+    if _inserts(slots, kept):
+        return _inserted(slots, kept, slots.new_empty(0))
+    return slots.topk(kept, dim=0).values
+
+
+def parted(slots: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """Return the `kept` largest of (S, ...) in falling order, (kept, ...), and all others in any, (S - kept, ...)."""
+    if _inserts(slots, kept):
+        others = slots.new_empty(len(slots) - kept, *slots.shape[1:])
+        return _inserted(slots, kept, others), others
+    ordered = slots.sort(0, descending=True).values
+    return ordered[:kept], ordered[kept:]
+
+
+def _inserts(slots: Tensor, kept: int) -> bool:
+    return not torch.is_grad_enabled() and slots.device.type == "cpu" and kept <= INSERTION_LIMIT
+
+
+def _inserted(slots: Tensor, kept: int, others: Tensor) -> Tensor:
+    """Return the `kept` largest of (S, ...) in falling order; `others` is filled with the rest, unless it is empty."""
     if slots.stride(-1) != 1:
         slots = slots.contiguous()
-    top = [slots.new_full(slots.shape[1:], -torch.inf) for _ in range(kept)]
-    for plane in slots:
-        for rank in range(kept):
-            top[rank], plane = torch.maximum(top[rank], plane), torch.minimum(top[rank], plane)
-    return torch.stack(top)
+    top = slots.new_empty(kept, *slots.shape[1:])
+    spare = slots.new_empty(2, *slots.shape[1:])  # used again and again, so that it stays in the caches
+    ranks, turns = list(top), list(spare)
+    for place, plane in enumerate(slots):
+        new = plane
+        for rank, larger in enumerate(ranks[:place]):
+            if rank < kept - 1:
+                smaller = turns[rank % 2]
+            elif len(others):
+                smaller = others[place - kept]
+            else:  # nobody asks for what leaves the last rank
+                torch.maximum(larger, new, out=larger)
+                continue
+            torch.minimum(larger, new, out=smaller)
+            torch.maximum(larger, new, out=larger)
+            new = smaller
+        if place < kept:
+            top[place] = new
+    return top

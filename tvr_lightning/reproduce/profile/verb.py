@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
+from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import RecipeCLI, plain
-from tvr_lightning.recipe_files import RecipeError, read_recipe
+from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
 from tvr_lightning.reproduce.profile.costs import STAGES, Precision, Workload, measure_costs
 
@@ -24,18 +26,38 @@ from tvr_lightning.reproduce.profile.costs import STAGES, Precision, Workload, m
 class _WithoutData(RecipeCLI):
     """A recipe's method; its data module is built for its sizes, but no dataset has to be there."""
 
+    random_weights = False
+
     def before_instantiate_classes(self) -> None:
-        """Stop where the encoders' weights are missing.
+        """Stop where the encoders' weights are missing, unless random ones will do.
 
         Raises:
             RecipeError: they are, and need not be there; says how.
         """
+        if self.random_weights:
+            _without_weights(self.options.model)
         try:
             self.check_present([])
         except MissingAssetError as error:
             raise RecipeError(
                 f"measuring needs no trained weights, and the recipe's are missing: add --random-weights. {error}"
             ) from error
+
+
+class _OfRandomWeights(_WithoutData):
+    """The same with random weights in every encoder that takes some."""
+
+    random_weights = True
+
+
+def _without_weights(section: Namespace) -> None:
+    """Set `weights` to none in a class's options, and in those of the classes among them."""
+    options = section.get("init_args") or Namespace()
+    if "weights" in options:
+        options.weights = None
+    for value in vars(options).values():
+        if isinstance(value, Namespace) and "class_path" in value:
+            _without_weights(value)
 
 
 def run_profile(
@@ -59,15 +81,17 @@ def run_profile(
         batch_size: matching pairs per batch, at least 2.
         queries: texts that ask while a video is scored.
         repeats: measurements of each time; the median counts.
-        random_weights: build the encoder with random weights in place of the recipe's, which cost the same.
+        random_weights: build all encoders with random weights in place of the recipe's, which cost the same.
         device: where to measure; a GPU where there is one by default.
         overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
     if batch_size < 2 or queries < 1 or repeats < 1:
         raise RecipeError("tvr profile needs batch_size of at least 2, queries and repeats of at least 1")
-    weights = _random(config) if random_weights else []
     arguments = [item for path in config for item in ("--config", path)]
-    cli = _WithoutData(args=[*arguments, *overrides, *weights], run=False)
+    cli_class = _OfRandomWeights if random_weights else _WithoutData
+    # No weights follow: for encoders that a recipe leaves to its method.
+    with weights_follow() if random_weights else nullcontext():
+        cli = cli_class(args=[*arguments, *overrides], run=False)
     module = cli.model
     if not isinstance(module, RetrievalModule):
         raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")
@@ -80,19 +104,6 @@ def run_profile(
     _print(card)
     Console(highlight=False, soft_wrap=True).print(f"Wrote {write_profile(card, out / 'profiles')}", markup=False)
     return 0
-
-
-def _random(config: Sequence[str]) -> list[str]:
-    """Options that build the encoders of picture, text and sound with random weights."""
-    models = [read_recipe(path).get("model") or {} for path in config]
-    options = ["--model.init_args.encoder.init_args.weights=none"]
-    has_audio = any(str(model.get("class_path")).rpartition(".")[2] == "GAID" for model in models)
-    named = any("audio_encoder" in (model.get("init_args") or {}) for model in models)
-    if has_audio and not named:
-        options.append("--model.init_args.audio_encoder=WhisperEncoder")
-    if has_audio:
-        options.append("--model.init_args.audio_encoder.init_args.weights=none")
-    return options
 
 
 def profile_card(

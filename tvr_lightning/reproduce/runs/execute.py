@@ -28,12 +28,16 @@ from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
-from tvr_lightning.recipe import RecipeCLI, from_recipe
+from tvr_lightning.recipe import from_recipe
 from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.fingerprint import code_fingerprint, config_fingerprint
+from tvr_lightning.reproduce.runs.forecast import PROGRESS
 from tvr_lightning.reproduce.runs.memory import peak_memory_mib
+from tvr_lightning.run import RunCLI
+from tvr_lightning.training.bar import ProgressFile
 from tvr_lightning.training.reliability import newest_checkpoint
+from tvr_lightning.training.run_folder import RunTrainer
 
 _WATCH_SECONDS = 1.0
 _ATTEMPTS = "attempts.json"
@@ -113,9 +117,24 @@ def _extract(task: RunTask) -> dict[str, Any]:
     return {"features": str(store), "results": asdict(report)}
 
 
+class _WatchedCLI(AuditedCLI):
+    """A run whose progress the waiting process reads."""
+
+    def __init__(self, task: RunTask) -> None:
+        self._progress = Path(task.folder) / PROGRESS
+        self._progress.unlink(missing_ok=True)  # of an attempt that was killed
+        super().__init__(args=task.arguments)
+
+    def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
+        """Build the trainer with what writes the progress."""
+        trainer = super().instantiate_trainer(**kwargs)
+        trainer.callbacks.append(ProgressFile(self._progress))  # type: ignore[attr-defined]
+        return trainer
+
+
 def _evaluate(task: RunTask) -> dict[str, Any] | None:
     """Train where it is asked for, evaluate, and write the ranks; return the card's fields."""
-    cli = AuditedCLI(args=task.arguments)
+    cli = _WatchedCLI(task)
     logs = cli.trainer.log_dir  # asks every process, so that none may have left
     if not cli.trainer.is_global_zero:
         return None
@@ -135,7 +154,7 @@ def _evaluate(task: RunTask) -> dict[str, Any] | None:
     return {"results": results, "checkpoint": results["checkpoint"], "steps": steps, "epochs": epochs}
 
 
-def _trained(checkpoint: str | None, cli: RecipeCLI) -> tuple[int, int]:
+def _trained(checkpoint: str | None, cli: RunCLI) -> tuple[int, int]:
     """Steps and epochs behind the weights: those of their file, or of this run where it keeps no checkpoints."""
     if checkpoint is None:
         return cli.trainer.global_step, cli.trainer.current_epoch

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 import yaml
 
@@ -16,14 +15,20 @@ from tvr_lightning.files import held
 from tvr_lightning.reproduce.runs.card import Card, card_path, read_card, read_cards, write_card
 from tvr_lightning.reproduce.runs.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
 from tvr_lightning.reproduce.runs.execute import RunTask, write_task
+from tvr_lightning.reproduce.runs.forecast import beat, duration, open_runs, time_left
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Plan, PlannedRun
 from tvr_lightning.synthetic import synthesize
 
 ERROR_LINES = 15
 # A card written on another machine may take a while to be seen on a shared disk.
 CARD_SECONDS = 30.0
+FAR_SECONDS = 1.0
 TRAINED_IN = "--model.init_args.encoder.init_args.trained_in"
 Log = Callable[[str], None]
+
+
+def nothing(_: str) -> None:
+    """Say nothing."""
 
 
 class RunnerError(UserError, RuntimeError):
@@ -56,42 +61,9 @@ class Folders:
         return self.out / "tables"
 
 
-def open_runs(plan: Plan, cards: dict[str, Card]) -> list[PlannedRun]:
-    """Return the planned runs that no card calls finished, in order.
-
-    Args:
-        plan: the runs.
-        cards: by key.
-    """
-    return [run for run in plan.runs.values() if state_of(run, cards) != "finished"]
-
-
-def state_of(run: PlannedRun, cards: dict[str, Card]) -> str:
-    """Return `finished`, `failed` or `open`."""
-    return cards[run.key].status if run.key in cards else "open"
-
-
-def estimate(run: PlannedRun, cards: dict[str, Card]) -> float | None:
-    """Return the seconds that a run may take: the median of finished runs of its dataset, else of all; None without.
-
-    Args:
-        run: to be made.
-        cards: of the same folder, real and synthetic runs never mixed.
-    """
-    alike = [
-        card
-        for card in cards.values()
-        if card.seconds
-        and card.status == "finished"
-        and (card.run["fixture_videos"] is None) == (run.fixture_videos is None)
-        and card.run["verb"] == run.verb
-        and (card.run["encoder_from"] is None) == (run.encoder_from is None)
-    ]
-    same = [card for card in alike if card.run["dataset"] == run.dataset] or alike
-    return median(card.seconds for card in same if card.seconds) if same else None
-
-
-def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | None = None) -> dict[str, Card]:
+def run_plan(
+    plan: Plan, folders: Folders, log: Log = print, engine: Engine | None = None, far: Log = nothing
+) -> dict[str, Card]:
     """Make every open run of a plan and return all its cards.
 
     A run that fails leaves a card that says why; what needs its weights fails with it. Failed runs are made again by
@@ -102,6 +74,7 @@ def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | No
         folders: where cards, checkpoints and logs go.
         log: takes the lines of progress.
         engine: starts the processes; by default this machine, one run after another.
+        far: takes a line that says how far the runs are, as often as they are looked at.
 
     Raises:
         CardError: a card in the folder cannot be used.
@@ -120,7 +93,7 @@ def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | No
                 write_fixture(dataset, plan.setting.root, fixture, log)
         if engine is None:
             engine = CommandEngine() if fixture is None else ForkingEngine()
-        _Invocation(folders, log, engine, cards, waiting=todo, total=len(todo)).run_all()
+        _Invocation(folders, log, far, engine, cards, waiting=todo, total=len(todo)).run_all()
         return {key: card for key, card in cards.items() if key in plan.runs}
 
 
@@ -138,12 +111,14 @@ class _Invocation:
 
     folders: Folders
     log: Log
+    far: Log
     engine: Engine
     cards: dict[str, Card]
     waiting: list[PlannedRun]
     total: int
     running: dict[str, tuple[PlannedRun, Job, float]] = field(default_factory=dict)
     started: int = 0
+    told: float = 0.0
 
     def run_all(self) -> None:
         """Start what may start, and take in what has ended, until nothing is left."""
@@ -155,7 +130,14 @@ class _Invocation:
             for run, _, _ in list(self.running.values()):
                 self._recorded(run, self._collect)
             if self.running:
+                self._say_far()
                 time.sleep(self.engine.poll_seconds)
+
+    def _say_far(self) -> None:
+        if time.monotonic() - self.told >= FAR_SECONDS:
+            self.told = time.monotonic()
+            running = list(self.running.values())
+            self.far(beat(running, self.waiting, self.folders.runs, self.cards, self.engine.at_once))
 
     def _recorded(self, run: PlannedRun, step: Callable[[PlannedRun], None]) -> None:
         """Whatever goes wrong with a run is its card's error, and the others go on."""
@@ -231,33 +213,6 @@ def _tail(folder: Path, status: int) -> str:
     return "\n".join([f"exit status {status}", *lines[-ERROR_LINES:]])
 
 
-def time_left(todo: list[PlannedRun], cards: dict[str, Card], at_once: int = 1) -> str:
-    """Say how long the runs to make may take, from how long finished ones took.
-
-    Args:
-        todo: the runs.
-        cards: by key.
-        at_once: how many of them are made at a time.
-    """
-    if not todo:
-        return "nothing left to run"
-    left = f"{len(todo)} {'run' if len(todo) == 1 else 'runs'} left"
-    seconds = [estimate(run, cards) for run in todo]
-    known = [value for value in seconds if value is not None]
-    if not known:
-        return f"{left}, no finished run to estimate from"
-    total = sum(known) * len(seconds) / len(known) / min(at_once, len(seconds))
-    return f"{left}, about {duration(total)}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as words."""
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> None:
     """Write a synthetic dataset unless it is there as a whole.
 
@@ -269,7 +224,7 @@ def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> No
     """
     if not (root / dataset).is_dir():
         log(f"Writing the synthetic {dataset}: {videos} videos into {root}")
-    synthesize(dataset, root, videos, FIXTURE_SEED, workers=os.cpu_count() or 1, progress=False)  # type: ignore[arg-type]
+    synthesize(dataset, root, videos, FIXTURE_SEED, workers=os.cpu_count() or 1)  # type: ignore[arg-type]
 
 
 def arguments_of(run: PlannedRun, folder: Path, taken: Mapping[str, str]) -> list[str]:

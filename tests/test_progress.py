@@ -1,0 +1,46 @@
+"""Without a terminal long work is never silent: a line says how far it is and how long it still takes."""
+
+import re
+import time
+
+from tvr_lightning import progress
+from tvr_lightning.progress import clock, progress_bar, said_regularly
+
+
+def test_a_bar_without_a_terminal_says_regularly_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS", 0.05)
+    with progress_bar() as bar:
+        task = bar.add_task("videos", total=100)
+        for _ in range(4):
+            time.sleep(0.04)
+            bar.advance(task, 10)
+        time.sleep(0.1)
+        before = capsys.readouterr().out
+        bar.advance(task, 60)
+    assert re.search(r"^videos: 40/100, [\d.e+]+/s, 0:00:0\d left$", before, re.MULTILINE)
+    assert "100/100" in capsys.readouterr().out
+    time.sleep(0.1)
+    assert not capsys.readouterr().out
+
+
+def test_nothing_is_said_of_a_bar_that_is_not_shown_or_of_short_work(capsys, monkeypatch):
+    with progress_bar() as bar:
+        bar.advance(bar.add_task("videos", total=2), 2)
+    assert "left" not in capsys.readouterr().out
+    monkeypatch.setattr(progress, "SECONDS", 0.01)
+    with progress_bar(False) as bar:
+        bar.add_task("videos", total=2)
+        time.sleep(0.05)
+    assert not capsys.readouterr().out
+
+
+def test_the_state_is_asked_for_each_time(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS", 0.01)
+    seen = iter(range(1000))
+    with said_regularly(lambda: [f"step {next(seen)}"]):
+        time.sleep(0.2)
+    assert capsys.readouterr().out.startswith("step 0\nstep 1\n")
+
+
+def test_seconds_are_shown_as_on_a_clock():
+    assert [clock(seconds) for seconds in (0.4, 61, 3600 * 25 + 62)] == ["0:00:00", "0:01:01", "25:01:02"]

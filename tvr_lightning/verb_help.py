@@ -1,0 +1,172 @@
+"""The help and the options of this project's own verbs, read from their source, so that neither waits for torch."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a verb's function.
+
+    Attributes:
+        name: as in Python.
+        kind: its type as written, names of choices replaced by what they stand for.
+        default: as written, None where a value must be given.
+        help: what the docstring says of it.
+    """
+
+    name: str
+    kind: str
+    default: str | None
+    help: str
+
+    @property
+    def option(self) -> str:
+        """As typed: switches with hyphens, words that Python keeps for itself without what sets them apart."""
+        name = self.name.rstrip("_")
+        return f"--{name.replace('_', '-') if self.switch else name}"
+
+    @property
+    def expected(self) -> str:
+        """What may be given, in words."""
+        shown = _shown(self.kind)
+        if "{" in shown:
+            *others, last = shown.strip("[{}]").split(",")
+            return f"{', '.join(others)} or {last}"
+        return {"N": "a whole number", "X": "a number", "PATH": "a path", "TEXT": "words"}.get(shown, shown)
+
+    @property
+    def switch(self) -> bool:
+        """Whether it is given without a value."""
+        return self.kind == "bool" and self.default == "False"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A verb's function as its file has it."""
+
+    description: str
+    parameters: tuple[Parameter, ...]
+
+
+def verb_help(words: str, run: str, positional: tuple[str, ...], repeated: tuple[str, ...], epilog: str | None) -> str:
+    """Return the help of a verb.
+
+    Args:
+        words: the verb as typed.
+        run: what it runs, as "module:function".
+        positional: parameters given without `--name`.
+        repeated: options that may be given several times, besides `--config`.
+        epilog: said at the end.
+    """
+    written = read_verb(run)
+    parser = argparse.ArgumentParser(f"tvr {words}", description=written.description, epilog=epilog)
+    for parameter in written.parameters:
+        if parameter.name == "overrides":
+            continue
+        said, kind = parameter.help.rstrip("."), _shown(parameter.kind)
+        if parameter.name in positional:
+            many = parameter.kind.startswith(("list", "Sequence"))
+            count = ("*" if parameter.default is not None else "+") if many else None
+            choices = f": {kind[1:-1].replace(',', ', ')}" if kind.startswith("{") else ""
+            parser.add_argument(parameter.name, nargs=count, help=_escaped(said + choices))
+            continue
+        if parameter.switch:
+            parser.add_argument(parameter.option, action="store_true", help=_escaped(said))
+            continue
+        if parameter.name in ("config", *repeated) and "repeating" not in said:
+            said = f"{said}; may be repeated"
+        if parameter.default not in (None, "None", "()", ""):
+            said = f"{said} (default: {parameter.default})"
+        needed = parameter.default is None
+        parser.add_argument(parameter.option, metavar=kind, help=_escaped(said), required=needed)
+    return parser.format_help()
+
+
+def option_names(run: str, positional: tuple[str, ...]) -> list[str]:
+    """Return the options of a verb as typed, `--help` among them; `overrides` is no option."""
+    found = [p.option for p in read_verb(run).parameters if p.name not in (*positional, "overrides")]
+    return ["--help", *found]
+
+
+def read_verb(run: str) -> Written:
+    """Return a verb's function as its file has it, without importing it."""
+    import docstring_parser
+
+    module, name = run.split(":")
+    tree = _tree(module)
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    said = docstring_parser.parse(ast.get_docstring(function) or "")
+    helps = {item.arg_name: " ".join((item.description or "").split()) for item in said.params}
+    arguments = function.args.args
+    defaults = [None] * (len(arguments) - len(function.args.defaults)) + list(function.args.defaults)
+    parameters = tuple(
+        Parameter(
+            argument.arg,
+            "" if argument.annotation is None else ast.unparse(_resolved(argument.annotation, module)),
+            None if default is None else _value(default, module),
+            helps.get(argument.arg, ""),
+        )
+        for argument, default in zip(arguments, defaults, strict=True)
+    )
+    return Written(said.short_description or "", parameters)
+
+
+def _value(default: ast.expr, module: str) -> str:
+    """Return a default as a user would type it: `Path("index")` is index."""
+    found = _resolved(default, module)
+    if isinstance(found, ast.Call) and found.args:
+        found = found.args[0]
+    return str(found.value) if isinstance(found, ast.Constant) else ast.unparse(found)
+
+
+def _resolved(expression: ast.expr, module: str) -> ast.expr:
+    """Return an expression with the names of constants and choices of this package replaced by what they stand for."""
+
+    class Replace(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return _meaning(node.id, module) or node
+
+    return Replace().visit(expression)
+
+
+def _meaning(name: str, module: str) -> ast.expr | None:
+    """Return what a name stands for in a module of this package, None where it is no constant and no Literal."""
+    for node in _tree(module).body:
+        if isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == [name]:
+            literal = isinstance(node.value, ast.Subscript) and getattr(node.value.value, "id", "") == "Literal"
+            return node.value if literal or isinstance(node.value, ast.Constant) else None
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tvr_lightning."):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return _meaning(alias.name, str(node.module))
+    return None
+
+
+@lru_cache
+def _tree(module: str) -> ast.Module:
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _shown(kind: str) -> str:
+    """Return a type as help shows it: the choices themselves, else a word in capitals."""
+    kind = kind.partition(" | ")[0]  # the rest is None, or several of the same
+    if kind.startswith("Literal["):
+        return "{" + ",".join(str(choice) for choice in ast.literal_eval(f"[{kind[8:-1]}]")) + "}"
+    if kind.startswith("list[Literal["):
+        return f"[{_shown(kind[5:-1])}]"
+    names = {"int": "N", "float": "X", "str": "TEXT", "list[Path]": "PATH", "list[str]": "TEXT", "list[int]": "[N,N]"}
+    return names.get(kind, kind.upper())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
