@@ -11,7 +11,7 @@ import math
 import torch
 from released_code import Sizes, Subject, away_from_start, of_form
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import dropout, normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.gare import GapIncrement, GAREOptions
@@ -20,6 +20,11 @@ from tvr_lightning.methods.gare.model import GAREHead
 
 def released_block(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
     """Score one block, every vector in full."""
+    return released_pairs(head, text, video)[0]
+
+
+def released_pairs(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> tuple[Tensor, Tensor]:
+    """Return the scores (N, M) of one block and its increments (N, M, D)."""
     psi, sentence, frames = head.psi, text.sentence, video.frames
     assert psi is not None
     weights = (torch.einsum("nd,mfd->nmf", sentence, frames) / 3).softmax(-1) * video.frame_mask
@@ -29,10 +34,10 @@ def released_block(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> 
     keys, values = psi.k_proj(context), psi.v_proj(context)
     attention = (torch.einsum("mfd,nmd->nmf", keys, query) / math.sqrt(sentence.shape[-1])).softmax(-1)
     hidden = psi.layer_norm2(psi.out_proj(torch.einsum("nmf,mfd->nmd", attention, values)))
-    read = psi.layer_norm3(hidden + psi.linear1(hidden))
+    read = psi.layer_norm3(hidden + dropout(psi.linear1(hidden), psi.dropout, psi.training))
     increment = psi.mean_proj(read)
     psi.mean_proj(read)  # stands for log_std_proj, which has the same shape
-    return (normalize(sentence.unsqueeze(1) + increment, dim=-1) * normalize(pooled, dim=-1)).sum(-1)
+    return (normalize(sentence.unsqueeze(1) + increment, dim=-1) * normalize(pooled, dim=-1)).sum(-1), increment
 
 
 def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:

@@ -10,7 +10,7 @@ import math
 import torch
 from released_code import Sizes, Subject, away_from_start, of_form
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import dropout, normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.tcmgc import LanguageVideoAttention, TCMGCOptions
@@ -26,7 +26,8 @@ def pool_frames(head: TCMGCHead, text: Tensor, frames: Tensor) -> Tensor:
     query, context = attention.layer_norm1(text), attention.layer_norm1(frames)
     weights = (context @ query.T / math.sqrt(text.shape[-1])).softmax(1)  # (M, F, N)
     hidden = attention.layer_norm2((context.transpose(1, 2) @ weights).permute(0, 2, 1))  # (M, N, D)
-    return attention.layer_norm3(hidden + attention.linear_proj(hidden)).transpose(0, 1)
+    branch = dropout(attention.linear_proj(hidden), attention.dropout, attention.training)
+    return attention.layer_norm3(hidden + branch).transpose(0, 1)
 
 
 def interact(x: Tensor, matrix: Tensor, factor: float) -> Tensor:
@@ -36,6 +37,13 @@ def interact(x: Tensor, matrix: Tensor, factor: float) -> Tensor:
 
 def released_block(head: TCMGCHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
     """Score one block as the released forward pass does, word by word, vectors in full."""
+    scores = released_scores(head, text, video)
+    assert head.lsa is not None
+    return ((SCALE * scores @ head.lsa.weight).softmax(-1) * scores).sum(-1)
+
+
+def released_scores(head: TCMGCHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
+    """Return the four contrasts of one block, (N, M, 4)."""
     for _ in range(2):
         coarse = pool_frames(head, text.sentence, video.frames)
         fine = torch.stack([pool_frames(head, word, video.frames) for word in text.words.unbind(1)], dim=1)
@@ -57,9 +65,7 @@ def released_block(head: TCMGCHead, text: TextFeatures, video: VideoFeatures) ->
     by_word = interact(matrix, bidirectional.frames.weight, factor)
     frame_word = interact(by_frame, bidirectional.frames_after_words.weight, factor)
     frame_word = (frame_word + interact(by_word, bidirectional.words_after_frames.weight, factor)) / 2
-    scores = torch.stack([video_sentence, video_word, sentence_frame, frame_word], -1)
-    assert head.lsa is not None
-    return ((SCALE * scores @ head.lsa.weight).softmax(-1) * scores).sum(-1)
+    return torch.stack([video_sentence, video_word, sentence_frame, frame_word], -1)
 
 
 def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:

@@ -10,7 +10,7 @@ import math
 import torch
 from released_code import Sizes, Subject, away_from_start, of_form
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import dropout, normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.xpool import PoolingHead, XPoolHead, XPoolOptions
@@ -24,7 +24,8 @@ def pool_frames(head: PoolingHead, sentence: Tensor, frames: Tensor) -> Tensor:
     keys, values = project["k_proj"](context), project["v_proj"](context)  # (M, F, D)
     weights = (keys @ query.T / math.sqrt(sentence.shape[-1])).softmax(1)  # (M, F, N)
     hidden = attention.layer_norm2(project["out_proj"](weights.transpose(1, 2) @ values))
-    return attention.layer_norm3(hidden + attention.linear_proj(hidden))
+    branch = dropout(attention.linear_proj(hidden), attention.dropout, attention.training)
+    return attention.layer_norm3(hidden + branch)
 
 
 def released_block(head: XPoolHead, text: TextFeatures, video: VideoFeatures) -> Tensor:

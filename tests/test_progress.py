@@ -23,6 +23,18 @@ def test_a_bar_without_a_terminal_says_regularly_how_far_it_is(capsys, monkeypat
     assert not capsys.readouterr().out
 
 
+def test_what_an_earlier_call_did_says_nothing_of_the_speed(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS", 0.1)
+    with progress_bar() as bar:
+        task = bar.add_task("videos", total=1000, completed=900)
+        time.sleep(0.15)
+        assert "videos: 900/1000\n" in capsys.readouterr().out
+        bar.advance(task, 1)
+        time.sleep(0.1)
+    (speed,) = re.findall(r"videos: 901/1000, ([\d.]+)/s", capsys.readouterr().out)
+    assert float(speed) <= 10
+
+
 def test_nothing_is_said_of_a_bar_that_is_not_shown_or_of_short_work(capsys, monkeypatch):
     with progress_bar() as bar:
         bar.advance(bar.add_task("videos", total=2), 2)

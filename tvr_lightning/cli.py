@@ -137,7 +137,7 @@ VERBS = (
         "find videos in an index by words or by an example",
         "tvr_lightning.verbs.search:run_search",
         ("query",),
-        ("trust",),
+        ("video", "picture", "trust"),
     ),
     Verb(
         "serve",
@@ -212,7 +212,7 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
             print(short_help(verb.words, verb.help, RECIPES))
             return 0
         if "--help-all" in rest:
-            return _lightning(verb.words, ["--help"], from_command_line=False)
+            return _help_all(verb.words)
         return _lightning(verb.words, rest, from_command_line)
     if {"-h", "--help"} & set(rest):
         print(verb_help(verb.words, verb.run, verb.positional, verb.repeated, _epilog(verb)), end="")
@@ -334,6 +334,19 @@ def verb_parser(verb: Verb) -> ArgumentParser:
         skip.add(name)
     parser.add_function_arguments(function, skip=skip, as_group=False)
     return parser
+
+
+def _help_all(verb: str) -> int:
+    """Print every option of one of Lightning's verbs, without building the options of the others."""
+    from tvr_lightning.audit.run import AuditedCLI
+
+    class OneVerb(AuditedCLI):
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            return {verb: AuditedCLI.subcommands()[verb]}
+
+    OneVerb(args=[verb, "--help"])  # leaves through SystemExit
+    return 0
 
 
 def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -14,16 +15,14 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
 SECONDS = 10.0
 """The longest silence."""
-PERIOD = 600.0
-"""Seconds over which the speed is taken: a batch of videos may take longer than Rich's half a minute."""
 
 
 @contextmanager
@@ -69,18 +68,46 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
+def _speed(task: Task) -> float | None:
+    """Return items a second since the task began: what comes in bursts, batch by batch, is not judged by the last."""
+    elapsed = task.finished_time if task.finished_time is not None else task.elapsed
+    done = task.completed - task.fields.get("before", 0)
+    return done / elapsed if elapsed and done > 0 else None
+
+
 class _Rate(ProgressColumn):
     """Items a second, once there are enough to tell."""
 
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
+        speed = _speed(task)
         return Text(f"{speed:.1f}/s" if speed else "")
+
+
+class _Left(ProgressColumn):
+    """How long the rest takes."""
+
+    def render(self, task: Task) -> Text:
+        speed = _speed(task)
+        left = "-:--:--" if speed is None or task.total is None else clock((task.total - task.completed) / speed)
+        return Text(left, style="progress.remaining")
 
 
 class _Bar(Progress):
     """Rich's, which by itself says nothing until the end where there is no terminal."""
 
     _saying: ExitStack | None = None
+
+    def add_task(
+        self,
+        description: str,
+        start: bool = True,
+        total: float | None = 100.0,
+        completed: int = 0,
+        visible: bool = True,
+        **fields: Any,
+    ) -> TaskID:
+        """Begin to count; what was done before, by an earlier call, says nothing of the speed."""
+        return super().add_task(description, start, total, completed, visible, before=completed, **fields)
 
     def start(self) -> None:
         """Show the bar, or begin to say how far it is."""
@@ -101,8 +128,8 @@ class _Bar(Progress):
         for task in self.tasks:
             if task.finished or task.total is None:
                 continue
-            left = task.time_remaining
-            told = "" if left is None else f", {task.speed or 0:.2g}/s, {clock(left)} left"
+            speed = _speed(task)
+            told = "" if speed is None else f", {speed:.1f}/s, {clock((task.total - task.completed) / speed)} left"
             lines.append(f"{task.description}: {task.completed:.0f}/{task.total:.0f}{told}")
         return lines
 
@@ -110,4 +137,4 @@ class _Bar(Progress):
 def progress_bar(shown: bool = True) -> Progress:
     """Return a bar for tasks of counted items; not `shown`, it says nothing."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn())
-    return _Bar(*columns, TimeRemainingColumn(), disable=not shown, speed_estimate_period=PERIOD)
+    return _Bar(*columns, _Left(), disable=not shown)

@@ -230,15 +230,21 @@ def test_a_small_budget_changes_nothing(context):
         torch.testing.assert_close(one, other)
 
 
-def test_dropout_trains_in_the_dense_form_and_evaluates_in_the_factorised():
+def test_dropout_draws_alike_in_both_forms_and_only_in_training():
     text, video = random_features()
-    head = random_head(increment=gap(dropout=0.3))
-    assert head.train().form is DensePairVectors
-    torch.manual_seed(0)
-    assert not torch.allclose(head(text, video).similarity, head(text, video).similarity)
-    assert head.eval().form is PairVectors
+    trained = []
+    for form in FORMS:
+        head = random_head(form=form, increment=gap(dropout=0.3)).train()
+        torch.manual_seed(0)
+        scores = head(text, video, True)
+        loss = scores.similarity.square().sum() + scores.parts["increment"].sin().sum()
+        trained.append((scores.similarity, *torch.autograd.grad(loss, list(head.parameters()))))
+        assert not torch.allclose(scores.similarity, head(text, video).similarity)
+    for one, other in zip(*trained, strict=True):
+        torch.testing.assert_close(one, other)
+    head.eval()
     torch.testing.assert_close(head(text, video).similarity, random_head().eval()(text, video).similarity)
-    assert random_head().train().form is PairVectors
+    assert random_head(increment=gap(dropout=0.3)).train().form is PairVectors
 
 
 @pytest.mark.parametrize(

@@ -251,16 +251,21 @@ def test_a_small_budget_changes_nothing():
         torch.testing.assert_close(one, other)
 
 
-def test_dropout_trains_in_the_dense_form_and_evaluates_in_the_factorised():
+def test_dropout_draws_alike_in_both_forms_and_only_in_training():
     text, video = random_features()
-    head = random_head(attention=LanguageVideoAttention(dropout=0.3))
-    assert head.train().form is DensePairVectors
-    torch.manual_seed(0)
-    first, second = head(text, video, SCALE).similarity, head(text, video, SCALE).similarity
-    assert not torch.allclose(first, second)
-    assert head.eval().form is PairVectors
+    trained = []
+    for form in FORMS:
+        head = random_head(form=form, attention=LanguageVideoAttention(dropout=0.3)).train()
+        torch.manual_seed(0)
+        first = head(text, video, SCALE).similarity
+        trained.append((first, *torch.autograd.grad(first.square().sum(), list(head.parameters()))))
+        assert not torch.allclose(first, head(text, video, SCALE).similarity)
+    for one, other in zip(*trained, strict=True):
+        torch.testing.assert_close(one, other)
+    head.eval()
     without = random_head().eval()
     torch.testing.assert_close(head(text, video, SCALE).similarity, without(text, video, SCALE).similarity)
+    assert random_head(attention=LanguageVideoAttention(dropout=0.3)).train().form is PairVectors
 
 
 def test_auto_takes_the_dense_form_where_the_basis_would_be_as_wide_as_the_vectors():

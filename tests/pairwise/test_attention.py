@@ -92,15 +92,18 @@ def test_both_initializations():
     assert 0.019 < float(normal.linear_proj.weight.detach().std()) < 0.021
 
 
-def test_dropout_only_in_training_and_only_in_the_dense_form(features):
+def test_dropout_only_in_training_and_the_same_in_both_forms(features):
     text, frames = features
     block = attention(dropout=0.5)
     evaluated = [conditioned(block, form, text, frames) for form in FORMS]
     torch.testing.assert_close(*evaluated)
     block.train()
-    assert not torch.allclose(conditioned(block, DensePairVectors, text, frames), evaluated[1])
-    with pytest.raises(ValueError, match=r"dropout 0.5"):
-        conditioned(block, PairVectors, text, frames)
+    trained = []
+    for form in FORMS:
+        torch.manual_seed(1)
+        trained.append(conditioned(block, form, text, frames))
+    torch.testing.assert_close(*trained)  # of the same draws: the elements that vanish are the same
+    assert not torch.allclose(trained[0], evaluated[0])
 
 
 def test_bad_options_are_refused():

@@ -178,17 +178,26 @@ def test_half_precision_is_computed_in_float32_and_float64_stays(parts, form):
         assert form.from_videos(parts["frames"].to(dtype), texts=N).materialize().dtype == expected
 
 
-def test_dropout_needs_the_dense_form(parts):
-    with pytest.raises(ValueError, match="use DensePairVectors"):
-        attended(PairVectors, parts).dropout(0.3)
-    assert attended(PairVectors, parts).dropout(0.0).norm().isfinite().all()
-    torch.manual_seed(0)
-    dropped = attended(DensePairVectors, parts).dropout(0.3).materialize()
-    whole = attended(DensePairVectors, parts).materialize()
-    kept = dropped != 0
-    torch.testing.assert_close(dropped[kept], whole[kept] / 0.7)
-    assert 0.6 < kept.double().mean() < 0.8
-    assert torch.equal(attended(DensePairVectors, parts).dropout(0.0).materialize(), whole)
+def test_dropout_and_what_comes_behind_it_are_the_same_in_both_forms(parts):
+    found = []
+    for form in FORMS:
+        torch.manual_seed(0)
+        x, other = attended(form, parts), form.from_texts(parts["words"][:, :1], M)
+        dropped = x.dropout(0.3)
+        both = x + dropped
+        results = [
+            dropped.materialize(), both.layer_norm(parts["norm"]).norm(), (dropped + x).dot(parts["words"]),
+            dropped.inner(x), x.inner(dropped), both.cosine(other), (other + dropped).norm(), (dropped - x).norm(),
+            *(part.dot(parts["words"]) for part in both.unit().divided(0)[1:]), both.unit().dot_frames(parts["frames"]),
+            both.unit().select(0, 1).scale(torch.full((M, N, 1), 2.0, dtype=torch.double)).norm(),
+        ]  # fmt: skip
+        found.append(results)
+        kept, whole = results[0] != 0, x.materialize()
+        torch.testing.assert_close(results[0][kept], whole[kept] / 0.7, rtol=2e-4, atol=0)
+        assert 0.6 < kept.double().mean() < 0.8
+        assert torch.equal(x.dropout(0.0).materialize(), whole)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_zero_vectors_have_a_gradient(parts):

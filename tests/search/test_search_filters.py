@@ -66,7 +66,7 @@ def test_sql_chooses_what_python_would(catalog, made, shortest, longest, path, c
     ):
         admitted = [row.id for row in catalog.videos() if admits(only, row, said[row.id])]
         expected = {span.key for video in admitted for span in catalog.spans(video)}
-        found = only.keys(catalog)
+        found = catalog.admitted(only)
         assert len(found) == len(set(found))
         assert set(found) == expected
 

@@ -71,7 +71,7 @@ def test_what_a_server_refuses_is_said_in_its_sentence(searcher, indexed, capsys
 def test_options_that_say_how_to_open_an_index_open_it(indexed, monkeypatch, capsys):
     monkeypatch.setattr("tvr_lightning.verbs.search.ask", lambda *_: pytest.fail("asked a server"))
     assert main(["search", "a", "--index", str(indexed), "--device", "cpu", "--top", "1"]) == 0
-    assert capsys.readouterr().out.startswith("  1. ")
+    assert "  1. " in capsys.readouterr().out
 
 
 def test_only_the_owner_s_key_opens_the_owner_s_address(searcher):

@@ -76,7 +76,12 @@ def test_an_uploaded_clip_finds_itself(client, gallery, searcher):
     ("address", "parameters", "status", "said"),
     [
         ("/api/search", {"query": "  "}, 400, "empty"),
-        ("/api/search", {}, 422, "query"),
+        ("/api/search", {}, 400, "empty"),
+        ("/api/search", {"like": "0123456789abcdef"}, 404, "no video"),
+        ("/api/search", {"like": "nonsense"}, 422, "like"),
+        ("/api/search", {"query": "a", "threshold": 2}, 422, "threshold"),
+        ("/api/videos", {"top": 0}, 422, "top"),
+        ("/api/videos/0123456789abcdef/about", {}, 404, "no video"),
         ("/api/search", {"query": "a", "top": 0}, 422, "top"),
         ("/api/search", {"query": "a", "top": 10**9}, 422, "top"),
         ("/api/search", {"query": "a" * 2001}, 422, "query"),
@@ -254,7 +259,7 @@ def test_the_schema_names_every_answer(client):
     assert set(schema["paths"]) == {
         "/api/search", "/api/search/video", "/api/search/picture", "/api/videos/{video}/similar",
         "/api/videos/{video}/file", "/api/videos/{video}/picture", "/api/videos/{video}/texts", "/api/index",
-        "/health", "/metrics",
+        "/health", "/metrics", "/api/examples", "/api/videos", "/api/facets", "/api/videos/{video}/about",
     }  # fmt: skip
     assert "429" in schema["paths"]["/api/search"]["get"]["responses"]
 

@@ -29,6 +29,7 @@ from tvr_lightning.data.recover_captions import MissingCaptions, RecoverCaptions
 from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, check_divisible
 from tvr_lightning.data.stored import FeatureReader, open_store
 from tvr_lightning.data.subsets import draw_videos, hold_out
+from tvr_lightning.features import Record
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 from tvr_lightning.media.sampling import FrameSampling
@@ -497,6 +498,12 @@ class TextVideoDataModule(LightningDataModule, ABC):
         sampling = self.train_sampling if training else self.sampling
         augmentation = self.augmentation if training else "none"
         return MediaReader(self.frames, self.preparation, sampling, augmentation, self.audio, self.on_corrupt)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move a batch without waiting for it: Lightning would wait for every tensor of a record."""
+        if isinstance(batch, Record):
+            return batch.to(device, non_blocking=device.type == "cuda")
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def _sharing(self) -> dict[str, int]:
         # The strategy knows the data-parallel processes; with tensor parallelism they are fewer than the devices.

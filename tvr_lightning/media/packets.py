@@ -118,8 +118,10 @@ def index_packets(container: InputContainer, stream: VideoStream, allowance: All
             columns.shown.append(not packet.is_discard and not _hidden(stream, packet))
             columns.length.append(int(packet.duration or 0))
             kept += packet.size
-            if kept <= KEPT_BYTES and len(packets) < KEPT_PACKETS:
+            if kept <= KEPT_BYTES and len(columns.pts) <= KEPT_PACKETS:
                 packets.append(packet)
+            else:
+                packets.clear()
     except av.FFmpegError as error:
         broken = str(error)
     return _close(columns, packets if len(packets) == len(columns.pts) else None, broken, stream)

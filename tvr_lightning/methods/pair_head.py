@@ -16,7 +16,10 @@ H = TypeVar("H", bound="PairHead")
 GIB = 2**30
 MIB = 2**20
 CACHES = {"video": 32 * MIB, "text": 32 * MIB, "both": 16 * MIB}
-"""What a block may take on a CPU without gradients: larger ones leave its caches. By the sides of which it has few."""
+"""What a block may take on a CPU: larger ones leave its caches. By the sides of which it has few."""
+
+TRAINING_CACHE = 64 * MIB
+"""The same where a gradient is asked for, which a block keeps more for."""
 
 
 class PairHead(nn.Module, ABC):
@@ -29,7 +32,7 @@ class PairHead(nn.Module, ABC):
         dimension: D.
         basis: K, vectors of one side that the vectors of a pair are sums of; 0 for a head without such vectors.
         slots: Q, vectors per pair.
-        dropout: probability on the elements of pair vectors in training, which needs the vectors themselves.
+        dropout: probability on the elements of pair vectors in training, which are dense from there on.
         extra: numbers that a pair takes while it is scored besides its vectors.
         side: whose vectors the basis holds: few of its items are scored at a time, against all of the other side; both
             where there is none.
@@ -66,11 +69,13 @@ class PairHead(nn.Module, ABC):
 
     @property
     def form(self) -> type[Pairwise]:
-        """The form of pair vectors: factorised, but dense where dropout needs the elements or D is no more than K."""
+        """The form of pair vectors: factorised, but dense where D is no more than K.
+
+        Behind dropout they are dense in any case.
+        """
         if self.required_form is not None:
             return self.required_form
-        dropout = self.training and self.pair_dropout > 0
-        return DensePairVectors if dropout or self.basis >= self.dimension else PairVectors
+        return DensePairVectors if self.basis >= self.dimension else PairVectors
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Any, Any]:
         """Return what `score` takes of N texts and of M videos, records both; the features themselves by default."""
@@ -81,14 +86,19 @@ class PairHead(nn.Module, ABC):
         """Score any n prepared texts against any m prepared videos: `similarity` (n, m), and parts (n, m, ...)."""
 
     def pair_numbers(self, text: Record, video: Record) -> int:
-        """Return how many numbers a pair takes while it is scored: its vectors, eight times over, and what is extra.
+        """Return how many numbers a pair takes while it is scored: its vectors several times over, and what is extra.
 
         Args:
             text: prepared texts.
             video: prepared videos.
         """
-        vectors = 0 if not self.basis else self.dimension if self.form is DensePairVectors else self.basis + 4
-        return 8 * self.slots * vectors + self.extra
+        if not self.basis:
+            return self.extra
+        if self.form is DensePairVectors:
+            return 8 * self.slots * self.dimension + self.extra
+        if self.training and self.pair_dropout > 0:  # vectors before and behind a LayerNorm, and which were kept
+            return 4 * self.slots * self.dimension + self.extra
+        return 8 * self.slots * (self.basis + 4) + self.extra
 
     def forward(self, text: TextFeatures, video: VideoFeatures, *given: Any) -> Scores:
         """Score N texts against M videos in float32 at least, whatever autocast says.
@@ -123,6 +133,7 @@ class PairHead(nn.Module, ABC):
             pair_bytes=tensor.element_size() * (self.pair_numbers(text, video) + extra),
             budget=self.block_bytes(tensor.device),
             few=self.side,
+            kept=self.kept_bytes,
         )
         if order is None:
             return scores
@@ -133,13 +144,16 @@ class PairHead(nn.Module, ABC):
         """Return the order (N,) int64 in which prepared texts are scored; None leaves them in theirs."""
         return None
 
-    def block_bytes(self, device: torch.device) -> int:
-        """Return the memory of one block: half of the budget, the other half is the evaluator's.
+    @property
+    def kept_bytes(self) -> int:
+        """What all blocks may hold together: half of the budget, the other half is the evaluator's."""
+        return max(int(self.memory_gib * GIB / 2), 1)
 
-        Blocks of training are computed twice where there are several, so that these are as large as the budget allows.
-        """
-        half = max(int(self.memory_gib * GIB / 2), 1)
-        return half if device.type != "cpu" or torch.is_grad_enabled() else min(half, CACHES[self.side])
+    def block_bytes(self, device: torch.device) -> int:
+        """Return the memory of one block: all that may be held, on a CPU no more than its caches hold."""
+        if device.type != "cpu":
+            return self.kept_bytes
+        return min(self.kept_bytes, TRAINING_CACHE if torch.is_grad_enabled() else CACHES[self.side])
 
     def of_texts(self, vectors: Tensor, videos: int) -> Pairwise:
         """Return vectors (N, D) or (N, Q, D) of texts, for each of `videos` videos."""

@@ -33,7 +33,7 @@ class XPoolOptions(Options):
 
     Attributes:
         heads: attention heads.
-        dropout: on FC in training. Above 0, training builds every vector of every pair.
+        dropout: on the elements of FC(h) in training, drawn for every pair. The vectors are built from there on.
     """
 
     heads: Count = 1

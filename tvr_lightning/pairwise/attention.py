@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from tvr_lightning.pairwise.base import Pairwise
 from tvr_lightning.pairwise.blends import PairFrames, PlainFrames
-
-P = TypeVar("P", bound=Pairwise)
 
 
 class TextConditionedAttention(nn.Module):
@@ -97,7 +95,7 @@ class TextConditionedAttention(nn.Module):
         """Return how much every pair attends to each frame, (M, heads F, N, Q); arguments as in `forward`."""
         return self._weights(queries, self._context(frames), frame_mask)
 
-    def _read(self, mixed: P) -> P:
+    def _read(self, mixed: Pairwise) -> Pairwise:
         """Return z = LN3(h + dropout(FC(h))), h = LN2(o), of the mixed values o behind W_O."""
         hidden = mixed.layer_norm(self.layer_norm2)
         branch = hidden.linear(self.linear_proj).dropout(self.dropout if self.training else 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.once import name_of, once
+
+if TYPE_CHECKING:
+    from tvr_lightning.pairwise.dense import DensePairVectors
 
 P = TypeVar("P", bound="Pairwise")
 TEXTS_AT_A_TIME = 256
@@ -170,22 +173,32 @@ class Pairwise(ABC):
         """
 
     @abstractmethod
-    def dropout(self: P, probability: float) -> P:
-        """Return the vectors with elements set to zero at random and the others scaled up.
+    def dropout(self, probability: float) -> Pairwise:
+        """Return the vectors with elements set to zero at random and the others scaled up: each element on its own.
 
-        Raises:
-            ValueError: `probability` is above 0 in a form that never builds the elements.
+        What comes behind is dense in either form, since no basis spans vectors with holes. The factorised form makes
+        the elements from its basis, a K-th of what a linear layer of the dense form costs; so the draws are as many,
+        and distributed as in the dense form.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
             >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> x.dropout(0.5)
-            Traceback (most recent call last):
-            ValueError: the factorised form never builds the elements that dropout 0.5 would zero: ...
+            >>> type(x.dropout(0.5)).__name__
+            'DensePairVectors'
         """
 
     @abstractmethod
-    def __add__(self: P, other: P) -> P:
+    def dense(self) -> DensePairVectors:
+        """Return the vectors element by element, as `DensePairVectors`.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> PairVectors.from_videos(torch.tensor([[[3.0, 4.0]]]), texts=2).dense().vectors.shape  # (M, N, Q, D)
+            torch.Size([1, 2, 1, 2])
+        """
+
+    @abstractmethod
+    def __add__(self, other: Pairwise) -> Pairwise:
         """Return the sum; one of both may have a single slot, which then meets every slot of the other.
 
         Example:
@@ -196,7 +209,7 @@ class Pairwise(ABC):
         """
 
     @abstractmethod
-    def __sub__(self: P, other: P) -> P:
+    def __sub__(self, other: Pairwise) -> Pairwise:
         """Return the difference; single slots as in a sum.
 
         Example:
@@ -240,6 +253,17 @@ class Pairwise(ABC):
             >>> x.select(1, 2).materialize()
             tensor([[[[0., 2.]]]])
         """
+
+    def divided(self: P, start: int) -> tuple[P, P]:
+        """Return the slots before `start` and those from there on.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_texts(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), videos=1)  # M 1, N 1, Q 2, D 2
+            >>> [part.norm().flatten().tolist() for part in x.divided(1)]
+            [[1.0], [2.0]]
+        """
+        return self.select(0, start), self.select(start, self.slots)
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:

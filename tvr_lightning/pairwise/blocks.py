@@ -25,14 +25,15 @@ def score_in_blocks(
     pair_bytes: int,
     budget: int = 64 * 2**20,
     few: Literal["video", "text", "both"] = "video",
+    kept: int = 0,
 ) -> Scores:
     """Score N texts against M videos in blocks of few videos and, as far as they fit, all texts.
 
     Few videos at a time and all texts, because what belongs to a video (its mapped basis, its Gram matrix) is then
     prepared once; where it belongs to a text, few texts and all videos; where nothing does and the similarities of the
-    pairs' tokens take the time, few of both, which stay in the caches. With gradients on and more than one block, each
-    block is computed anew in the backward pass, so that only one block's intermediate tensors live at a time; random
-    numbers are drawn alike both times.
+    pairs' tokens take the time, few of both, which stay in the caches. With gradients on and more memory needed than
+    may be kept, each of several blocks is computed anew in the backward pass, so that only one block's intermediate
+    tensors live at a time; random numbers are drawn alike both times.
 
     Args:
         score: scores any n texts against any m videos; its results must not depend on the other items of a block.
@@ -41,6 +42,8 @@ def score_in_blocks(
         pair_bytes: memory that one pair takes while it is scored, in bytes.
         budget: memory that one block may take, in bytes; a single pair is always scored.
         few: the side of which a block has few items, or both.
+        kept: memory that all blocks together may keep for the backward pass, in bytes, before they are computed anew;
+            they are then of that size, since few large ones cost less.
 
     Returns:
         Scores of shape (N, M), as `score` would give in one piece.
@@ -61,8 +64,10 @@ def score_in_blocks(
         raise ValueError(f"score_in_blocks: pair_bytes ({pair_bytes}) and budget ({budget}) must be positive")
     if not len(text) or not len(video):
         raise ValueError(f"score_in_blocks: nothing to score with {len(text)} texts and {len(video)} videos")
+    anew = torch.is_grad_enabled() and len(text) * len(video) * pair_bytes > kept
+    budget = max(budget, kept) if anew else budget
     text_step, video_step = _steps(len(text), len(video), max(budget // pair_bytes, 1), few)
-    whole = text_step == len(text) and video_step == len(video)
+    anew = anew and (text_step < len(text) or video_step < len(video))
     texts = [text] if text_step == len(text) else [text[i : i + text_step] for i in range(0, len(text), text_step)]
     videos = (
         [video] if video_step == len(video) else [video[i : i + video_step] for i in range(0, len(video), video_step)]
@@ -71,7 +76,7 @@ def score_in_blocks(
     with persisting([tensor for some in texts for tensor in some.tensors()], blocks=len(videos)):
         for few_videos in videos:
             with persisting(few_videos.tensors(), blocks=len(texts)):
-                if torch.is_grad_enabled() and not whole:
+                if anew:
                     rows = [_recomputed(score, few_texts, few_videos) for few_texts in texts]
                 else:
                     rows = [score(few_texts, few_videos) for few_texts in texts]

@@ -1,4 +1,4 @@
-"""Pair vectors element by element: the oracle of the factorised form, and what dropout needs."""
+"""Pair vectors element by element: the oracle of the factorised form, and what dropout makes of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_of
+from tvr_lightning.pairwise.dropping import drop, left_over
 
 
 class DensePairVectors(Pairwise):
@@ -17,6 +19,7 @@ class DensePairVectors(Pairwise):
 
     Args:
         vectors: (M, N, Q, D); axes that are expanded views are not copied until a verb needs to.
+        factor: (M, N, Q) to multiply them with, which waits for a verb that needs the elements: products do not.
 
     Example:
         >>> x = DensePairVectors.from_texts(torch.tensor([[[3.0, 4.0]]]), videos=2)
@@ -24,9 +27,16 @@ class DensePairVectors(Pairwise):
         tensor([5., 5.])
     """
 
-    def __init__(self, vectors: Tensor) -> None:
-        self.vectors = at_least_float32(vectors)
+    def __init__(self, vectors: Tensor, factor: Tensor | None = None) -> None:
+        self._vectors, self._factor = at_least_float32(vectors), factor
         self.videos, self.texts, self.slots = vectors.shape[:3]
+
+    @property
+    def vectors(self) -> Tensor:
+        """The vectors (M, N, Q, D)."""
+        if self._factor is not None:
+            self._vectors, self._factor = self._vectors * self._factor.unsqueeze(-1), None
+        return self._vectors
 
     @classmethod
     def from_texts(cls, vectors: Tensor, videos: int) -> DensePairVectors:
@@ -58,19 +68,30 @@ class DensePairVectors(Pairwise):
 
     def dropout(self, probability: float) -> DensePairVectors:
         """See `Pairwise.dropout`; each element of each pair is drawn on its own."""
-        return DensePairVectors(F.dropout(self.vectors, probability)) if probability else self
+        if not probability:
+            return self
+        scale = left_over(probability, self._vectors.device)
+        return DensePairVectors(drop(self.vectors * scale, probability))
 
-    def __add__(self, other: DensePairVectors) -> DensePairVectors:
+    def __add__(self, other: Pairwise) -> DensePairVectors:
         """See `Pairwise.__add__`."""
-        return DensePairVectors(self.vectors + other.vectors)
+        return DensePairVectors(self.vectors + other.dense().vectors)
 
-    def __sub__(self, other: DensePairVectors) -> DensePairVectors:
+    def __sub__(self, other: Pairwise) -> DensePairVectors:
         """See `Pairwise.__sub__`."""
-        return DensePairVectors(self.vectors - other.vectors)
+        return DensePairVectors(self.vectors - other.dense().vectors)
+
+    def dense(self) -> DensePairVectors:
+        """Return them as they are."""
+        return self
+
+    def norm(self) -> Tensor:
+        """See `Pairwise.norm`; in one pass."""
+        return torch.linalg.vector_norm(self.vectors, dim=-1).clamp(min=COSINE_EPS)
 
     def scale(self, factor: Tensor) -> DensePairVectors:
         """See `Pairwise.scale`."""
-        return DensePairVectors(self.vectors * factor.unsqueeze(-1))
+        return DensePairVectors(self._vectors, factor if self._factor is None else self._factor * factor)
 
     def pool(self, weights: Tensor) -> DensePairVectors:
         """See `Pairwise.pool`."""
@@ -78,13 +99,25 @@ class DensePairVectors(Pairwise):
 
     def select(self, start: int, stop: int) -> DensePairVectors:
         """See `Pairwise.select`."""
-        return DensePairVectors(self.vectors[:, :, start:stop])
+        factor = None if self._factor is None else self._factor[:, :, start:stop]
+        return DensePairVectors(self._vectors[:, :, start:stop], factor)
+
+    def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:
+        """See `Pairwise.divided`; the gradients of both parts are joined in one pass."""
+        sizes = [start, self.slots - start]
+        factors = [None, None] if self._factor is None else self._factor.split(sizes, dim=2)
+        first, second = map(DensePairVectors, self._vectors.split(sizes, dim=2), factors)
+        return first, second
 
     def dot(self, vectors: Tensor) -> Tensor:
         """See `Pairwise.dot`."""
-        vectors = vectors.to(self.vectors.dtype)
-        # Video by video: one product over both would first copy the texts' vectors for every video.
-        return torch.stack([vectors @ video.transpose(1, 2) for video in self.vectors])
+        vectors = vectors.to(self._vectors.dtype)
+        if self._vectors.device.type == "cpu" and self.slots > 1:
+            # Video by video: one product over all would first copy the vectors of the pairs.
+            products = torch.stack([vectors @ video.transpose(1, 2) for video in self._vectors])
+        else:
+            products = torch.einsum("ntd,mnqd->mntq", vectors, self._vectors)
+        return products if self._factor is None else products * self._factor.unsqueeze(2)
 
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
         """See `Pairwise.dot_frames`; frames are always fewer than pairs."""
@@ -105,9 +138,11 @@ class DensePairVectors(Pairwise):
         """See `Pairwise._meeting`."""
         return lambda j, texts, vectors: (self.vectors[j, texts] @ vectors.unsqueeze(-1)).squeeze(-1)
 
-    def inner(self, other: DensePairVectors) -> Tensor:
+    def inner(self, other: Pairwise) -> Tensor:
         """See `Pairwise.inner`."""
-        return (self.vectors * other.vectors).sum(-1)
+        if isinstance(other, DensePairVectors):
+            return (self.vectors * other.vectors).sum(-1)
+        return other.inner(self)
 
     def materialize(self) -> Tensor:
         """See `Pairwise.materialize`."""

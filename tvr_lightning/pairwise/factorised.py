@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_of
+from tvr_lightning.pairwise.dense import DensePairVectors
+from tvr_lightning.pairwise.dropping import drop, left_over
 from tvr_lightning.pairwise.once import name_of, once, origin_of, share_of_a_block
 
 
@@ -229,25 +231,55 @@ class PairVectors(Pairwise):
         scaled = scaled.scale((variance + layer.eps).rsqrt())
         return PairVectors(self.shape, scaled.sides, bias)
 
-    def dropout(self, probability: float) -> PairVectors:
-        """See `Pairwise.dropout`; always refused, but at probability 0.
+    def dropout(self, probability: float) -> Pairwise:
+        """See `Pairwise.dropout`: what it is given is made element by element, from K vectors and without a matrix."""
+        if not probability:
+            return self
+        scale = left_over(probability, self._like.device)
+        return DensePairVectors(drop(self.dense(times=scale).vectors, probability))
 
-        Raises:
-            ValueError: `probability` is above 0.
+    def dense(self, plus: Tensor | None = None, times: float = 1.0) -> DensePairVectors:
+        """Return the vectors element by element, K D multiplications each.
+
+        Args:
+            plus: (M, N, Q, D) to add.
+            times: factor of all of them.
         """
-        if probability:
-            raise ValueError(
-                f"the factorised form never builds the elements that dropout {probability} would zero: "
-                "use DensePairVectors, or set the dropout to 0"
-            )
-        return self
+        of_videos = [(self._full(side), side.basis) for side, kind in self._all_sides() if kind != "text"]
+        vectors = plus
+        if of_videos:
+            coefficients = torch.cat([each for each, _ in of_videos], dim=1).flatten(2).transpose(1, 2)
+            coefficients = coefficients if times == 1 else coefficients * times
+            basis = torch.cat([basis.expand(self.videos, -1, -1) for _, basis in of_videos], dim=1)
+            if vectors is None:
+                vectors = torch.bmm(coefficients, basis)
+            else:
+                vectors = torch.baddbmm(vectors.flatten(1, 2), coefficients, basis)
+            vectors = vectors.unflatten(1, (self.texts, self.slots))
+        text = self.sides.text
+        if text is not None:
+            basis = text.basis if times == 1 else text.basis * times
+            if text.coefficients is None and text.factor is None:
+                products = basis.expand(-1, self.slots, -1).unsqueeze(0)
+                products = products.expand(self.videos, -1, -1, -1) if vectors is None else products
+            else:
+                products = torch.einsum("mknq,nkd->mnqd", self._full(text), basis)
+            vectors = products if vectors is None else vectors + products
+        assert vectors is not None  # the constructor refuses vectors without any part
+        return DensePairVectors(vectors)
 
-    def __add__(self, other: PairVectors) -> PairVectors:
+    def __add__(self, other: Pairwise) -> Pairwise:
         """See `Pairwise.__add__`: parts that share their coefficients add their bases."""
+        if isinstance(other, DensePairVectors):
+            alike = self.shape == (other.videos, other.texts, other.slots)
+            return self.dense(other.vectors) if alike else self.dense() + other
+        assert isinstance(other, PairVectors)
         return self._combined(other)
 
-    def __sub__(self, other: PairVectors) -> PairVectors:
+    def __sub__(self, other: Pairwise) -> Pairwise:
         """See `Pairwise.__sub__`."""
+        if not isinstance(other, PairVectors):
+            return self.dense() - other
         sides = other.sides.map(lambda side: side.mapped("negative", torch.neg))
         return self._combined(PairVectors(other.shape, sides, None if other.offset is None else -other.offset))
 
@@ -313,9 +345,13 @@ class PairVectors(Pairwise):
                 coefficients = torch.cat([coefficients, self._full(common)], dim=1)
             own = coefficients[..., 0].transpose(1, 2) @ basis  # (M, N, D)
             return (vectors @ own.permute(1, 2, 0)).permute(2, 0, 1).unsqueeze(-1)
-        products = F.linear(video.basis.flatten(0, 1), vectors.flatten(0, 1))
-        products = products.view(*video.basis.shape[:2], *vectors.shape[:2])  # (M, K, N, T)
-        shared = None if common is None else F.linear(common.basis, vectors.flatten(0, 1)).view(-1, *vectors.shape[:2])
+        # One product for both: by itself, the one with the few common vectors would read all of `vectors` again.
+        rows = video.basis.flatten(0, 1)
+        rows = rows if common is None else torch.cat([rows, common.basis])
+        both = F.linear(rows, vectors.flatten(0, 1)).view(-1, *vectors.shape[:2])
+        own = video.basis.shape[:2].numel()
+        products = both[:own].view(*video.basis.shape[:2], *vectors.shape[:2])  # (M, K, N, T)
+        shared = None if common is None else both[own:]
         if count == 1:
             value = _weighted(products, coefficients)  # (M, N, Q)
             value = value if video.factor is None else value * video.factor
@@ -422,8 +458,10 @@ class PairVectors(Pairwise):
 
         return meet
 
-    def inner(self, other: PairVectors) -> Tensor:
+    def inner(self, other: Pairwise) -> Tensor:
         """See `Pairwise.inner`: quadratic forms in the Gram matrices of the bases."""
+        if not isinstance(other, PairVectors):
+            return self._inner_with_elements(other)
         mine, theirs = self._all_sides(), other._all_sides()
         terms = []
         for a, (first, first_kind) in enumerate(mine):
@@ -433,6 +471,19 @@ class PairVectors(Pairwise):
                 term = self._form(first, first_kind, other, second, second_kind)
                 terms.append(2 * term if self is other and b > a else term)
         return _total(terms).expand(self.videos, self.texts, max(self.slots, other.slots))
+
+    def _inner_with_elements(self, other: Pairwise) -> Tensor:
+        """Return (M, N, Q) inner products with dense vectors: theirs with the basis, weighted by the coefficients."""
+        values = []
+        of_videos = [(self._full(side), side.basis) for side, kind in self._all_sides() if kind != "text"]
+        if of_videos:
+            basis = torch.cat([basis.expand(self.videos, -1, -1) for _, basis in of_videos], dim=1)
+            coefficients = torch.cat([each for each, _ in of_videos], dim=1)
+            values.append((other.dot_frames(basis) * coefficients).sum(1))
+        text = self.sides.text
+        if text is not None:
+            values.append((other.dot(text.basis).transpose(1, 2) * self._full(text)).sum(1))
+        return _total(values)
 
     def _form(self, first: Side, first_kind: str, other: PairVectors, second: Side, second_kind: str) -> Tensor:
         """Return (M, N, Q) values, or with axes of 1, of the bilinear form of two sides' coefficients."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tvr_lightning.search.engine import Filter, Searcher
+    from tvr_lightning.search.engine import Searcher
     from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
+    from tvr_lightning.search.filters import Filter
     from tvr_lightning.search.indexing import IndexReport, index
     from tvr_lightning.search.results import Answer, Moment, Result
     from tvr_lightning.search.scorer import ScorerSource
@@ -31,8 +32,9 @@ __all__ = [
 
 # Imported when they are first asked for, so that asking a running server needs no torch.
 _LAZY = {
-    "engine": ("Filter", "Searcher"),
+    "engine": ("Searcher",),
     "errors": ("BusyError", "SearchError", "UnknownVideoError"),
+    "filters": ("Filter",),
     "indexing": ("IndexReport", "index"),
     "results": ("Answer", "Moment", "Result"),
     "scorer": ("ScorerSource",),

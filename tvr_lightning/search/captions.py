@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,8 +113,3 @@ def describe_videos(catalog: Catalog, captioner: Captioner, roots: list[Path], p
     joined = join_captions(catalog, out, roots, places)
     joined.problems += report.skipped
     return joined
-
-
-def words_of(text: str) -> set[str]:
-    """Return the words of a text, in lower case."""
-    return set(re.findall(r"\w+", text.casefold()))

@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +21,18 @@ from torch import Tensor
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
 from tvr_lightning.search.files import VideoFile
+from tvr_lightning.search.filters import Filter
+from tvr_lightning.search.results import Said
 
 FILE = "catalog.sqlite"
-VERSION = 2
+VERSION = 3
 PATIENCE = 60.0
 """Seconds to wait for another process that holds the file."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS videos (
   id TEXT PRIMARY KEY, key INTEGER NOT NULL UNIQUE, path TEXT NOT NULL, size INTEGER NOT NULL,
-  modified INTEGER NOT NULL, duration REAL NOT NULL);
+  modified INTEGER NOT NULL, duration REAL NOT NULL, width INTEGER NOT NULL, height INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS spans (
   key INTEGER PRIMARY KEY, id TEXT NOT NULL, place INTEGER NOT NULL, start REAL NOT NULL, end REAL NOT NULL,
   vector BLOB NOT NULL, UNIQUE (id, place));
@@ -42,15 +44,18 @@ CREATE TABLE IF NOT EXISTS pictures (
   id TEXT NOT NULL, time REAL NOT NULL, jpeg BLOB NOT NULL, PRIMARY KEY (id, time));
 CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
+CREATE TABLE IF NOT EXISTS heard (id TEXT PRIMARY KEY);
+CREATE VIRTUAL TABLE IF NOT EXISTS spoken USING fts5(
+  content, id UNINDEXED, start UNINDEXED, end UNINDEXED, tokenize = 'porter unicode61 remove_diacritics 2');
+CREATE TABLE IF NOT EXISTS staged_spans AS SELECT * FROM spans WHERE FALSE;
+CREATE TABLE IF NOT EXISTS staged_features AS SELECT * FROM features WHERE FALSE;
+CREATE TABLE IF NOT EXISTS staged_pictures AS SELECT * FROM pictures WHERE FALSE;
 """
+_STAGED = ("spans", "features", "pictures")
 _INDEXES = """
 CREATE INDEX IF NOT EXISTS filtered ON videos (duration, path, id, key);
 """
 """Lets filters read the few columns that they look at; an index that lacks it answers the same."""
-# What SQLite folds itself is quick, and right for ASCII alone; the rest is folded by Python, row by row.
-_ASCII = "length({0}) = length(CAST({0} AS BLOB))"
-_CONTAINS = f"CASE WHEN {_ASCII} THEN instr(lower({{0}}), ?) ELSE instr(folded({{0}}), ?) END > 0".format("path")
-_SAYS = f"CASE WHEN {_ASCII} AND NOT instr(lower({{0}}), ?) THEN 0 ELSE says({{0}}, ?) END".format("content")
 
 
 @dataclass
@@ -80,12 +85,14 @@ class Entry:
         duration: seconds.
         spans: its stretches in the order of time; one of its whole length where it is found as a whole.
         pictures: JPEG of each real frame of the first scorer, by its time in seconds.
+        size: width and height of its pictures as they are shown, pixels; zeros where unknown.
     """
 
     file: VideoFile
     duration: float
     spans: list[SpanEntry]
     pictures: dict[float, bytes] = field(default_factory=dict)
+    size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -97,12 +104,15 @@ class VideoRow:
         key: a number that stands for this state of the file.
         path: the file.
         duration: seconds.
+        width, height: pixels as it is shown.
     """
 
     id: str
     key: int
     path: Path
     duration: float
+    width: int
+    height: int
 
 
 @dataclass(frozen=True)
@@ -254,16 +264,17 @@ class Catalog:
                 self._connection = self._open_for_reading()
 
     @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        """All of a change or nothing of it; `generation` counts changes."""
+    def _change(self, counted: bool = True) -> Iterator[sqlite3.Connection]:
+        """All of a change or nothing of it; `generation` counts those that a search could see."""
         with self._lock, self._explained():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
-                self._connection.execute(
-                    "INSERT INTO facts VALUES ('generation', '1') "
-                    "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
-                )
+                if counted:
+                    self._connection.execute(
+                        "INSERT INTO facts VALUES ('generation', '1') "
+                        "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
+                    )
             except BaseException:
                 if self._connection.in_transaction:  # on a full disk SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
@@ -305,17 +316,43 @@ class Catalog:
     @staticmethod
     def _insert(connection: sqlite3.Connection, entry: Entry) -> None:
         file = entry.file
-        row = (file.id, file.key, str(file.path), file.size, file.modified, entry.duration)
-        connection.execute("INSERT INTO videos VALUES (?, ?, ?, ?, ?, ?)", row)
-        for place, span in enumerate(entry.spans):
-            key, vector = file.span_key(place), span.vector.float().numpy().tobytes()
-            line = (key, file.id, place, span.start, span.end, vector)
-            connection.execute("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", line)
-            for scorer, features in span.features.items():
-                content = _packed(features, span.times[scorer])
-                connection.execute("INSERT INTO features VALUES (?, ?, ?)", (key, scorer, content))
-        for time, jpeg in entry.pictures.items():
-            connection.execute("INSERT INTO pictures VALUES (?, ?, ?)", (file.id, time, jpeg))
+        row = (file.id, file.key, str(file.path), file.size, file.modified, entry.duration, *entry.size)
+        connection.execute("INSERT INTO videos VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        _insert_parts(connection, "", file, 0, entry.spans, entry.pictures)
+
+    def stage(self, file: VideoFile, place: int, spans: Sequence[SpanEntry], pictures: dict[float, bytes]) -> None:
+        """Put further stretches of a long video aside; nobody sees them until `publish`.
+
+        Args:
+            file: the video.
+            place: number of the first of them, counted from 0.
+            spans: in the order of time.
+            pictures: of these stretches.
+        """
+        with self._change(counted=False) as connection:
+            if place == 0:
+                self._unstage(connection)
+            _insert_parts(connection, "staged_", file, place, spans, pictures)
+
+    def publish(self, file: VideoFile, duration: float, size: tuple[int, int]) -> None:
+        """Make the video searchable whose stretches were put aside, in the place of what was there of it."""
+        with self._change() as connection:
+            self._forget(connection, file.id)
+            self._insert(connection, Entry(file, duration, [], {}, size))
+            for table in _STAGED:
+                connection.execute(f"INSERT INTO {table} SELECT * FROM staged_{table}")
+            self._unstage(connection)
+
+    def drop_staged(self) -> None:
+        """Forget what a killed run put aside."""
+        if self._rows("SELECT 1 FROM staged_spans LIMIT 1"):
+            with self._change(counted=False) as connection:
+                self._unstage(connection)
+
+    @staticmethod
+    def _unstage(connection: sqlite3.Connection) -> None:
+        for table in _STAGED:
+            connection.execute(f"DELETE FROM staged_{table}")
 
     def remove(self, ids: Iterable[str]) -> None:
         """Forget videos and what was noted of unreadable ones."""
@@ -328,11 +365,11 @@ class Catalog:
         connection.execute("DELETE FROM features WHERE key IN (SELECT key FROM spans WHERE id = ?)", (video,))
         for table in ("videos", "spans", "skipped", "pictures", "captions"):
             connection.execute(f"DELETE FROM {table} WHERE id = ?", (video,))
+        _unhear(connection, video)
 
     def videos(self) -> list[VideoRow]:
         """Return all videos in the order of their paths."""
-        rows = self._rows("SELECT id, key, path, duration FROM videos ORDER BY path")
-        return [VideoRow(video, key, Path(path), duration) for video, key, path, duration in rows]
+        return [_video(row) for row in self._rows(f"SELECT {_VIDEO} FROM videos ORDER BY path")]
 
     def video(self, video: str) -> VideoRow:
         """Return one video by its id.
@@ -340,10 +377,10 @@ class Catalog:
         Raises:
             UnknownVideoError: there is none.
         """
-        rows = self._rows("SELECT id, key, path, duration FROM videos WHERE id = ?", (video,))
+        rows = self._rows(f"SELECT {_VIDEO} FROM videos WHERE id = ?", (video,))
         if not rows:
             raise UnknownVideoError(f"no video {video!r} in the index")
-        return VideoRow(rows[0][0], rows[0][1], Path(rows[0][2]), rows[0][3])
+        return _video(rows[0])
 
     def spans(self, video: str) -> list[SpanRow]:
         """Return the stretches of a video in the order of time; none where there is no such video."""
@@ -355,42 +392,80 @@ class Catalog:
         return {row.key: row for row in rows}
 
     def _spans(self, condition: str, values: Sequence[Any]) -> list[SpanRow]:
-        columns = "spans.key, start, end, id, videos.key, path, duration"
-        query = f"SELECT {columns} FROM spans JOIN videos USING (id) WHERE {condition} ORDER BY id, place"
-        return [
-            SpanRow(key, start, end, VideoRow(video, state, Path(path), duration))
-            for key, start, end, video, state, path, duration in self._rows(query, values)
-        ]
+        query = f"SELECT spans.key, start, end, {_VIDEO} FROM spans JOIN videos USING (id) WHERE {condition}"
+        rows = self._rows(f"{query} ORDER BY id, place", values)
+        return [SpanRow(key, start, end, _video(video)) for key, start, end, *video in rows]
 
-    def admitted(
-        self, shortest: float | None, longest: float | None, path: str | None, words: Collection[str] = ()
-    ) -> list[int]:
-        """Return the keys of the stretches of the videos that fit all of some bounds.
+    def admitted(self, only: Filter, roots: Sequence[Path] = (), most: int = 2**62) -> list[int]:
+        """Return the keys of the stretches of the videos that fit a filter.
 
         Args:
-            shortest: seconds that a video lasts at least; None for any.
-            longest: seconds that it lasts at most; None for any.
-            path: what its path contains, whatever the case; None or empty for any.
-            words: casefolded words that its captions contain, in any of them and in any case.
+            only: the filter.
+            roots: indexed folders, which the filter's folder lies below.
+            most: how many keys at most.
         """
-        conditions: list[str] = ["TRUE"]
-        values: list[str | float] = []
-        for bound, condition in ((shortest, "duration >= ?"), (longest, "duration <= ?")):
-            if bound is not None:
-                conditions.append(condition)
-                values.append(float(bound))
-        if path:
-            conditions.append(_CONTAINS)
-            values += [path.casefold()] * 2
-        for word in words:
-            conditions.append(f"videos.id IN (SELECT id FROM captions WHERE {_SAYS})")
-            values += [word] * 2
+        condition, values = only.sql(roots)
+        chosen = f"SELECT id FROM videos WHERE {condition}"
+        return [
+            row[0] for row in self._chosen(f"SELECT key FROM spans WHERE id IN ({chosen}) LIMIT ?", [*values, most])
+        ]
+
+    def fitting(self, keys: Sequence[int], only: Filter, roots: Sequence[Path] = ()) -> list[int]:
+        """Return those of some stretches' keys whose videos fit a filter."""
+        condition, values = only.sql(roots)
+        query = f"SELECT spans.key FROM spans JOIN videos USING (id) WHERE {condition}"
+        asked = [*values, json.dumps(list(keys))]
+        return [row[0] for row in self._chosen(f"{query} AND spans.key IN (SELECT value FROM json_each(?))", asked)]
+
+    def listed(self, only: Filter, most: int, after: int, roots: Sequence[Path] = ()) -> tuple[list[VideoRow], int]:
+        """Return the videos that fit a filter, the latest first, and how many there are in all.
+
+        Args:
+            only: the filter.
+            most: how many are returned.
+            after: how many are passed over.
+            roots: indexed folders, which the filter's folder lies below.
+        """
+        condition, values = only.sql(roots)
+        count = self._chosen(f"SELECT COUNT(*) FROM videos WHERE {condition}", values)
+        order = f"SELECT {_VIDEO} FROM videos WHERE {condition} ORDER BY modified DESC, path LIMIT ? OFFSET ?"
+        return [_video(row) for row in self._chosen(order, [*values, most, after])], count[0][0] if count else 0
+
+    def _chosen(self, query: str, values: Sequence[str | float]) -> list[tuple[Any, ...]]:
         try:
-            chosen = f"SELECT id FROM videos WHERE {' AND '.join(conditions)}"
-            rows = self._rows(f"SELECT key FROM spans WHERE id IN ({chosen})", values)
+            return self._rows(query, values)
         except UnicodeEncodeError:  # half a character, from bytes on the command line: no text here contains it
             return []
-        return [row[0] for row in rows]
+
+    def folders(self) -> list[tuple[Path, int]]:
+        """Return the folders that videos lie in, with how many each holds."""
+        name = "rtrim(path, replace(path, '/', ''))"
+        return [
+            (Path(folder), count) for folder, count in self._rows(f"SELECT {name}, COUNT(*) FROM videos GROUP BY 1")
+        ]
+
+    def lengths(self, bounds: Sequence[float]) -> list[dict[str, float | None]]:
+        """Count videos by their length.
+
+        Args:
+            bounds: seconds at which each class begins; it ends where the next begins.
+        """
+        found: list[dict[str, float | None]] = []
+        for low, high in zip(bounds, [*bounds[1:], None], strict=True):
+            rows = self._rows("SELECT COUNT(*) FROM videos WHERE duration >= ? AND duration < ?", (low, high or 1e300))
+            found.append({"shortest": low, "longest": high, "count": rows[0][0]})
+        return found
+
+    def picture_times(self, video: str, most: int) -> list[float]:
+        """Return the times of up to so many pictures of a video, at equal steps."""
+        times = [row[0] for row in self._rows("SELECT time FROM pictures WHERE id = ? ORDER BY time", (video,))]
+        return times if len(times) <= most else [times[round(k * (len(times) - 1) / (most - 1))] for k in range(most)]
+
+    def some_captions(self, most: int) -> list[str]:
+        """Return the first captions of some videos."""
+        return [
+            row[0] for row in self._rows("SELECT content FROM captions WHERE place = 0 ORDER BY id LIMIT ?", (most,))
+        ]
 
     def known(self) -> dict[str, int]:
         """Return the key of every video that was read or skipped, by id."""
@@ -468,6 +543,37 @@ class Catalog:
         """Return the captions of one video in the order of time."""
         return [row[0] for row in self._rows("SELECT content FROM captions WHERE id = ? ORDER BY place", (video,))]
 
+    def set_speech(self, spoken: dict[str, list[Said]]) -> None:
+        """Replace what is said in some videos, by id; an empty list says that nothing is."""
+        with self._change() as connection:
+            for video, said in spoken.items():
+                _unhear(connection, video)
+                connection.execute("INSERT INTO heard VALUES (?)", (video,))
+                rows = [(each.text, video, each.start, each.end) for each in said]
+                connection.executemany("INSERT INTO spoken VALUES (?, ?, ?, ?)", rows)
+
+    def heard(self) -> set[str]:
+        """Return the ids of the videos of which it is known what is said in them."""
+        return {row[0] for row in self._rows("SELECT id FROM heard")}
+
+    def said(self, match: str, most: int, only: Filter | None, roots: Sequence[Path] = ()) -> list[tuple[str, Said]]:
+        """Find stretches of speech, by video and best first (BM25).
+
+        Args:
+            match: query of FTS5.
+            most: how many.
+            only: which videos may be found; None for all.
+            roots: indexed folders, which the filter's folder lies below.
+        """
+        condition, values = (only or Filter()).sql(roots)
+        query = (
+            "SELECT spoken.id, spoken.start, spoken.end, spoken.content "
+            "FROM spoken JOIN videos ON videos.id = spoken.id "
+            f"WHERE spoken MATCH ? AND {condition} ORDER BY bm25(spoken), spoken.rowid LIMIT ?"
+        )
+        rows = self._chosen(query, [match, *values, most])
+        return [(video, Said(start, end, text)) for video, start, end, text in rows]
+
     def captioned(self) -> int:
         """Return how many videos have captions."""
         return int(self._rows("SELECT COUNT(DISTINCT id) FROM captions")[0][0])
@@ -485,6 +591,13 @@ class Catalog:
         return rows[0][0]
 
 
+_VIDEO = "id, videos.key, path, duration, width, height"
+
+
+def _video(row: Sequence[Any]) -> VideoRow:
+    return VideoRow(row[0], row[1], Path(row[2]), *row[3:])
+
+
 def _busy(error: sqlite3.OperationalError) -> bool:
     """Whether another process holds the file; Python 3.10 gives no code, and SQLite's words have not changed."""
     return "locked" in str(error) or "locking protocol" in str(error)
@@ -493,6 +606,30 @@ def _busy(error: sqlite3.OperationalError) -> bool:
 def _says(content: str, word: str) -> bool:
     """Whether a text contains a casefolded word as a whole."""
     return re.search(rf"(?<!\w){word}(?!\w)", content.casefold()) is not None
+
+
+def _unhear(connection: sqlite3.Connection, video: str) -> None:
+    if connection.execute("DELETE FROM heard WHERE id = ?", (video,)).rowcount:
+        connection.execute("DELETE FROM spoken WHERE id = ?", (video,))
+
+
+def _insert_parts(
+    connection: sqlite3.Connection,
+    where: str,
+    file: VideoFile,
+    first: int,
+    spans: Sequence[SpanEntry],
+    pictures: dict[float, bytes],
+) -> None:
+    for place, span in enumerate(spans, first):
+        key, vector = file.span_key(place), span.vector.float().numpy().tobytes()
+        line = (key, file.id, place, span.start, span.end, vector)
+        connection.execute(f"INSERT INTO {where}spans VALUES (?, ?, ?, ?, ?, ?)", line)
+        for scorer, features in span.features.items():
+            content = _packed(features, span.times[scorer])
+            connection.execute(f"INSERT INTO {where}features VALUES (?, ?, ?)", (key, scorer, content))
+    rows = [(file.id, time, jpeg) for time, jpeg in pictures.items()]
+    connection.executemany(f"INSERT INTO {where}pictures VALUES (?, ?, ?)", rows)
 
 
 def _packed(features: VideoFeatures, times: Tensor) -> bytes:

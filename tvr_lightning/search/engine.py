@@ -4,56 +4,71 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from tvr_lightning.evaluation.normalization import Context, SinkhornBias
 from tvr_lightning.evaluation.sources import MatrixSource
-from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.picture import read_picture
-from tvr_lightning.search.captions import words_of
 from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import inside
+from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.indexing import load_scorers
 from tvr_lightning.search.places import choose_store
-from tvr_lightning.search.results import Answer, Moment, Normalize, Result
+from tvr_lightning.search.ranking import (
+    BEST_MOMENTS,
+    WITHOUT,
+    Example,
+    Found,
+    best_of,
+    by_video,
+    fuse,
+    likeness,
+    strongest_of_each,
+)
+from tvr_lightning.search.relevance import THRESHOLD, Scale
+from tvr_lightning.search.results import Answer, Moment, Normalize, Result, Said, clock
 from tvr_lightning.search.scorer import Scorer
+from tvr_lightning.search.speech import match
 from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
 NONE = "none"
-BEST_MOMENTS = 3
+NOTHING = "nothing here matches well"
 VIDEOS_IN_MEMORY = 4096
 CANDIDATES = 256
+EXAMPLE_QUERIES = 6
+SPOKEN = 64
+"""Stretches of speech that are looked at."""
+MOST_KEYS = 20_000
+"""Admitted stretches that are handed to the vector store one by one; of more, what it finds is filtered afterwards."""
 
 
-@dataclass(frozen=True)
-class Filter:
-    """Which videos may be found.
+@dataclass
+class _Among:
+    """Which stretches may be found: those of some keys, or where these are many, of what a filter admits."""
 
-    Attributes:
-        shortest: seconds that a video lasts at least.
-        longest: seconds that it lasts at most.
-        path: what its path contains; upper and lower case are alike.
-        caption: words that its captions contain, all of them in any order and case.
-    """
+    only: Filter | None
+    keys: list[int] | None
 
-    shortest: float | None = None
-    longest: float | None = None
-    path: str | None = None
-    caption: str | None = None
 
-    def keys(self, catalog: Catalog) -> list[int]:
-        """Return the keys of the stretches of a catalog that may be found."""
-        return catalog.admitted(self.shortest, self.longest, self.path, words_of(self.caption or ""))
+@dataclass
+class _Asked:
+    """What is wanted, and what is not."""
+
+    words: str
+    without: str
+    like: list[Example]
+    unlike: list[Example]
 
 
 class Searcher:
@@ -117,44 +132,90 @@ class Searcher:
 
     def search(
         self,
-        query: str,
+        query: str = "",
         top: int = 10,
         rerank: str | None = None,
         candidates: int = CANDIDATES,
         normalize: Normalize = "none",
         only: Filter | None = None,
+        threshold: float | None = None,
+        without: str = "",
+        like: Sequence[Example] = (),
+        unlike: Sequence[Example] = (),
     ) -> Answer:
-        """Find videos by words.
+        """Find videos by words, by examples, or by both, and away from others.
+
+        A stretch's score is the mean of its scores by the words and by each example, less `ranking.WITHOUT` times the
+        mean of those by what is not wanted. By an example it is the mean, over the example's frames, of the best cosine
+        with one of the stretch's.
 
         Args:
-            query: what is to be seen.
+            query: what is to be seen; may be empty beside examples.
             top: how many results.
             rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
-            candidates: k, how many videos the second stage scores, at least `top`.
-            normalize: "sinkhorn" adds to each video's score a bias that keeps hubs from crowding the results (NCL).
+            candidates: k, how many stretches of videos the second stage scores, at least `top`.
+            normalize: "sinkhorn" adds to each stretch's score a bias that keeps hubs from crowding the results (NCL).
             only: which videos may be found.
+            threshold: relevance that results have at least, 0 to 1; None keeps all and says where none reaches
+                `relevance.THRESHOLD`.
+            without: what is not to be seen.
+            like: what results look like.
+            unlike: what they do not look like.
 
         Raises:
-            SearchError: an empty query, or an option that the index cannot serve.
+            SearchError: neither words nor an example, or an option that the index cannot serve.
         """
-        if not query.strip():
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise SearchError(f"threshold is {threshold:g}; it must lie in 0..1")
+        if not query.strip() and not like:
             raise SearchError("the query is empty; say in a few words what is to be seen")
+        if threshold is not None and not query.strip():
+            raise SearchError("threshold is of words; an example has no scale, so drop it")
         rerank = self._check(rerank, top, candidates, normalize)
         among = self._among(only)
         bias = self._biases() if normalize == "sinkhorn" else None  # which may take long, beside other queries
         with self._lock:
-            scorer = self.scorers[self.first]
-            text = scorer.encode_texts([query])
-            vector = scorer.text_vectors(text)[0]
-            rows, cosines, biases = self._candidates(vector, max(candidates, top), bias, among)
-            answer = Answer(query, rerank, normalize, len(rows), self.catalog.count())
+            asked = _Asked(query if query.strip() else "", without.strip(), list(like), list(unlike))
             reranker = self.scorers[self.first if rerank == NONE else rerank]
-            if reranker is not scorer and rows:
-                text = reranker.encode_texts([query])
-            if any(each.truncated(query) for each in {scorer, reranker}):
-                answer.notes.append(f"the query is too long; what comes after {scorer.module.words} tokens is not read")
-            self._rank(answer, reranker, text, rows, cosines, biases, top)
+            rows, cosines = self._found(asked, candidates, top, bias, among)
+            spoken = self._spoken(asked, only, rows, cosines)
+            shown = ", ".join(filter(None, [asked.words, *(example.name for example in like)]))
+            answer = Answer(shown, rerank if asked.words else "frames", normalize, len(rows), self.catalog.count())
+            for words in filter(None, (asked.words, asked.without)):
+                if any(each.truncated(words) for each in {self.scorers[self.first], reranker}):
+                    most = self.scorers[self.first].module.words
+                    answer.notes.append(f"the query is too long; what comes after {most} tokens is not read")
+            if not rows:
+                answer.notes.append("no video fits the filters" if answer.videos else "the index holds no videos yet")
+                return answer
+            biases = None if bias is None else [bias.get(row.key, 0.0) for row in rows]
+            self._rank(answer, asked, reranker, rows, cosines, biases, top, spoken)
+            if asked.words:
+                self._judge(answer, max(cosines), threshold)
         return answer
+
+    def _judge(self, answer: Answer, best: float, threshold: float | None) -> None:
+        """Say how well the results match, and keep those that match well enough.
+
+        Args:
+            answer: of a query in words.
+            best: largest cosine of a stretch that may be found.
+            threshold: as `search` has it.
+        """
+        known = self.catalog.fact("relevance")
+        if known is None or not answer.results:
+            return
+        scale = Scale(known["middle"], known["spread"])
+        for result in answer.results:
+            result.relevance = scale.relevance(result.cosine)
+        answer.threshold = THRESHOLD if threshold is None else threshold
+        answer.weak = scale.relevance(best) < answer.threshold and not any(each.said for each in answer.results)
+        if threshold is not None:
+            answer.results = [r for r in answer.results if r.said or (r.relevance or 0.0) >= threshold]
+            for rank, each in enumerate(answer.results, 1):
+                each.rank = rank
+        if answer.weak:
+            answer.notes.append(NOTHING + ("; these come nearest" if answer.results else ""))
 
     def search_video(
         self, path: str | Path, top: int = 10, only: Filter | None = None, name: str | None = None
@@ -207,10 +268,7 @@ class Searcher:
         Raises:
             SearchError: an option out of range.
         """
-        self._check(NONE, top, top, "none")
-        among = self._among(only)
-        with self._lock:
-            return self._like(example, name, top, among, None)
+        return self.search("", top, only=only, like=[Example(name, example)])
 
     def similar(self, video: str, top: int = 10, only: Filter | None = None) -> Answer:
         """Find videos that look like one of the index.
@@ -223,11 +281,18 @@ class Searcher:
         Raises:
             UnknownVideoError: no such video.
         """
-        self._check(NONE, top, top, "none")
-        among = self._among(only)
+        return self.search("", top, only=only, like=[self.example(video)])
+
+    def example(self, video: str) -> Example:
+        """Return a video of the index as an example.
+
+        Raises:
+            UnknownVideoError: no such video.
+        """
         with self._lock:
-            row = self._spans(video)[0]
-            return self._like(self._features(row, self.first)[0], row.video.path.name, top, among, video)
+            rows = self._spans(video)
+            features = VideoFeatures.cat([self._features(row, self.first)[0] for row in rows])
+        return Example(rows[0].video.path.name, features, video)
 
     def describe(
         self, video: str, top: int = 10, texts: Sequence[str] | None = None, given_up: GivenUp = never
@@ -276,6 +341,20 @@ class Searcher:
             raise UnknownVideoError(f"no video {video!r} in the index")
         return rows
 
+    def folders(self) -> list[dict[str, Any]]:
+        """Return the folders that videos lie in, below the indexed ones, with how many they hold."""
+        counts: Counter[str] = Counter()
+        roots = self.roots
+        for folder, count in self.catalog.folders():
+            root = next((root for root in roots if root == folder or root in folder.parents), folder)
+            counts[folder.relative_to(root).as_posix()] += count
+        return [{"folder": name, "count": count} for name, count in sorted(counts.items())]
+
+    def example_queries(self) -> list[str]:
+        """Return a few queries to begin with, of the bank or without one of the captions, where there are some."""
+        texts = self.catalog.fact("bank") or self.catalog.some_captions(EXAMPLE_QUERIES)
+        return list(dict.fromkeys(texts))[:EXAMPLE_QUERIES]
+
     def file_of(self, video: str) -> Path:
         """Return the file of a video that is still inside the indexed folders.
 
@@ -301,22 +380,83 @@ class Searcher:
             raise SearchError(f"normalize: {normalize!r}; expected {' or '.join(get_args(Normalize))}")
         return rerank
 
-    def _among(self, only: Filter | None) -> list[int] | None:
-        """Return the keys of the stretches that may be found, None for all; other queries are answered meanwhile."""
-        return None if only is None else only.keys(self.catalog)
+    def _among(self, only: Filter | None) -> _Among:
+        """Return which stretches may be found; other queries are answered meanwhile."""
+        if only is None:
+            return _Among(None, None)
+        keys = self.catalog.admitted(only, self.roots, MOST_KEYS + 1)
+        return _Among(only, keys if len(keys) <= MOST_KEYS else None)
+
+    def _found(
+        self, asked: _Asked, count: int, top: int, bias: dict[int, float] | None, among: _Among
+    ) -> tuple[list[SpanRow], list[float]]:
+        """Return the first stage's stretches, best first, with their cosines with the words, or the first example."""
+        scorer = self.scorers[self.first]
+        vectors = [] if not asked.words else [scorer.text_vectors(scorer.encode_texts([asked.words]))[0]]
+        vectors += [unit(scorer.video_vectors(each.features).mean(0, keepdim=True))[0] for each in asked.like]
+        own = {example.video for example in asked.like} - {None}
+        rows, cosines = self._candidates(vectors[0], count, top, bias, among, own)
+        for vector in vectors[1:]:
+            there = {row.key for row in rows}
+            more = [row for row in self._candidates(vector, count, top, bias, among, own)[0] if row.key not in there]
+            keys, known = self.catalog.vectors([row.key for row in more])
+            values = dict(zip(keys, (known @ vectors[0]).tolist() if keys else [], strict=True))
+            more = [row for row in more if row.key in values]
+            rows += more
+            cosines += [values[row.key] for row in more]
+        return rows, cosines
+
+    def _spoken(
+        self, asked: _Asked, only: Filter | None, rows: list[SpanRow], cosines: list[float]
+    ) -> dict[str, list[Said]]:
+        """Return what is said of the words, by video and best first; the stretches where it is said join the others."""
+        query = match(asked.words) if asked.words and not asked.like else None
+        hits = [] if query is None else self.catalog.said(query, SPOKEN, only, self.roots)
+        found: dict[str, list[Said]] = {}
+        more: dict[int, SpanRow] = {}
+        there = {row.key for row in rows}
+        for video, said in hits:
+            spans = self.catalog.spans(video)
+            if not spans:
+                continue
+            found.setdefault(video, []).append(said)
+            span = next((each for each in spans if each.start <= said.start < each.end), spans[-1])
+            if span.key not in there:
+                more[span.key] = span
+        if more:
+            scorer = self.scorers[self.first]
+            keys, vectors = self.catalog.vectors(list(more))
+            rows += [more[key] for key in keys]
+            cosines += (vectors @ scorer.text_vectors(scorer.encode_texts([asked.words]))[0]).tolist()
+        return found
 
     def _candidates(
-        self, vector: Tensor, count: int, bias: dict[int, float] | None, among: list[int] | None
-    ) -> tuple[list[SpanRow], list[float], list[float] | None]:
-        """Return the first stage's stretches, best first, with their cosines and biases."""
-        hits: Hits = self.vectors.nearest(vector, count, among)
-        known = self.catalog.by_key([key for key, _ in hits])  # drops what changed since the store was written
-        hits = [hit for hit in hits if hit[0] in known]
-        biases = None
+        self,
+        vector: Tensor,
+        count: int,
+        top: int,
+        bias: dict[int, float] | None,
+        among: _Among,
+        leave_out: Collection[str | None] = (),
+    ) -> tuple[list[SpanRow], list[float]]:
+        """Return the stretches nearest to a vector, best first with the bias, and their cosines.
+
+        These are `count`, or more until they belong to `top` videos besides those that are left out.
+        """
+        count = max(count, top)
+        while True:
+            hits: Hits = self.vectors.nearest(vector, count, among.keys)
+            keys = [key for key, _ in hits]
+            if among.only is not None and among.keys is None:
+                keys = self.catalog.fitting(keys, among.only, self.roots)
+            known = self.catalog.by_key(keys)  # drops what changed since the store was written
+            kept = [(key, cosine) for key, cosine in hits if key in known and known[key].video.id not in leave_out]
+            if len(hits) < count or len({known[key].video.id for key, _ in kept}) >= min(top, len(kept) or top):
+                break
+            count *= 4
         if bias is not None:
-            hits.sort(key=lambda hit: -(hit[1] + bias.get(hit[0], 0.0)))
-            biases = [bias.get(key, 0.0) for key, _ in hits]
-        return [known[key] for key, _ in hits], [cosine for _, cosine in hits], biases
+            kept.sort(key=lambda hit: -(hit[1] + bias.get(hit[0], 0.0)))
+        return [known[key] for key, _ in kept], [cosine for _, cosine in kept]
 
     def _biases(self) -> dict[int, float]:
         """Return each stretch's bias by its key: a bank of queries against the gallery, balanced (NCL, Eqs. 10 and 11).
@@ -350,79 +490,105 @@ class Searcher:
     def _rank(
         self,
         answer: Answer,
+        asked: _Asked,
         reranker: Scorer,
-        text: TextFeatures,
         rows: list[SpanRow],
         cosines: list[float],
         biases: list[float] | None,
         top: int,
+        spoken: dict[str, list[Said]],
     ) -> None:
-        if not rows:
-            answer.notes.append("no video fits the filters" if answer.videos else "the index holds no videos yet")
-            return
         name = next(name for name, scorer in self.scorers.items() if scorer is reranker)
-        if answer.rerank == NONE:
-            scores = torch.tensor(cosines)
-        else:
-            scores = reranker.score(text, VideoFeatures.cat([self._features(row, name)[0] for row in rows])).similarity[
-                0
-            ]
+        by_method = asked.words and answer.rerank != NONE
+        text = reranker.encode_texts([asked.words]) if asked.words else None
+        scored = VideoFeatures.cat([self._features(row, name)[0] for row in rows]) if by_method else None
+        wanted = [self._likeness(example.frames(), rows) for example in asked.like]
+        if text is not None:
+            wanted.insert(0, torch.tensor(cosines) if scored is None else reranker.score(text, scored).similarity[0])
+        scores = torch.stack(wanted).mean(0)
+        unwanted = [self._likeness(example.frames(), rows) for example in asked.unlike]
+        if asked.without:
+            unwanted.append(self._score(asked.without, rows, reranker if scored is not None else None))
+        if unwanted:
+            scores = scores - WITHOUT * torch.stack(unwanted).mean(0)
         if biases is not None:
             scores = scores + torch.tensor(biases)
-        order = scores.sort(descending=True, stable=True).indices[:top].tolist()
-        for rank, place in enumerate(order, 1):
-            features, times = self._features(rows[place], name)
-            share = reranker.sound_share(text, features) if answer.rerank != NONE else None
-            moments = _moments(text.sentence[0], features, times)
-            row = rows[place].video
-            answer.results.append(
-                Result(
-                    rank=rank,
-                    first_rank=place + 1,
-                    id=row.id,
-                    path=str(row.path),
-                    duration=row.duration,
-                    score=float(scores[place]),
-                    cosine=cosines[place],
-                    bias=None if biases is None else biases[place],
-                    sound=None if share is None else float(share[0, 0]),
-                    best=sorted(moments, key=lambda moment: -moment.similarity)[:BEST_MOMENTS],
-                    moments=moments,
-                    captions=self.catalog.captions_of(row.id),
-                )
+        seen = text.sentence if text is not None else torch.cat([example.frames() for example in asked.like])
+        where = name if text is not None else self.first
+        videos = by_video(rows, scores)
+        by_sight = {video: rank for rank, video in enumerate(videos, 1)}
+        by_sound = {video: rank for rank, video in enumerate(spoken, 1)}
+        fused = fuse(by_sight, by_sound)
+        order = sorted(videos, key=lambda video: (-fused[video], by_sight[video])) if spoken else list(videos)
+        for rank, video in enumerate(order[:top], 1):
+            found = videos[video]
+            stretches = [self._moments(seen, rows[place], where) for place in found.places]
+            result = self._result(rank, rows, cosines, found, stretches)
+            result.why = [f"{'seen' if asked.words else 'looks alike'} at {clock(result.start)}"]
+            if video in spoken:
+                result.said = spoken[video][:BEST_MOMENTS]
+                first = result.said[0]
+                result.why.append(f"said at {clock(first.start)}: {first.text}")
+                if by_sound[video] < by_sight[video]:
+                    result.why.reverse()
+                    result.start = min(first.start, result.duration)
+            if biases is not None:
+                result.bias = biases[found.places[0]]
+            if text is not None and by_method:
+                share = reranker.sound_share(text, self._features(rows[found.places[0]], name)[0])
+                result.sound = None if share is None else float(share[0, 0])
+            answer.results.append(result)
+
+    def _score(self, words: str, rows: list[SpanRow], reranker: Scorer | None) -> Tensor:
+        """Return the score (S,) of stretches by words: a method's, or without one the cosine of the first stage."""
+        if reranker is None:
+            scorer = self.scorers[self.first]
+            keys, vectors = self.catalog.vectors([row.key for row in rows])
+            values = dict(
+                zip(keys, (vectors @ scorer.text_vectors(scorer.encode_texts([words]))[0]).tolist(), strict=True)
             )
+            return torch.tensor([values.get(row.key, 0.0) for row in rows])
+        name = next(name for name, scorer in self.scorers.items() if scorer is reranker)
+        features = VideoFeatures.cat([self._features(row, name)[0] for row in rows])
+        return reranker.score(reranker.encode_texts([words]), features).similarity[0]
 
-    def _like(self, example: VideoFeatures, name: str, top: int, among: list[int] | None, itself: str | None) -> Answer:
-        """Rank videos by the mean, over the example's frames, of the best cosine with one of their frames."""
-        vector = self.scorers[self.first].video_vectors(example)[0]
-        rows, cosines, _ = self._candidates(vector, max(CANDIDATES, top) + 1, None, among)
-        kept = [place for place, row in enumerate(rows) if row.video.id != itself]
-        answer = Answer(name, "frames", "none", len(kept), self.catalog.count())
-        if not kept:
-            answer.notes.append("no video fits the filters" if answer.videos else "the index holds no videos yet")
-        frames = unit(example.frames[0][example.frame_mask[0]])
-        found = []
-        for first_rank, place in enumerate(kept, 1):
-            features, times = self._features(rows[place], self.first)
-            similarity = frames @ unit(features.frames[0][features.frame_mask[0]]).T
-            best = similarity.max(0).values.tolist()
-            real = times[features.frame_mask[0]].tolist()
-            moments = [Moment(time, value) for time, value in zip(real, best, strict=True)]
-            found.append((float(similarity.max(1).values.mean()), first_rank, place, moments))
-        found.sort(key=lambda item: -item[0])
-        for rank, (score, first_rank, place, moments) in enumerate(found[:top], 1):
-            row, strongest = rows[place].video, sorted(moments, key=lambda moment: -moment.similarity)[:BEST_MOMENTS]
-            answer.results.append(
-                Result(
-                    rank, first_rank, row.id, str(row.path), row.duration, score, cosines[place], None, None,
-                    strongest, moments, self.catalog.captions_of(row.id),
-                )
-            )  # fmt: skip
-        return answer
+    def _likeness(self, frames: Tensor, rows: list[SpanRow]) -> Tensor:
+        """Return the mean, over an example's frames (K, D), of the best cosine with a frame, for each stretch (S,)."""
+        values = []
+        for row in rows:
+            features = self._features(row, self.first)[0]
+            values.append(likeness(frames, features.frames[0][features.frame_mask[0]]).amax(1).mean())
+        return torch.stack(values)
 
+    def _moments(self, like: Tensor, row: SpanRow, scorer: str) -> list[Moment]:
+        """Return each real frame of a stretch with its best cosine with one of some vectors (K, D)."""
+        features, times = self._features(row, scorer)
+        mask = features.frame_mask[0]
+        values = likeness(unit(like), features.frames[0][mask]).amax(0)
+        return [Moment(time, value) for time, value in zip(times[mask].tolist(), values.tolist(), strict=True)]
 
-def _moments(query: Tensor, features: VideoFeatures, times: Tensor) -> list[Moment]:
-    """Return the cosine of a query (D,) with each real frame of a video, in the order of time."""
-    mask = features.frame_mask[0]
-    values = unit(features.frames[0][mask]) @ unit(query)
-    return [Moment(time, value) for time, value in zip(times[mask].tolist(), values.tolist(), strict=True)]
+    def _result(
+        self, rank: int, rows: list[SpanRow], cosines: list[float], found: Found, stretches: list[list[Moment]]
+    ) -> Result:
+        place, video = found.places[0], rows[found.places[0]].video
+        moments = strongest_of_each(stretches)
+        # What it is ranked by comes first: the best stretch's strongest moment.
+        first = max(stretches[0], key=lambda moment: moment.similarity)
+        best = [first, *(each for each in best_of(moments) if each != first)][:BEST_MOMENTS]
+        return Result(
+            rank=rank,
+            first_rank=place + 1,
+            id=video.id,
+            path=str(video.path),
+            duration=video.duration,
+            score=found.score,
+            cosine=cosines[place],
+            bias=None,
+            sound=None,
+            best=best,
+            moments=moments,
+            captions=self.catalog.captions_of(video.id),
+            width=video.width,
+            height=video.height,
+            start=first.time,
+        )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
+import itertools
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from PIL import Image
+from rich.progress import Progress
 from torch import Tensor
 
 from tvr_lightning.data.batch import Media
@@ -25,20 +26,25 @@ from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.read_many import Unread, read_many
-from tvr_lightning.media.video import read_clip
+from tvr_lightning.media.video import probe
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import FILE, Catalog, Entry, SpanEntry
 from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
+from tvr_lightning.search.pictures import Keeping
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
+from tvr_lightning.search.relevance import BACKGROUND, scale_of
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
+from tvr_lightning.search.segmented import LongVideo, Stretch
+from tvr_lightning.search.segments import Segments
+from tvr_lightning.search.speech import Transcriber, join_transcripts, read_transcripts, transcribe
 from tvr_lightning.search.vectors import VectorStore, follow, open_vectors
+from tvr_lightning.search.watching import Watch
 from tvr_lightning.store import differences
 
+T = TypeVar("T")
 LOCK = "writer.lock"
-PICTURE_SIZE = 224
-"""Pixels of the thumbnails, unless the encoder's own frames are about as large."""
 VIDEOS_PER_FOLLOW = 256
 """How many videos are written before the vector store is brought in step and finds them: these, or a sixteenth of a
 large index, since comparing the two costs as much as the index has videos."""
@@ -86,6 +92,11 @@ def index(
     captions: str | Path | None = None,
     captioner: str | None = None,
     trust: Sequence[str] = (),
+    segments: Segments | None = None,
+    transcripts: str | Path | None = None,
+    transcriber: str | None = None,
+    watch: Watch | None = None,
+    tell: Callable[[IndexReport], None] | None = None,
 ) -> IndexReport:
     """Index videos, or bring an index up to date.
 
@@ -103,6 +114,12 @@ def index(
             the index's.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
         trust: modules whose classes the checkpoints may name besides this package's; they are imported.
+        segments: how long videos are cut; None takes what the index has, a new one `Segments()`.
+        transcripts: CSV or JSON lines that say what is said in videos (`speech.read_transcripts`).
+        transcriber: Whisper's weights that hear it instead, of videos that nothing is known of.
+        watch: waits for changes, after each of which the index is brought up to date again; None ends after the first
+            time.
+        tell: is given the report of every time.
 
     Returns:
         What was done; unreadable videos are listed there, and the others go on.
@@ -117,6 +134,11 @@ def index(
         raise SearchError("captions and captioner conflict: give a file or a model that describes the videos, not both")
     if captions is not None:
         read_captions(Path(captions))  # what is wrong with it is better known before hours of indexing
+    if transcripts is not None and transcriber is not None:
+        raise SearchError("transcripts and transcriber conflict: give a file or Whisper's weights, not both")
+    if transcripts is not None:
+        read_transcripts(Path(transcripts))
+    hearer = None if transcriber is None else Transcriber(transcriber, device)
     describer = None if captioner is None else load_captioner(captioner, device)
     if batch_size < 1 or workers < 1:
         raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
@@ -129,6 +151,7 @@ def index(
         roots, new = catalog.fact("roots") or [], catalog.fact("scorers") is None
         walked = given or resolve_roots(known_roots(catalog, places))
         models = _scorers(catalog, scorers, device, trust)
+        how = _segments(catalog, segments)
         name = choose_store(catalog, store, "lancedb")
         vectors = open_vectors(name, catalog)
         with contextlib.closing(vectors):
@@ -138,21 +161,38 @@ def index(
             places.store = name if "://" in name else None
             if bank is not None:
                 catalog.set_fact("bank", [line for line in bank if line.strip()])
-            run = _Run(catalog, vectors, models, batch_size, workers)
+            run = _Run(catalog, vectors, models, how, batch_size, workers)
             unkept = remember(catalog, places)
-            report = run.bring_up_to_date(walked, progress)
-        if new and not report.total:
-            more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
-            raise SearchError(f"no index was made, for no video could be read: {'; '.join(report.skipped[:3])}{more}")
-        covered = [Path(root) for root in catalog.fact("roots")]
-        if describer is not None:
-            joined = describe_videos(catalog, describer, covered, places, progress)
-        else:
-            joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
-        unkept = remember(catalog, places) or unkept
-        report.captioned = joined.captioned
-        report.problems += joined.problems + ([unkept] if unkept else [])
-        return report
+            if watch is not None:
+                watch.begin(walked)
+            while True:
+                report = run.bring_up_to_date(walked, progress)
+                if new and not report.total:
+                    more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
+                    raise SearchError(
+                        f"no index was made, for no video could be read: {'; '.join(report.skipped[:3])}{more}"
+                    )
+                covered = [Path(root) for root in catalog.fact("roots")]
+                if describer is not None:
+                    joined = describe_videos(catalog, describer, covered, places, progress)
+                else:
+                    joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
+                unkept = remember(catalog, places) or unkept
+                report.captioned = joined.captioned
+                report.problems += joined.problems + ([unkept] if unkept else [])
+                if transcripts is not None:
+                    join_transcripts(catalog, Path(transcripts), covered)
+                if hearer is not None:
+                    report.problems += transcribe(catalog, hearer, places, progress)
+                if tell is not None:
+                    tell(report)
+                if watch is None:
+                    return report
+                new, progress = False, False
+                try:
+                    watch.wait(walked)
+                except KeyboardInterrupt:
+                    return report
 
 
 def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
@@ -218,6 +258,20 @@ def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, tru
             "index's own"
         )
     return models
+
+
+def _segments(catalog: Catalog, given: Segments | None) -> Segments:
+    """Return how an index's long videos are cut; other ways than those it was made with are refused."""
+    known = catalog.fact("segments")
+    if known is None:
+        catalog.set_fact("segments", dataclasses.asdict(given or Segments()))
+        return given or Segments()
+    if given is not None and given != Segments(**known):
+        raise SearchError(
+            f"{catalog.folder}: its videos are cut into {known['kind']} of {known['length']:g} s, overlapping by "
+            f"{known['overlap']:g} s; index into a new folder, or drop the options of segments"
+        )
+    return Segments(**known)
 
 
 def _absolute(source: dict[str, Any]) -> dict[str, Any]:
@@ -288,22 +342,38 @@ class _Read:
 
     file: VideoFile
     clips: dict[str, Clip]
+    size: tuple[int, int]
     pictures: dict[float, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class _Long:
+    """A file that is to be read in stretches, and how many seconds it lasts."""
+
+    file: VideoFile
+    seconds: float
 
 
 class _Run:
     """One run over some roots: compares them with the catalog, and writes what differs batch by batch."""
 
     def __init__(
-        self, catalog: Catalog, vectors: VectorStore, models: dict[str, Scorer], batch_size: int, workers: int
+        self,
+        catalog: Catalog,
+        vectors: VectorStore,
+        models: dict[str, Scorer],
+        how: Segments,
+        batch_size: int,
+        workers: int,
     ) -> None:
-        self.catalog, self.vectors, self.models = catalog, vectors, models
+        self.catalog, self.vectors, self.models, self.how = catalog, vectors, models, how
         self.batch_size, self.workers = batch_size, workers
 
     def bring_up_to_date(self, roots: Sequence[Path], shown: bool) -> IndexReport:
         """Write what is new or changed below the roots, and forget what is gone."""
         found = find_videos(roots)
         known = self.catalog.known()
+        self.catalog.drop_staged()
         if not found.files and not known:
             looked = ", ".join(map(str, roots))
             raise SearchError(f"no videos in {looked}" + "".join(f"; {problem}" for problem in found.problems))
@@ -320,17 +390,36 @@ class _Run:
             task = progress.add_task("videos", total=len(found.files), completed=len(found.files) - len(pending))
             since = 0
             for batch in read_many(cuts, self._read, list, workers=self.workers, threads=True):
-                report.added += self._write(batch)
-                progress.advance(task, len(batch))
+                long = [read for read in batch if isinstance(read, _Long)]
+                report.added += self._write([read for read in batch if not isinstance(read, _Long)])
+                progress.advance(task, len(batch) - len(long))
+                for each in long:
+                    report.added += self._write_long(each, progress)
+                    progress.advance(task)
                 since += len(batch)
                 if since >= max(VIDEOS_PER_FOLLOW, (kept + report.added) // 16):
                     follow(self.vectors, self.catalog)
                     since = 0
         follow(self.vectors, self.catalog)
         self.vectors.finish()
+        self._measure()
         report.skipped = self.catalog.skipped()
         report.total = self.catalog.count()
         return report
+
+    def _measure(self) -> None:
+        """Note where the scale of relevance begins, once the index is another one."""
+        keys = sorted(self.catalog.keys())
+        state = [len(keys), sum(keys) % 2**53]
+        known = self.catalog.fact("relevance")
+        if known is not None and known["of"] == state:
+            return
+        model = next(iter(self.models.values()))
+        background = model.text_vectors(model.encode_texts(list(BACKGROUND)))
+        blocks = (self.catalog.vectors(keys[start : start + 4096])[1] for start in range(0, len(keys), 4096))
+        scale = scale_of(background, blocks)
+        if scale is not None:
+            self.catalog.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})
 
     def _gone(self, roots: Sequence[Path], there: set[str], unread: Sequence[Path]) -> list[str]:
         def below(path: Path, folders: Sequence[Path]) -> bool:
@@ -339,20 +428,24 @@ class _Run:
         paths = self.catalog.paths()
         return [v for v, path in paths.items() if v not in there and below(path, roots) and not below(path, unread)]
 
-    def _read(self, file: VideoFile) -> _Read:
+    def _read(self, file: VideoFile) -> _Read | _Long:
         clips: dict[tuple[object, ...], Clip] = {}
         try:
+            if self.how.kind != "none" and (seconds := probe(file.path).duration) > self.how.length:
+                return _Long(file, seconds)
+            first = next(iter(self.models.values()))
+            keeping = Keeping(first.module.encoder.preparation)
             for model in self.models.values():
                 if model.reading not in clips:
-                    clips[model.reading] = model.read(file.path)
-            read = _Read(file, {name: clips[model.reading] for name, model in self.models.items()})
-            first = next(iter(self.models))
-            read.pictures = _pictures(file.path, self.models[first], read.clips[first])
-            state = file.path.stat()
+                    clips[model.reading] = model.read(file.path, keeping if model is first else None)
+            read = _Read(file, {name: clips[model.reading] for name, model in self.models.items()}, keeping.size)
+            shown = clips[first.reading]
+            mask = shown.media.frame_mask[0]
+            pixels, times = shown.media.pixels[0][mask], shown.times[mask].tolist()
+            read.pictures = {time: keeping.of(frame) for time, frame in zip(times, pixels, strict=True)}
+            _require_unchanged(file)
         except OSError as error:
             raise MediaError(file.path, error.strerror or str(error)) from error
-        if (state.st_size, state.st_mtime_ns) != (file.size, file.modified):
-            raise MediaError(file.path, "it changed while it was read; run tvr index again")
         return read
 
     def _write(self, batch: Sequence[_Read | Unread[VideoFile]]) -> int:
@@ -366,6 +459,45 @@ class _Run:
         self.catalog.write(entries, [(read.item, read.reason) for read in batch if isinstance(read, Unread)])
         return len(good)
 
+    def _write_long(self, long: _Long, progress: Progress) -> int:
+        """Put a video aside stretch by stretch and publish it at its end; return how many were written, 1 or 0."""
+        file, place = long.file, 0
+        video = LongVideo(file.path, self.models, self.how)
+        bar = progress.add_task(file.path.name, total=round(long.seconds))
+        try:
+            for block in ahead(video.stretches(), self.batch_size):
+                self.catalog.stage(file, place, *self._encoded(block))
+                place += len(block)
+                progress.update(bar, completed=min(round(block[-1].end), round(long.seconds)))
+            _require_unchanged(file)
+            self.catalog.publish(file, video.end, video.size)
+        except (MediaError, OSError) as error:
+            reason = error.reason if isinstance(error, MediaError) else error.strerror or str(error)
+            if isinstance(error, OSError) and not file.path.is_file():
+                reason = "it is gone"
+            self.catalog.drop_staged()
+            self.catalog.write([], [(file, reason)])
+            return 0
+        finally:
+            progress.remove_task(bar)
+        return 1
+
+    def _encoded(self, block: list[Stretch]) -> tuple[list[SpanEntry], dict[float, bytes]]:
+        features = {n: self._encode(model, [each.clips[n] for each in block]) for n, model in self.models.items()}
+        first = next(iter(self.models))
+        vectors = self.models[first].video_vectors(features[first])
+        spans = [
+            SpanEntry(
+                each.start,
+                each.end,
+                vectors[row],
+                {name: found[row : row + 1] for name, found in features.items()},
+                {name: clip.times for name, clip in each.clips.items()},
+            )
+            for row, each in enumerate(block)
+        ]
+        return spans, {time: jpeg for each in block for time, jpeg in each.pictures.items()}
+
     @staticmethod
     def _encode(model: Scorer, clips: Sequence[Clip]) -> VideoFeatures:
         return model.encode_videos(Media.cat([clip.media for clip in clips]))
@@ -377,18 +509,28 @@ class _Run:
         of_video = {name: found[row : row + 1] for name, found in features.items()}
         times = {name: clip.times for name, clip in read.clips.items()}
         whole = SpanEntry(0.0, float(duration[0]), vector, of_video, times)
-        return Entry(read.file, float(duration[0]), [whole], read.pictures)
+        return Entry(read.file, float(duration[0]), [whole], read.pictures, read.size)
 
 
-def _pictures(path: Path, model: Scorer, clip: Clip) -> dict[float, bytes]:
-    """Return a JPEG of every real frame by its time in seconds."""
-    pixels, mask = clip.media.pixels[0], clip.media.frame_mask[0]
-    if pixels.shape[-1] < 0.7 * PICTURE_SIZE:
-        frames = model.module.frames
-        pixels = read_clip(path, frames=frames, image_size=PICTURE_SIZE, sampling=model.sampling).pixels
-    found = {}
-    for image, time in zip(pixels[mask], clip.times[mask].tolist(), strict=True):
-        buffer = io.BytesIO()
-        Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(buffer, "JPEG", quality=80)
-        found[time] = buffer.getvalue()
-    return found
+def _require_unchanged(file: VideoFile) -> None:
+    state = file.path.stat()
+    if (state.st_size, state.st_mtime_ns) != (file.size, file.modified):
+        raise MediaError(file.path, "it changed while it was read; run tvr index again")
+
+
+def ahead(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    """Yield blocks of items; the next block is made while one is worked on, and no further one.
+
+    Args:
+        items: what takes time to make.
+        size: of a block.
+    """
+    with ThreadPoolExecutor(1) as pool:
+
+        def take() -> list[T]:
+            return list(itertools.islice(items, size))
+
+        following = pool.submit(take)
+        while block := following.result():
+            following = pool.submit(take)
+            yield block

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvr_lightning.search.errors import SearchError
@@ -14,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """One search, in words or by an example.
+    """One search, in words, by examples, or by both.
 
     Attributes:
-        query: what is to be seen; empty with an example.
-        video: absolute path of an example in place of words.
+        query: what is to be seen; may be empty with an example.
+        video: absolute path of an example, or of several.
         top: how many results.
         rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
         candidates: how many videos the second stage scores.
@@ -27,13 +29,16 @@ class Question:
         longest: seconds that it lasts at most.
         path: what its path contains.
         caption: words that its captions contain.
+        threshold: relevance that results have at least; None keeps all.
+        picture: absolute path of a picture as an example, or of several.
+        without: what is not to be seen.
 
     Raises:
-        SearchError: words and an example, or an example with options of words.
+        SearchError: an example with options of words, or neither.
     """
 
     query: str
-    video: str | None = None
+    video: str | Sequence[str] | None = None
     top: int = 10
     rerank: str | None = None
     candidates: int = 256
@@ -42,14 +47,15 @@ class Question:
     longest: float | None = None
     path: str | None = None
     caption: str | None = None
+    threshold: float | None = None
+    picture: str | Sequence[str] | None = None
+    without: str = ""
 
     def __post_init__(self) -> None:
-        if self.video is None:
+        if self.query or not (self.video or self.picture):
             return
-        if self.query:
-            raise SearchError("give words or --video, not both")
-        if self.rerank is not None or self.normalize != "none":
-            raise SearchError("--video compares frames with frames; drop --rerank and --normalize")
+        if self.rerank is not None or self.normalize != "none" or self.threshold is not None:
+            raise SearchError("examples are compared frame by frame; drop --rerank, --normalize and --threshold")
 
     def plain(self) -> dict[str, Any]:
         """Return the attributes by name."""
@@ -60,12 +66,28 @@ class Question:
 
         Raises:
             SearchError: an empty query, or an option that the index cannot serve.
-            VideoError: the example cannot be decoded.
+            VideoError: an example cannot be decoded.
+            PictureError: likewise.
         """
-        from tvr_lightning.search.engine import Filter
+        from tvr_lightning.search.filters import Filter
+        from tvr_lightning.search.ranking import Example
 
         wanted = Filter(self.shortest, self.longest, self.path, self.caption)
         only = None if wanted == Filter() else wanted
-        if self.video is not None:
-            return searcher.search_video(self.video, self.top, only)
-        return searcher.search(self.query, self.top, self.rerank, self.candidates, self.normalize, only)
+        like = [Example(Path(path).name, searcher.read_example(path)) for path in _several(self.video)]
+        like += [Example(Path(path).name, searcher.read_picture_example(path)) for path in _several(self.picture)]
+        return searcher.search(
+            self.query,
+            self.top,
+            self.rerank,
+            self.candidates,
+            self.normalize,
+            only,
+            self.threshold,
+            self.without,
+            like,
+        )
+
+
+def _several(given: str | Sequence[str] | None) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given or []

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Normalize = Literal["none", "sinkhorn"]
+SegmentKind = Literal["shots", "windows", "none"]
 
 
 @dataclass
@@ -22,12 +23,26 @@ class Moment:
 
 
 @dataclass
+class Said:
+    """What is said in a video, in one stretch of its speech.
+
+    Attributes:
+        start, end: seconds from the first frame.
+        text: the words.
+    """
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass
 class Result:
     """One video that was found.
 
     Attributes:
         rank: place in the answer, from 1.
-        first_rank: place among the candidates of the first stage, from 1.
+        first_rank: place of its best stretch among the candidates of the first stage, from 1.
         id: of the video in the index.
         path: the file.
         duration: seconds.
@@ -35,9 +50,16 @@ class Result:
         cosine: of the first stage.
         bias: what the normalisation added, None without one.
         sound: how much of the score the sound brought, None where the method does not hear.
-        best: frames of the largest similarity, best first.
-        moments: all frames in the order of time.
+        best: frames of the largest similarity, best first; of the best stretches, where the video has several.
+        moments: frames in the order of time: all of a video that is one stretch, else the strongest of each stretch
+            that was a candidate.
         captions: what the index was told of the video in words, in the order of time.
+        width, height: of the video as it is shown, pixels.
+        start: seconds where playing begins: the best moment, or where it is said.
+        relevance: how much the best stretch stands out from what unrelated queries get there, 0 to 1; None where the
+            query has no words.
+        said: what is said there of the query's words, best first.
+        why: in words, what made this a result.
     """
 
     rank: int
@@ -52,6 +74,12 @@ class Result:
     best: list[Moment]
     moments: list[Moment]
     captions: list[str] = field(default_factory=list)
+    width: int = 0
+    height: int = 0
+    start: float = 0.0
+    relevance: float | None = None
+    said: list[Said] = field(default_factory=list)
+    why: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -62,10 +90,12 @@ class Answer:
         query: the text, or what the example is called.
         rerank: the scorer of the second stage, or "none".
         normalize: "sinkhorn" or "none".
-        candidates: how many videos the second stage scored.
+        candidates: how many stretches of videos the second stage scored.
         videos: how many there are in the index.
         results: best first.
         notes: what the user should know: a cut query, an empty index.
+        weak: whether nothing matches well: not even the first result is as relevant as the threshold asks.
+        threshold: relevance that a good match has at least; None where the query has no words.
     """
 
     query: str
@@ -75,6 +105,8 @@ class Answer:
     videos: int
     results: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    weak: bool = False
+    threshold: float | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return plain lists, dictionaries, strings and numbers."""
@@ -84,7 +116,14 @@ class Answer:
     def of(cls, plain: dict[str, Any]) -> Answer:
         """Return the answer that `plain` described."""
         found = [
-            Result(**{**one, "best": _moments(one["best"]), "moments": _moments(one["moments"])})
+            Result(
+                **{
+                    **one,
+                    "best": _moments(one["best"]),
+                    "moments": _moments(one["moments"]),
+                    "said": [Said(**each) for each in one["said"]],
+                }
+            )
             for one in plain["results"]
         ]
         return cls(**{**plain, "results": found})

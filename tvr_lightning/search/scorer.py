@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -106,15 +106,19 @@ class Scorer:
         sound = None if self.audio is None else self.audio.describe()
         return self.module.frames, self.module.encoder.preparation, self.sampling, sound
 
-    def read(self, path: Path) -> Clip:
+    def read(self, path: Path, prepare: Callable[[Image.Image], Image.Image] | None = None) -> Clip:
         """Decode one video as the method was trained to see and hear it.
+
+        Args:
+            path: a video file.
+            prepare: makes of each frame what the encoder's own preparation would.
 
         Raises:
             VideoError: it cannot be decoded.
         """
         frames, preparation = self.module.frames, self.module.encoder.preparation
         size = preparation.image_size
-        clip = read_clip(path, frames=frames, image_size=size, sampling=self.sampling, augment=preparation)
+        clip = read_clip(path, frames=frames, image_size=size, sampling=self.sampling, augment=prepare or preparation)
         duration = torch.tensor([clip.duration], dtype=torch.float32)
         media = Media(clip.pixels[None], clip.frame_mask[None], duration=duration)
         if self.audio is not None:

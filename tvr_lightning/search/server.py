@@ -6,21 +6,24 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from tvr_lightning._version import __version__
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.picture import PictureError
-from tvr_lightning.search.engine import Filter, Searcher
+from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
 from tvr_lightning.search.files import inside, resolve_roots
+from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.limits import (
     COOKIE,
     ConcurrencyLimit,
@@ -38,6 +41,7 @@ from tvr_lightning.search.limits import (
 from tvr_lightning.search.metrics import Metrics
 from tvr_lightning.search.owner import add_owner_search
 from tvr_lightning.search.places import handed_out, remembered
+from tvr_lightning.search.ranking import Example
 from tvr_lightning.search.results import Answer, Normalize
 from tvr_lightning.search.running import ROUTE, announced
 from tvr_lightning.search.texts import GivenUp
@@ -53,6 +57,13 @@ POLICY = "default-src 'self'; media-src 'self' blob:; img-src 'self' data:; fram
 LONGEST_QUERY = 2000
 MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
+MOST_EXAMPLES = 8
+EXAMPLES_KEPT = 256
+"""Uploads whose features stay in memory, so that a page can ask by them again."""
+PREVIEWS = 12
+"""Pictures of a video that are shown one after another."""
+LENGTHS = (0.0, 30.0, 120.0, 600.0, 3600.0)
+"""Seconds at which a further class of lengths begins."""
 RETRY_AFTER = 5
 """Seconds after which a client that got 503 may ask again."""
 OPEN_ROUTES = ("/health", ROUTE)
@@ -67,6 +78,7 @@ Id = Annotated[str, InPath(pattern="^[0-9a-f]{16}$", description="id of a video 
 Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="how many results")]
 Seconds = Annotated[float | None, Query(ge=0, le=1e7, description="seconds")]
 Words = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="what the path contains")]
+Folder = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="folder, as /api/facets names it")]
 Said = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="words that the captions contain")]
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "the request cannot be served; `detail` says why"},
@@ -275,8 +287,10 @@ def _explain(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
 
 
-def _filter(shortest: float | None, longest: float | None, path: str | None, caption: str | None) -> Filter | None:
-    wanted = Filter(shortest, longest, path or None, caption or None)
+def _filter(
+    shortest: float | None, longest: float | None, path: str | None, caption: str | None, folder: str | None = None
+) -> Filter | None:
+    wanted = Filter(shortest, longest, path or None, caption or None, folder)
     return None if wanted == Filter() else wanted
 
 
@@ -291,6 +305,28 @@ def _public(answer: Answer, searcher: Searcher) -> dict[str, Any]:
 def _shown(path: Path, roots: list[Path]) -> str:
     root = next((root for root in roots if root in path.parents), path.parent)
     return path.relative_to(root).as_posix()
+
+
+class Examples:
+    """Uploaded examples by id, as they were read; the oldest make room for new ones."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Example] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def keep(self, example: Example) -> str:
+        """Keep an example and return its id, which nobody guesses."""
+        with self._lock:
+            name = secrets.token_hex(8)
+            self._kept[name] = example
+            while len(self._kept) > EXAMPLES_KEPT:
+                self._kept.popitem(last=False)
+        return name
+
+    def get(self, name: str) -> Example | None:
+        """Return an example, None where it is none, or no more."""
+        with self._lock:
+            return self._kept.get(name)
 
 
 class _Searches:
@@ -329,6 +365,7 @@ class _Searches:
 
 
 def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, searches: _Searches) -> None:
+    examples = Examples()
     uploads = ConcurrencyLimit(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
     decoding: ConcurrencyLimit = app.state.decoding  # each takes memory and a processor
     decoders = ThreadPoolExecutor(options.max_decoding, "tvr-decode")
@@ -336,7 +373,14 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
     @app.get("/api/search", responses=REFUSALS)
     async def search(
         request: Request,
-        query: Annotated[str, Query(max_length=LONGEST_QUERY, description="what is to be seen")],
+        query: Annotated[str, Query(max_length=LONGEST_QUERY, description="what is to be seen")] = "",
+        without: Annotated[str, Query(max_length=LONGEST_QUERY, description="what is not to be seen")] = "",
+        like: Annotated[
+            list[Id], Query(max_length=MOST_EXAMPLES, description="ids of videos or examples that results look like")
+        ] = [],  # noqa: B006
+        unlike: Annotated[
+            list[Id], Query(max_length=MOST_EXAMPLES, description="ids of those that they do not look like")
+        ] = [],  # noqa: B006
         top: Top = 10,
         rerank: Annotated[str | None, Query(max_length=100, description="scorer of the second stage, or none")] = None,
         candidates: Annotated[int, Query(ge=1, le=MOST_CANDIDATES)] = 256,
@@ -344,13 +388,22 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         shortest: Seconds = None,
         longest: Seconds = None,
         path: Words = None,
+        folder: Folder = None,
         caption: Said = None,
+        threshold: Annotated[float | None, Query(ge=0, le=1, description="relevance of results at least")] = None,
     ) -> dict[str, Any]:
-        """Find videos by words."""
-        only = _filter(shortest, longest, path, caption)
-        return await searches.search(
-            request, searcher, lambda: searcher.search(query, top, rerank, candidates, normalize, only)
-        )
+        """Find videos by words, by examples, or by both."""
+        only = _filter(shortest, longest, path, caption, folder)
+
+        def ask() -> Answer:
+            wanted, unwanted = (
+                [examples.get(each) or searcher.example(each) for each in ids] for ids in (like, unlike)
+            )
+            return searcher.search(
+                query, top, rerank, candidates, normalize, only, threshold, without, wanted, unwanted
+            )
+
+        return await searches.search(request, searcher, ask)
 
     @app.get("/api/videos/{video}/similar", responses=REFUSALS)
     async def similar(
@@ -360,10 +413,11 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         shortest: Seconds = None,
         longest: Seconds = None,
         path: Words = None,
+        folder: Folder = None,
         caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like one of the index."""
-        only = _filter(shortest, longest, path, caption)
+        only = _filter(shortest, longest, path, caption, folder)
         return await searches.search(request, searcher, lambda: searcher.similar(video, top, only))
 
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -385,6 +439,17 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
             with decoding.enter():
                 return await while_wanted(request.receive, decoders, lambda _: read(clip))
 
+    @app.post("/api/examples", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
+    async def keep_example(
+        request: Request,
+        kind: Annotated[Literal["clip", "picture"], Query(description="what the body is")] = "clip",
+        name: Annotated[str, Query(max_length=200, description="what it is called")] = "",
+    ) -> dict[str, str]:
+        """Take a clip or a picture as an example for searches to come, until others have taken its place."""
+        read = searcher.read_example if kind == "clip" else searcher.read_picture_example
+        example = Example(name or f"example {kind}", await read_upload(request, read))
+        return {"id": examples.keep(example), "name": example.name}
+
     @app.post("/api/search/video", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
     async def by_clip(
         request: Request,
@@ -392,10 +457,11 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         shortest: Seconds = None,
         longest: Seconds = None,
         path: Words = None,
+        folder: Folder = None,
         caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like the clip in the body."""
-        only = _filter(shortest, longest, path, caption)
+        only = _filter(shortest, longest, path, caption, folder)
         example = await read_upload(request, searcher.read_example)
         return await searches.search(
             request, searcher, lambda: searcher.search_example(example, "example clip", top, only)
@@ -408,10 +474,11 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         shortest: Seconds = None,
         longest: Seconds = None,
         path: Words = None,
+        folder: Folder = None,
         caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like the picture in the body."""
-        only = _filter(shortest, longest, path, caption)
+        only = _filter(shortest, longest, path, caption, folder)
         example = await read_upload(request, searcher.read_picture_example)
         return await searches.search(
             request, searcher, lambda: searcher.search_example(example, "example picture", top, only)
@@ -419,6 +486,51 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
 
 
 def _add_videos(app: FastAPI, searcher: Searcher, options: ServerOptions, searches: _Searches) -> None:
+    @app.get("/api/videos", responses=REFUSALS)
+    def library(
+        top: Annotated[int, Query(ge=1, le=MOST_RESULTS, description="how many")] = 24,
+        after: Annotated[int, Query(ge=0, le=10**9, description="how many to skip")] = 0,
+        shortest: Seconds = None,
+        longest: Seconds = None,
+        path: Words = None,
+        folder: Folder = None,
+        caption: Said = None,
+    ) -> dict[str, Any]:
+        """List videos, the latest first."""
+        only = _filter(shortest, longest, path, caption, folder) or Filter()
+        rows, count = searcher.catalog.listed(only, top, after, searcher.roots)
+        roots = searcher.roots
+        videos = [
+            {
+                "id": row.id,
+                "path": _shown(row.path, roots),
+                "duration": row.duration,
+                "width": row.width,
+                "height": row.height,
+            }
+            for row in rows
+        ]
+        return {"videos": videos, "count": count}
+
+    @app.get("/api/facets", responses=REFUSALS)
+    def facets() -> dict[str, Any]:
+        """Count videos by folder and by length."""
+        return {"folders": searcher.folders(), "lengths": searcher.catalog.lengths(LENGTHS)}
+
+    @app.get("/api/videos/{video}/about", responses=REFUSALS)
+    def about(video: Id) -> dict[str, Any]:
+        """Say what is known of one video, and which of its moments have pictures."""
+        row = searcher.catalog.video(video)
+        return {
+            "id": row.id,
+            "path": _shown(row.path, searcher.roots),
+            "duration": row.duration,
+            "width": row.width,
+            "height": row.height,
+            "captions": searcher.catalog.captions_of(video),
+            "pictures": searcher.catalog.picture_times(video, PREVIEWS),
+        }
+
     @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
     def file(video: Id) -> FileResponse:
         """Return the video itself, or the range of bytes that is asked for."""
@@ -451,6 +563,7 @@ def _add_state(app: FastAPI, searcher: Searcher) -> None:
             "scorers": list(searcher.scorers),
             "normalize": ["none", "sinkhorn"] if searcher.catalog.fact("bank") else ["none"],
             "captioned": searcher.catalog.captioned(),
+            "examples": searcher.example_queries(),
             "skipped": len(searcher.catalog.skipped()),
             "store": searcher.store.partition("://")[0],
         }
@@ -472,6 +585,7 @@ def _add_page(app: FastAPI) -> None:
     files = {
         "/": ("index.html", "text/html"),
         "/app.js": ("app.js", "text/javascript"),
+        "/player.js": ("player.js", "text/javascript"),
         "/app.css": ("app.css", "text/css"),
     }
     for address, (name, kind) in files.items():

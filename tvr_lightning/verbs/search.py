@@ -6,12 +6,17 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.progress import shown
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.question import Question
-from tvr_lightning.search.results import Answer, Normalize, clock
+from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
 from tvr_lightning.search.running import ask
+
+if TYPE_CHECKING:
+    from tvr_lightning.search.indexing import IndexReport
 
 CAPTIONS_SHOWN = 2
 
@@ -30,6 +35,12 @@ def run_index(
     captions: Path | None = None,
     captioner: str | None = None,
     trust: list[str] | None = None,
+    transcripts: Path | None = None,
+    transcribe: str | None = None,
+    watch: bool = False,
+    segments: SegmentKind | None = None,
+    segment_length: float | None = None,
+    segment_overlap: float | None = None,
     batch_size: int = 16,
     workers: int = 2,
     device: str | None = None,
@@ -50,12 +61,21 @@ def run_index(
         captions: what videos show, in words: parquet as `tvr caption` writes it, .csv or .jsonl with such columns.
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
         trust: module whose classes the checkpoints may name, several by repeating it; its code is run.
+        transcripts: what is said in videos, .csv or .jsonl with the columns video_id, start, end and text.
+        transcribe: Whisper's weights that hear it instead, a file, or base or small of openai-whisper's cache.
+        watch: go on until interrupted, and take in what is new, changed or removed in the folders.
+        segments: how videos longer than segment_length are cut: shots (by default), windows, or none.
+        segment_length: seconds of a window, and of a shot at most; 20 by default.
+        segment_overlap: seconds that windows share; 0 by default.
         batch_size: videos per pass through an encoder.
         workers: threads that decode.
         device: where the encoders run; a GPU where there is one by default.
     """
-    from tvr_lightning.search.indexing import index
-    from tvr_lightning.search.scorer import ScorerSource
+    with shown("index: loading"):
+        from tvr_lightning.search.indexing import index
+        from tvr_lightning.search.scorer import ScorerSource
+        from tvr_lightning.search.segments import LENGTH, Segments
+        from tvr_lightning.search.watching import Watch
 
     if ckpt and weights:
         raise SearchError("--ckpt and --weights conflict: a checkpoint brings its own weights; drop one of both")
@@ -69,6 +89,9 @@ def run_index(
         queries = None if bank is None else bank.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SearchError(f"{bank}: cannot be read as text: {error}") from error
+    given = (segments, segment_length, segment_overlap) != (None, None, None)
+    length = LENGTH if segment_length is None else segment_length
+    wanted = Segments(segments or "shots", length, segment_overlap or 0.0) if given else None
     chosen = _device(device)
     report = index(
         videos,
@@ -82,9 +105,12 @@ def run_index(
         captions=captions,
         captioner=captioner,
         trust=trust or (),
+        segments=wanted,
+        transcripts=transcripts,
+        transcriber=transcribe,
+        watch=Watch() if watch else None,
+        tell=_tell,
     )
-    for line in report.lines():
-        print(line)
     if report.total:
         print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
         return 0
@@ -92,10 +118,17 @@ def run_index(
     return 0 if report.removed else 1
 
 
+def _tell(report: IndexReport) -> None:
+    for line in report.lines():
+        print(line, flush=True)
+
+
 def run_search(
     query: Sequence[str] = (),
     index: Path = Path("index"),
-    video: Path | None = None,
+    video: list[str] | None = None,
+    picture: list[str] | None = None,
+    without: str = "",
     top: int = 10,
     rerank: str | None = None,
     candidates: int = 256,
@@ -104,6 +137,7 @@ def run_search(
     longest: float | None = None,
     path: str | None = None,
     caption: str | None = None,
+    threshold: float | None = None,
     json: bool = False,
     store: str | None = None,
     trust: list[str] | None = None,
@@ -114,7 +148,9 @@ def run_search(
     Args:
         query: what is to be seen.
         index: folder of the index.
-        video: an example in place of words.
+        video: an example clip in place of words or beside them, several by repeating it.
+        picture: an example picture, likewise.
+        without: what is not to be seen, in words.
         top: how many results.
         rerank: the scorer that ranks the candidates, such as gare, tcmgc or gaid; none for the order of the vectors.
         candidates: how many videos that scorer sees.
@@ -123,22 +159,25 @@ def run_search(
         longest: seconds that a video lasts at most.
         path: what a video's path contains.
         caption: words that a video's captions contain, all of them.
+        threshold: relevance that results have at least, 0 to 1: the share of unrelated queries that would do worse.
         json: print JSON.
         store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
     """
-    example = None if video is None else str(video.absolute())
+    clips, pictures = ([str(Path(each).absolute()) for each in given or []] for given in (video, picture))
     question = Question(
-        " ".join(query), example, top, rerank, candidates, normalize, shortest, longest, path, caption
+        " ".join(query), clips, top, rerank, candidates, normalize, shortest, longest, path, caption,
+        threshold, pictures, without,
     )  # fmt: skip
     # These say how the index is to be opened, which a server has done in its own way.
     answer = ask(index, question) if store is None and device is None and not trust else None
     if answer is None:
-        from tvr_lightning.search.engine import Searcher
+        with shown("search: opening the index; tvr serve keeps it open"):
+            from tvr_lightning.search.engine import Searcher
 
-        with Searcher(index, _device(device), store, trust or ()) as searcher:
-            answer = question.ask(searcher)
+            with Searcher(index, _device(device), store, trust or ()) as searcher:
+                answer = question.ask(searcher)
     _print(answer, as_json=json)
     return 0
 
@@ -169,11 +208,12 @@ def run_serve(
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
     """
-    from tvr_lightning.search.engine import Searcher
-    from tvr_lightning.search.server import ServerOptions, serve
+    with shown("serve: loading"):
+        from tvr_lightning.search.engine import Searcher
+        from tvr_lightning.search.server import ServerOptions, serve
 
-    shown = tuple(Path(folder) for folder in videos or [])
-    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting, videos=shown)
+    named = tuple(Path(folder) for folder in videos or [])
+    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting, videos=named)
     with Searcher(index, _device(device), store, trust or ()) as searcher:
         serve(searcher, options)
     return 0
@@ -193,11 +233,14 @@ def _print(answer: Answer, as_json: bool) -> None:
         print(f"note: {note}")
     for r in answer.results:
         where = ", ".join(f"{clock(m.time)} ({m.similarity:.3f})" for m in r.best)
-        extra = "" if r.sound is None else f"  sound {r.sound:+.3f}"
+        extra = "" if r.relevance is None else f"  relevance {r.relevance:.2f}"
+        extra += "" if r.sound is None else f"  sound {r.sound:+.3f}"
         extra += "" if r.bias is None else f"  bias {r.bias:+.3f}"
         path = _from_here(Path(r.path))
         print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
         print(f"     best at {where}")
+        for said in r.said:
+            print(f"     said at {clock(said.start)}: {said.text}")
         for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]:
             print(f"     {text}")
 

@@ -106,7 +106,7 @@ class GAREHead(PairHead):
         mask = video.frame_mask.bool()
         return mask if self.options.mask_frames else torch.ones_like(mask)
 
-    def increments(self, texts: P, means: P, text: TextFeatures, video: VideoFeatures) -> P:
+    def increments(self, texts: Pairwise, means: Pairwise, text: TextFeatures, video: VideoFeatures) -> Pairwise:
         """Return Delta_ij = psi(eta (v_j - t_i), C) (Eq. 7), or without gap R unit(v_j - psi(t_i, V_j)) (Table 5)."""
         options = self.options.increment
         assert self.psi is not None  # callers ask for increments only where there are some
@@ -190,7 +190,7 @@ class IncrementNetwork(nn.Module):
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, query: P, context: Tensor, mask: Tensor | None = None, side: Side = "video") -> P:
+    def forward(self, query: Pairwise, context: Tensor, mask: Tensor | None = None, side: Side = "video") -> Pairwise:
         """Return the increment of every pair, in the form of `query` and with one slot.
 
         Args:

@@ -168,7 +168,7 @@ class TCMGCHead(PairHead):
         # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/module_xpool.py#L36-L74
         frame_mask = video.frame_mask if self.options.mask_frames else None
         conditioned = self.attention(self.of_texts(text.queries, len(video)), video.frames, frame_mask).unit()
-        return conditioned.select(0, 1), conditioned.select(1, conditioned.slots)
+        return conditioned.divided(1)
 
     @property
     def _whole(self) -> bool:

@@ -24,7 +24,8 @@ class LanguageVideoAttention(Options):
 
     Attributes:
         heads: attention heads (Table 12).
-        dropout: on FC in training, which then builds every vector of every pair, block by block (module_xpool.py).
+        dropout: on the elements of FC(h) in training, drawn for every pair, whose vectors are built from there on
+            (module_xpool.py).
         projections: W_Q, W_K, W_V and W_O of Eqs. 2-6, which the released code leaves out.
         residual: around FC (Table 11).
     """

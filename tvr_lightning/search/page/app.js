@@ -1,14 +1,10 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
-const state = { last: null, asked: 0 };
-
-/* 2:03.4, or 1:02:03.4 from an hour on. */
-function clock(seconds) {
-  const tenths = Math.round(seconds * 10);
-  const rest = ((tenths % 600) / 10).toFixed(1).padStart(4, "0");
-  const minutes = Math.floor(tenths / 600), hours = Math.floor(minutes / 60);
-  return hours ? `${hours}:${String(minutes % 60).padStart(2, "0")}:${rest}` : `${minutes}:${rest}`;
-}
+const OPTIONS = ["folder", "length", "without", "rerank", "beside", "normalize", "top", "path", "caption"];
+const PAGE = 24;
+const GOOD = 0.9;
+/* What is asked: examples as {id, name, not}, and what a later question overtakes. */
+const state = { examples: [], asked: 0, listed: 0, results: [] };
 
 function say(text, wrong = false) {
   $("status").textContent = text;
@@ -28,27 +24,99 @@ async function fetchJson(address, options) {
 }
 
 function filters() {
-  const values = new URLSearchParams({ top: $("top").value || "12" });
-  for (const name of ["shortest", "longest", "path", "caption"]) if ($(name).value) values.set(name, $(name).value);
+  const values = new URLSearchParams();
+  for (const name of ["folder", "path", "caption"]) if ($(name).value) values.set(name, $(name).value);
+  const [shortest, longest] = $("length").value.split("-");
+  if (Number(shortest)) values.set("shortest", shortest);
+  if (longest) values.set("longest", longest);
   return values;
 }
 
-function textAddress(query, rerank) {
+function searchAddress(rerank) {
   const values = filters();
+  const query = $("query").value.trim();
+  values.set("top", $("top").value || "12");
   values.set("query", query);
-  if (rerank) values.set("rerank", rerank);
+  if ($("without").value.trim()) values.set("without", $("without").value.trim());
+  for (const each of state.examples) values.append(each.not ? "unlike" : "like", each.id);
+  if (query && rerank) values.set("rerank", rerank);
   values.set("normalize", $("normalize").value || "none");
+  if (query && $("good").checked) values.set("threshold", String(GOOD));
   return `/api/search?${values}`;
 }
 
-/* Ask for one answer, or two to show side by side; an answer that was overtaken by a later question is dropped. */
-async function ask(requests) {
-  const mine = ++state.asked;
-  say("Searching …");
+/* The address of the page holds the query, the options and the open video: it can be shared, kept and gone back to. */
+function address() {
+  const values = new URLSearchParams();
+  if ($("query").value.trim()) values.set("q", $("query").value.trim());
+  for (const each of state.examples) values.append(each.not ? "unlike" : "like", `${each.id}~${each.name}`);
+  for (const name of OPTIONS) if ($(name).value && $(name).value !== $(name).initial) values.set(name, $(name).value);
+  if ($("good").checked) values.set("good", "1");
+  return values;
+}
+
+function remember() {
+  const wanted = `/?${address()}`.replace(/\?$/, "");
+  if (wanted !== location.pathname + location.search) history.pushState(null, "", wanted);
+  document.title = $("query").value.trim() ? `${$("query").value.trim()} – Search videos` : "Search videos";
+}
+
+function rememberOpen(video, time = 0) {
+  const values = address();
+  if (video) {
+    values.set("video", video);
+    values.set("t", time.toFixed(1));
+  }
+  history.replaceState(null, "", `/?${values}`.replace(/\?$/, ""));
+}
+
+/* Bring the page to what its address says. */
+async function restore() {
+  const values = new URLSearchParams(location.search);
+  if ($("player").open) $("player").close();
+  $("query").value = values.get("q") ?? "";
+  for (const name of OPTIONS) $(name).value = values.get(name) ?? $(name).initial;
+  $("good").checked = values.has("good");
+  const parts = (text, not) => ({ id: text.split("~")[0], name: text.split("~").slice(1).join("~"), not });
+  state.examples = [...values.getAll("like").map((text) => parts(text, false)), ...values.getAll("unlike").map((text) => parts(text, true))];
+  const video = values.get("video"), time = Number(values.get("t")) || 0;
+  drawChips();
+  await (isAsked() ? ask() : showStart());
+  if (video) await openAgain(video, time);
+}
+
+async function openAgain(video, time) {
+  let place = state.results.findIndex((result) => result.id === video);
   try {
-    const answers = await Promise.all(requests.map((request) => fetchJson(...request)));
+    if (place < 0) {
+      state.results = [plain(await fetchJson(`/api/videos/${video}/about`))];
+      place = 0;
+    }
+    openPlayer(state.results, place, time);
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+const isAsked = () => $("query").value.trim() !== "" || state.examples.some((each) => !each.not);
+
+/* A video of the library as a result without moments. */
+function plain(video) {
+  return { captions: [], ...video, start: 0, best: [], moments: [], said: [], why: [], relevance: null };
+}
+
+/* Ask for one answer, or two to show side by side; an answer that was overtaken by a later question is dropped. */
+async function ask() {
+  const mine = ++state.asked;
+  const scorers = [$("rerank").value];
+  if ($("beside").value && $("query").value.trim()) scorers.push($("beside").value);
+  say("Searching …");
+  $("start").hidden = true;
+  try {
+    const answers = await Promise.all(scorers.map((name) => fetchJson(searchAddress(name))));
     if (mine !== state.asked) return;
-    $("answers").replaceChildren(...answers.map(drawAnswer));
+    state.results = answers[0].results;
+    $("answers").replaceChildren(...answers.map((answer) => drawAnswer(answer, answers.length > 1)));
     const notes = answers.flatMap((answer) => answer.notes);
     const count = answers[0].results.length;
     say([`${count} of ${answers[0].videos} videos`, ...new Set(notes)].join("; "));
@@ -59,159 +127,165 @@ async function ask(requests) {
   }
 }
 
-/* The box shows what was asked: words, or a chip that names the example and no words. */
-function showLike(name) {
-  $("chip").hidden = name === null;
-  $("like").textContent = name === null ? "" : `like ${name}`;
-  $("like").title = $("like").textContent;
-  $("forget").setAttribute("aria-label", name === null ? "" : `Forget ${name}`);
-  if (name !== null) $("query").value = "";
-}
-
-function askText() {
-  showLike(null);
-  const query = $("query").value;
-  const scorers = [$("rerank").value];
-  if ($("beside").value) scorers.push($("beside").value);
-  state.last = askText;
-  ask(scorers.map((name) => [textAddress(query, name)]));
-}
-
-function askLike(name, again) {
-  showLike(name);
-  state.last = again;
-  again();
-}
-
-/* Read before it is sent: the request then no longer hangs on the chosen file, which the page lets go of. */
-function askClip(file) {
-  const content = file.arrayBuffer();
-  const headers = { "Content-Type": file.type || "video/mp4" };
-  askLike(file.name, async () => {
-    const mine = ++state.asked;
-    try {
-      const body = await content;
-      if (mine === state.asked) ask([[`/api/search/video?${filters()}`, { method: "POST", body, headers }]]);
-    } catch {
-      if (mine === state.asked) say(`${file.name}: this browser cannot read the file`, true);
-    }
-  });
-}
-
-function askSimilar(result) {
-  askLike(result.path, () => ask([[`/api/videos/${result.id}/similar?${filters()}`]]));
-}
-
-function forget() {
+async function showStart() {
   state.asked++;
-  state.last = null;
-  showLike(null);
+  state.listed = 0;
   $("answers").replaceChildren();
+  $("library").replaceChildren();
+  $("start").hidden = false;
   say("");
-  $("query").focus();
+  await showMore();
 }
 
-function drawAnswer(answer) {
+async function showMore() {
+  const mine = state.asked;
+  const values = filters();
+  values.set("top", String(PAGE));
+  values.set("after", String(state.listed));
+  try {
+    const found = await fetchJson(`/api/videos?${values}`);
+    if (mine !== state.asked) return;
+    const videos = found.videos.map(plain);
+    state.results = state.listed ? [...state.results, ...videos] : videos;
+    $("library").append(...videos.map((video) => drawCard(video, () => state.results)));
+    state.listed += videos.length;
+    $("more").hidden = state.listed >= found.count;
+    $("begin").textContent = `Library: ${found.count} videos`;
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+function drawChips() {
+  $("chips").replaceChildren(...state.examples.map((example) => {
+    const chip = document.createElement("li"), name = document.createElement("span"), forget = document.createElement("button");
+    chip.className = "chip";
+    name.textContent = name.title = `${example.not ? "not like" : "like"} ${example.name}`;
+    forget.type = "button";
+    forget.textContent = "×";
+    forget.setAttribute("aria-label", `Forget ${example.name}`);
+    forget.addEventListener("click", () => {
+      state.examples = state.examples.filter((each) => each !== example);
+      drawChips();
+      $("query").focus();
+      submit();
+    });
+    chip.append(name, forget);
+    return chip;
+  }));
+}
+
+function submit() {
+  remember();
+  return isAsked() ? ask() : showStart();
+}
+
+/* A video of the index as an example: alone, or as what is not wanted beside what was asked. */
+function askLike(result, not) {
+  const example = { id: result.id, name: result.path, not };
+  if (not) state.examples = [...state.examples.filter((each) => each.id !== result.id), example];
+  else {
+    state.examples = [example];
+    $("query").value = "";
+  }
+  drawChips();
+  submit();
+}
+
+/* Read before they are sent: the request then no longer hangs on the chosen file, which the page lets go of. */
+async function askFiles(files) {
+  const mine = ++state.asked;
+  say("Sending …");
+  try {
+    for (const file of files) {
+      const body = await file.arrayBuffer().catch(() => { throw new Error(`${file.name}: this browser cannot read the file`); });
+      const kind = file.type.startsWith("image/") ? "picture" : "clip";
+      const values = new URLSearchParams({ kind, name: (file.name || kind).slice(0, 200) });
+      const headers = { "Content-Type": file.type || "video/mp4" };
+      const kept = await fetchJson(`/api/examples?${values}`, { method: "POST", body, headers });
+      if (mine !== state.asked) return;
+      state.examples = [...state.examples, { ...kept, not: false }].slice(-8);
+    }
+    drawChips();
+    submit();
+  } catch (error) {
+    if (mine === state.asked) say(error.message, true);
+  }
+}
+
+function drawAnswer(answer, several) {
   const section = document.createElement("section");
   const heading = document.createElement("h2");
-  heading.textContent = answer.rerank === "none" ? "By the vectors alone" : `By ${answer.rerank}`;
+  const name = answer.rerank === "none" ? "without a second look" : `by ${answer.rerank}`;
+  heading.textContent = answer.weak ? "Nothing here matches well" : "Best matches";
+  if (several) heading.textContent = `Ranked ${name}`;
   const list = document.createElement("ol");
-  list.append(...answer.results.map(drawResult));
+  list.append(...answer.results.map((result) => drawCard(result, () => answer.results)));
   section.append(heading, list);
   return section;
 }
 
-function drawResult(result) {
-  const item = $("result").content.cloneNode(true).firstElementChild;
+function drawCard(result, list) {
+  const item = $("card").content.cloneNode(true).firstElementChild;
   const find = (selector) => item.querySelector(selector);
-  const best = result.best[0];
+  const play = (time) => openPlayer(list(), list().indexOf(result), time);
+  const image = find("img");
   item.dataset.id = result.id;
-  find("img").src = `/api/videos/${result.id}/picture?time=${best.time}`;
-  find("h3").textContent = `${result.rank}. ${result.path}`;
-  find(".play").setAttribute("aria-label", `Play ${result.path} at ${clock(best.time)}`);
-  find(".time").textContent = clock(best.time);
-  const facts = [`score ${result.score.toFixed(3)}`, `candidate ${result.first_rank}`, clock(result.duration)];
-  if (result.sound !== null) facts.push(`sound ${result.sound >= 0 ? "+" : ""}${result.sound.toFixed(3)}`);
-  if (result.bias !== null) facts.push(`bias ${result.bias >= 0 ? "+" : ""}${result.bias.toFixed(3)}`);
+  image.src = `/api/videos/${result.id}/picture?time=${result.start}`;
+  if (result.width) image.style.aspectRatio = `${result.width} / ${result.height}`;
+  find("h3").textContent = result.rank ? `${result.rank}. ${result.path}` : result.path;
+  const time = result.rank ? `${clock(result.start)} of ${clock(result.duration)}` : clock(result.duration);
+  find(".time").textContent = time;
+  find(".play").setAttribute("aria-label", `${time}: play ${result.path}`);
+  const facts = [...result.why];
+  if (result.relevance !== null) facts.unshift(result.relevance >= GOOD ? "good match" : "weak match");
   find(".facts").textContent = facts.join(" · ");
-  find(".said").textContent = [...new Set(result.captions)].join(" · ");
+  if (result.rank) find(".facts").title = `score ${result.score.toFixed(3)}` + (result.relevance === null ? "" : `, better than ${Math.floor(100 * result.relevance)} % of unrelated queries`);
+  find(".facts").hidden = !facts.length;
+  find(".said").textContent = [...new Set(result.captions)].slice(0, 2).join(" · ");
   find(".said").hidden = !result.captions.length;
-  find(".play").addEventListener("click", () => play(item, result, best.time));
-  find(".similar").setAttribute("aria-label", `More like ${result.path}`);
-  find(".similar").addEventListener("click", () => askSimilar(result));
-  drawStrip(find(".strip"), result, (time) => play(item, result, time));
-  for (const moment of result.best) {
-    const button = document.createElement("button");
-    button.textContent = clock(moment.time);
-    button.setAttribute("aria-label", `Play ${result.path} at ${clock(moment.time)}, similarity ${moment.similarity.toFixed(3)}`);
-    button.addEventListener("click", () => play(item, result, moment.time));
-    find(".moments").append(button);
-  }
+  find(".play").addEventListener("click", () => play(result.start));
+  find(".similar").setAttribute("aria-label", `More like this: ${result.path}`);
+  find(".similar").addEventListener("click", () => askLike(result, false));
+  find(".strip").hidden = !result.moments.length;
+  drawBars(find(".strip"), result);
+  drawMoments(find(".moments"), result, play);
+  preview(find(".play"), image, result);
   return item;
 }
 
-/* One bar per indexed frame, at its time, as high as its similarity between the least and the greatest. */
-function drawStrip(strip, result, seek) {
-  const values = result.moments.map((moment) => moment.similarity);
-  const least = Math.min(...values), span = Math.max(...values) - least || 1;
-  const duration = result.duration || 1;
-  const width = Math.min(12, 80 / result.moments.length);
-  for (const moment of result.moments) {
-    const bar = document.createElement("i");
-    bar.style.left = `${Math.min(100 - width, (100 * moment.time) / duration)}%`;
-    bar.style.width = `${width}%`;
-    bar.style.height = `${10 + (90 * (moment.similarity - least)) / span}%`;
-    bar.classList.toggle("best", result.best.some((best) => best.time === moment.time));
-    bar.title = `${clock(moment.time)}: ${moment.similarity.toFixed(3)}`;
-    strip.append(bar);
-  }
-  strip.setAttribute("aria-label", `Similarity over time, highest at ${clock(result.best[0].time)}`);
-  strip.addEventListener("click", (event) => {
-    const box = strip.getBoundingClientRect();
-    seek(Math.max(0, ((event.clientX - box.left) / box.width) * duration));
+/* While the pointer rests on a card, its video's pictures go by. */
+function preview(button, image, result) {
+  let timer = null, times = null, place = 0;
+  const still = image.src;
+  const show = () => { if (times.length) image.src = `/api/videos/${result.id}/picture?time=${times[place++ % times.length]}`; };
+  button.addEventListener("pointerenter", async () => {
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+    timer = 0;
+    try {
+      times ??= (await fetchJson(`/api/videos/${result.id}/about`)).pictures;
+    } catch {
+      return;
+    }
+    if (timer !== 0) return;
+    place = 0;
+    show();
+    timer = setInterval(show, 600);
+  });
+  button.addEventListener("pointerleave", () => {
+    clearInterval(timer);
+    timer = null;
+    image.src = still;
   });
 }
 
-function stop() {
-  for (const video of document.querySelectorAll(".screen video")) {
-    video.pause();
-    const still = video.still;
-    video.replaceWith(still);
-  }
-}
-
-function play(item, result, time) {
-  const screen = item.querySelector(".screen");
-  let video = screen.querySelector("video");
-  if (!video) {
-    stop();
-    video = document.createElement("video");
-    video.controls = true;
-    video.playsInline = true;
-    video.muted = true;
-    video.still = screen.querySelector(".play");
-    video.setAttribute("aria-label", result.path);
-    video.addEventListener("loadedmetadata", () => { video.currentTime = video.wanted; }, { once: true });
-    video.addEventListener("error", () => { stop(); say(`${result.path}: this browser cannot play the file`, true); });
-    video.wanted = time;
-    video.src = `/api/videos/${result.id}/file`;
-    video.still.replaceWith(video);
-  } else if (video.readyState > 0) video.currentTime = time;
-  else video.wanted = time;
-  video.focus();
-  video.play().catch(() => {});
-}
-
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.matches("input, select, textarea, video");
+  if ($("player").open) return;
+  const typing = event.target.matches("input, select, textarea");
   if (event.key === "/" && !typing) {
     event.preventDefault();
     $("query").focus();
     $("query").select();
-  } else if (event.key === "Escape") {
-    const item = document.activeElement.closest("li");
-    stop();
-    item?.querySelector(".play")?.focus();
   } else if (event.key.startsWith("Arrow") && !(event.altKey || event.ctrlKey || event.metaKey || event.shiftKey)) {
     const inQuery = event.target === $("query");
     if (typing && !(inQuery && event.key === "ArrowDown")) return;
@@ -223,10 +297,10 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-/* Where an arrow leads: left and right in the order of the ranks, up and down in the column, up from the top to the query. */
+/* Where an arrow leads: left and right in the order of the list, up and down in the column, up from the top to the query. */
 function neighbour(key) {
-  const items = [...document.querySelectorAll("#answers li")];
-  const target = (item) => item?.querySelector(".play, video");
+  const items = [...document.querySelectorAll("#answers li, #start:not([hidden]) li")];
+  const target = (item) => item?.querySelector(".play");
   const here = items.findIndex((item) => item.contains(document.activeElement));
   if (here < 0) return key === "ArrowUp" ? null : target(items[0]);
   if (key === "ArrowRight" || key === "ArrowLeft") return target(items[here + (key === "ArrowRight" ? 1 : -1)]);
@@ -242,25 +316,70 @@ function neighbour(key) {
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!$("chip").hidden && $("query").value === "") state.last();
-  else askText();
+  submit();
 });
-$("forget").addEventListener("click", forget);
 $("form").addEventListener("change", (event) => {
-  if (event.target.closest(".options") && state.last) state.last();
+  if (event.target.closest(".options, .facets")) submit();
 });
 $("example").addEventListener("change", () => {
-  const file = $("example").files[0];
-  if (file) askClip(file);
+  const files = [...$("example").files];
+  if (files.length) askFiles(files);
   $("example").value = "";
 });
+$("home").addEventListener("click", (event) => {
+  event.preventDefault();
+  history.pushState(null, "", "/");
+  restore();
+});
+$("more").addEventListener("click", showMore);
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  const files = [...event.dataTransfer.files];
+  if (files.length) askFiles(files);
+});
+document.addEventListener("paste", (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length) return;
+  event.preventDefault();
+  askFiles(files);
+});
+window.addEventListener("popstate", restore);
+setUpPlayer($("player"), askLike);
 
-fetchJson("/api/index").then((index) => {
+function option(value, text = value) {
+  return new Option(text, value);
+}
+
+function drawOptions(index, facets) {
   $("state").textContent = `${index.videos} videos` + (index.skipped ? `, ${index.skipped} could not be read` : "");
-  const option = (value, text = value) => new Option(text, value);
-  const named = [...index.scorers.map((name) => option(name)), option("none", "vectors alone")];
+  const named = [...index.scorers.map((name) => option(name)), option("none", "the vectors alone")];
   $("rerank").append(...named.map((each) => each.cloneNode(true)));
   $("beside").append(...named);
   $("captioned").hidden = !index.captioned;
   $("normalize").append(...index.normalize.map((name) => option(name)));
+  $("folder").append(...facets.folders.map((each) => option(each.folder, `${each.folder === "." ? "(top)" : each.folder} (${each.count})`)));
+  for (const each of facets.lengths) {
+    if (!each.count) continue;
+    const named = each.longest === null ? `over ${clock(each.shortest)}` : `${clock(each.shortest)} to ${clock(each.longest)}`;
+    $("length").append(option(`${each.shortest}-${each.longest ?? ""}`, `${named} (${each.count})`));
+  }
+  $("ideas").hidden = !index.examples.length;
+  $("examples").append(...index.examples.map((text) => {
+    const idea = document.createElement("button");
+    idea.type = "button";
+    idea.className = "idea";
+    idea.textContent = text;
+    idea.addEventListener("click", () => {
+      $("query").value = text;
+      submit();
+    });
+    return idea;
+  }));
+}
+
+Promise.all([fetchJson("/api/index"), fetchJson("/api/facets")]).then(([index, facets]) => {
+  drawOptions(index, facets);
+  for (const name of OPTIONS) $(name).initial = $(name).value;
+  return restore();
 }).catch((error) => say(error.message, true));

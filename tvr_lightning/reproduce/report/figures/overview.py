@@ -12,7 +12,7 @@ from tvr_lightning.reproduce.report.leaderboard import Entry
 
 MOST_RUNS = 24
 """Of a dataset: more could not be told apart."""
-_NAME = 38
+_NAME = 30
 """Letters of a method that fit above its marks on a phone."""
 
 
@@ -36,9 +36,9 @@ def _chart(dataset: str, entries: list[Entry]) -> Chart:
     figures, axes = new_figure(len(directions), height=1.3 + 0.36 * len(shown))
     for axis, direction in zip(axes, directions, strict=True):
         for place, entry in enumerate(shown):
-            name = entry.line.names[0] or ""
-            words = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
-            axis.annotate(words, (0, place), (0, 5), xycoords=("axes fraction", "data"), textcoords="offset points")
+            axis.annotate(
+                _label(entry, shown), (0, place), (0, 5), xycoords=("axes fraction", "data"), textcoords="offset points"
+            )
             _marks(axis, place, entry, direction)
         axis.set_ylim(len(shown) - 0.5, -0.9)
         axis.set_yticks([])
@@ -60,6 +60,15 @@ def _chart(dataset: str, entries: list[Entry]) -> Chart:
         note=f"Bars are 95 % intervals over queries; the print has none.{left_out}{unlike}",
         title=f"Published and measured: {dataset}",
     )
+
+
+def _label(entry: Entry, shown: Sequence[Entry]) -> str:
+    """Return the method, with what tells it from others of its name."""
+    name = entry.line.names[0] or ""
+    alike = [other for other in shown if other.line.names[0] == name]
+    told = f" {entry.backbone}" if len({other.backbone for other in alike}) > 1 else ""
+    room = _NAME - len(told)
+    return f"{name if len(name) <= room else f'{name[: room - 1]}…'}{told}"
 
 
 def _marks(axis: Axes, place: int, entry: Entry, direction: str) -> None:

@@ -1,0 +1,222 @@
+"""One sentence about one moment of a video of two hours: how often it is found there, and what indexing it takes.
+
+The long videos are made of clips one after another: of real ones, encoded alike and repeated until the length is
+reached, and of a synthetic dataset's (`tvr data synth msrvtt --videos 960 --seed 3`). Every caption is asked of the
+synthetic one; a hit is a first moment within ten seconds of its clip. Peak memory is that of a process that indexes the
+video, beside one that indexes its first ten minutes.
+
+Command: python benchmarks/long_videos.py --ckpt CHECKPOINT --synthetic FOLDER --clips FOLDER --work FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import av
+
+Span = tuple[float, float]
+WIDTH, HEIGHT, RATE = 320, 240, 12
+TOLERANCE = 10.0
+"""Seconds before and after the right clip that still count as the right moment."""
+
+INDEX = """
+import resource, sys, time
+import torch
+torch.set_num_threads(1)
+from tvr_lightning.search import ScorerSource, index
+from tvr_lightning.search.segments import Segments
+video, out, checkpoint, kind, length = sys.argv[1:]
+began = time.process_time()
+index([video], out, [ScorerSource(checkpoint)], "exact", progress=False, segments=Segments(kind, float(length)))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time() - began)
+"""
+
+
+def pictures(path: Path, size: tuple[int, int], rate: int) -> Iterator[av.VideoFrame]:
+    """Frames of a clip at a steady rate and of one size."""
+    with av.open(str(path)) as container:
+        following = 0.0
+        for frame in container.decode(video=0):
+            while frame.time is not None and frame.time >= following:
+                yield frame.reformat(*size, "yuv420p")
+                following += 1 / rate
+
+
+def concatenate(clips: list[Path], path: Path, size: tuple[int, int], rate: int, seconds: float) -> list[Span]:
+    """Write clips one after another, again and again until the length is reached.
+
+    Each clip is encoded once, beginning with a keyframe; repetitions copy its packets.
+
+    Returns:
+        Start and end of every clip of the first round.
+    """
+    spans: list[Span] = []
+    with av.open(str(path.with_suffix(".h264")), "w", format="h264") as container:
+        stream = container.add_stream(
+            "libx264", rate=rate, options={"preset": "ultrafast", "bf": "0", "x264-params": "repeat-headers=1"}
+        )
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        number = 0
+        for clip in clips:
+            first = number
+            for frame in pictures(clip, size, rate):
+                frame.pts, frame.time_base = number, Fraction(1, rate)
+                frame.pict_type = av.video.frame.PictureType.I if number == first else av.video.frame.PictureType.NONE
+                for packet in stream.encode(frame):
+                    container.mux(packet)
+                number += 1
+            spans.append((first / rate, number / rate))
+        for packet in stream.encode():
+            container.mux(packet)
+    rounds = -(-int(seconds * rate) // number)
+    with av.open(str(path), "w") as container:
+        out = None
+        for turn in range(rounds):
+            with av.open(str(path.with_suffix(".h264"))) as source:
+                stream = source.streams.video[0]
+                out = out or container.add_stream_from_template(stream)
+                place = 0
+                for packet in source.demux(stream):
+                    if packet.size == 0:
+                        continue
+                    packet.stream, packet.time_base = out, Fraction(1, rate)
+                    packet.pts = packet.dts = turn * number + place
+                    packet.duration = 1
+                    container.mux(packet)
+                    place += 1
+    path.with_suffix(".h264").unlink()
+    return spans
+
+
+def joined(clips: list[Path], path: Path, rate: int) -> list[Span]:
+    """Write clips that one encoder made alike one after another, their packets copied; return start and end of each."""
+    spans: list[Span] = []
+    start = 0
+    with av.open(str(path), "w") as container:
+        out = None
+        for clip in clips:
+            with av.open(str(clip)) as source:
+                stream = source.streams.video[0]
+                out = out or container.add_stream_from_template(stream)
+                count = 0
+                for packet in source.demux(stream):
+                    if packet.size == 0:
+                        continue
+                    base, shift = packet.time_base, round(start / rate / packet.time_base)
+                    packet.stream, packet.time_base = out, base
+                    packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
+                    container.mux(packet)
+                    count += 1
+            spans.append((start / rate, (start + count) / rate))
+            start += count
+    return spans
+
+
+def first_minutes(path: Path, seconds: float) -> Path:
+    """The beginning of a video, its packets copied."""
+    short = path.with_name(f"short-{path.name}")
+    with av.open(str(path)) as source, av.open(str(short), "w") as container:
+        stream = source.streams.video[0]
+        out = container.add_stream_from_template(stream)
+        for packet in source.demux(stream):
+            if packet.dts is None or packet.pts * packet.time_base > seconds:
+                break
+            packet.stream = out
+            container.mux(packet)
+    return short
+
+
+def indexed(video: Path, out: Path, arguments: argparse.Namespace) -> tuple[float, float]:
+    """Index a video in a process of its own; return peak memory in MiB and processor seconds."""
+    words = [str(video), str(out), str(arguments.ckpt), arguments.segments, str(arguments.length)]
+    printed = subprocess.run([sys.executable, "-c", INDEX, *words], capture_output=True, text=True, check=True).stdout
+    peak, took = map(float, printed.split()[-2:])
+    return peak / 1024, took
+
+
+def hits(out: Path, asked: list[tuple[str, Span]], seconds: float, rerank: str | None) -> tuple[int, float]:
+    """How many captions' first moment lies at the right clip, and how many a random moment would be right for."""
+    from tvr_lightning.search import Searcher
+
+    right, chance = 0, 0.0
+    with Searcher(out) as searcher:
+        known: dict[str, float] = {}
+        for caption, (start, end) in asked:
+            if caption not in known:
+                few = 16 if rerank == "none" else 256  # the order of the vectors is the same however many are taken
+                known[caption] = searcher.search(caption, 1, rerank, few).results[0].start
+            moment = known[caption]
+            low, high = max(start - TOLERANCE, 0.0), min(end + TOLERANCE, seconds)
+            right += low <= moment <= high
+            chance += (high - low) / seconds
+    return right, chance
+
+
+def captions_of(folder: Path, clips: list[Path]) -> dict[str, list[str]]:
+    content = json.loads((folder / "msrvtt" / "MSRVTT_data.json").read_text())
+    found: dict[str, list[str]] = {clip.stem: [] for clip in clips}
+    for sentence in content["sentences"]:
+        found[sentence["video_id"]].append(sentence["caption"])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ckpt", type=Path, required=True, help="the demo's checkpoint")
+    parser.add_argument("--synthetic", type=Path, required=True, help="folder of a synthetic msrvtt dataset")
+    parser.add_argument("--clips", type=Path, help="folder of real clips")
+    parser.add_argument("--work", type=Path, required=True, help="where videos and indexes are written")
+    parser.add_argument("--seconds", type=float, default=7200.0)
+    parser.add_argument("--short", type=float, default=600.0)
+    parser.add_argument("--segments", default="shots")
+    parser.add_argument("--rerank", help="scorer of the second stage, or none for the order of the vectors")
+    parser.add_argument("--length", type=float, default=20.0)
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    day, cut = time.strftime("%Y-%m-%d"), f"{arguments.segments} of at most {arguments.length:g} s"
+    print(f"{platform.machine()}, {os.cpu_count()} cores, {day}; {cut}; ranked by {arguments.rerank or 'the method'}\n")
+    heads = ["video", "seconds", "file", "peak memory", "of its first 10 min", "ratio", "processor s"]
+    heads += ["captions asked", "right moment", "chance", "times chance"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    synthetic = sorted((arguments.synthetic / "msrvtt" / "videos").glob("*.mp4"), key=lambda path: path.stem.zfill(20))
+    random.Random(0).shuffle(synthetic)
+    real = sorted(arguments.clips.rglob("*.mp4")) if arguments.clips else []
+    for name, clips, size, rate in (("synthetic", synthetic, (112, 96), 10), ("real", real, (WIDTH, HEIGHT), RATE)):
+        if not clips:
+            continue
+        path = arguments.work / f"{name}.mp4"
+        if name == "synthetic":
+            spans = joined(clips, path, rate)
+        else:
+            spans = concatenate(clips, path, size, rate, arguments.seconds)
+        with av.open(str(path)) as container:
+            seconds = float(container.duration / av.time_base)
+        peak, took = indexed(path, arguments.work / f"{name}-index", arguments)
+        less, _ = indexed(first_minutes(path, arguments.short), arguments.work / f"{name}-short-index", arguments)
+        cells = [f"{name}, {len(clips)} clips", f"{seconds:.0f}", f"{path.stat().st_size / 2**20:.0f} MiB"]
+        cells += [f"{peak:.0f} MiB", f"{less:.0f} MiB", f"{peak / less:.3f}", f"{took:.0f}"]
+        if name == "synthetic":
+            said = captions_of(arguments.synthetic, clips)
+            asked = [(text, span) for clip, span in zip(clips, spans, strict=True) for text in said[clip.stem]]
+            right, chance = hits(arguments.work / f"{name}-index", asked, seconds, arguments.rerank)
+            cells += [f"{len(asked):,}", f"{100 * right / len(asked):.1f} %", f"{100 * chance / len(asked):.2f} %"]
+            cells += [f"{right / chance:.1f}"]
+        else:
+            cells += [""] * 4
+        print(f"| {' | '.join(cells)} |", flush=True)
+    print(f"peak of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

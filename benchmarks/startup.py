@@ -1,0 +1,163 @@
+"""What the command line costs before it works: help, typos, import and search, now and at an earlier commit.
+
+    python benchmarks/startup.py --before COMMIT > benchmarks/results/startup.md
+
+Everything is processor time, the median of several starts, taken in turn within one run, so that whatever else the
+machine does meets all of them. `search` finds one of a few synthetic videos by a tiny model; `search, served` asks a
+`tvr serve` of the same index that runs meanwhile, whose own time does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SHORT = 0.5
+"""Seconds of a start below which it is taken five times as often."""
+LIGHTNING = (
+    "from lightning.pytorch.cli import LightningCLI\n"
+    "from lightning.pytorch.demos.boring_classes import BoringDataModule, DemoModel\n"
+    "LightningCLI(DemoModel, BoringDataModule, args=['fit', '--help'])"
+)
+TVR = ["-c", "import sys; from tvr_lightning.cli import main; sys.exit(main(sys.argv[1:]))"]
+ALONE = {
+    "python -c pass": ["-c", "pass"],
+    'python -c "import torch"': ["-c", "import torch"],
+    "a bare LightningCLI: fit --help": ["-c", LIGHTNING],
+}
+BOTH = {
+    "import tvr_lightning": ["-c", "import tvr_lightning"],
+    "tvr --help": [*TVR, "--help"],
+    "tvr fit --help": [*TVR, "fit", "--help"],
+    "tvr fit --help-all (all options)": [*TVR, "fit", "--help-all"],
+    "tvr index --help": [*TVR, "index", "--help"],
+    "tvr search --help": [*TVR, "search", "--help"],
+    "tvr search --tpo 3 dog (a typo)": [*TVR, "search", "--tpo", "3", "dog"],
+}
+
+
+def seconds(arguments: list[str], checkout: Path) -> float:
+    """Return the processor seconds of one start of Python, its children included."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], env=environment, cwd=checkout, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@contextmanager
+def served(index: Path, checkout: Path, log: Path):
+    """Serve an index while the context lasts."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    with log.open("w") as said:
+        server = subprocess.Popen(
+            [sys.executable, *TVR, "serve", "--index", str(index), "--port", "0"], env=environment, stdout=said
+        )
+    try:
+        while "Open http" not in log.read_text():
+            if server.poll() is not None:
+                raise SystemExit("the server ended; is the extra `search` installed?")
+            time.sleep(0.2)
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def make_index(folder: Path) -> Path:
+    """Make the index that is searched."""
+    sys.path.insert(0, str(ROOT))
+    from tvr_lightning.cli import main as tvr
+
+    overlay = folder / "tiny.yaml"
+    overlay.write_text(
+        "trainer: {max_epochs: 1, log_every_n_steps: 1}\n"
+        f"data: {{init_args: {{root: {folder}, frames: 4, batch_size: 8, num_workers: 0}}}}\n"
+        "model: {init_args: {encoder: {init_args: {width: 64}}}}\n"
+    )
+    quiet = os.dup(1)
+    os.dup2(2, 1)  # the page alone goes to the output
+    tvr(["data", "synth", "msrvtt", "--root", str(folder), "--videos", "24", "--workers", "1"])
+    words = ["fit", "--config", "tcmgc", "--config", "fixture", "--config", str(overlay)]
+    tvr([*words, "--results.directory", str(folder / "runs")])
+    (checkpoint,) = folder.glob("runs/*/version_0/checkpoints/last.ckpt")
+    tvr(["index", str(folder / "msrvtt" / "videos"), "--out", str(folder / "index"), "--ckpt", str(checkpoint)])
+    os.dup2(quiet, 1)
+    return folder / "index"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", required=True, help="commit of the state to compare with")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        states = {folder / "before": options.before, folder / "now": "HEAD"}  # which nobody edits meanwhile
+        try:
+            for state, commit in states.items():
+                subprocess.run(["git", "worktree", "add", "--detach", state, commit], cwd=ROOT, check=True, stdout=2)
+            page(folder, options)
+        finally:
+            for state in states:
+                subprocess.run(["git", "worktree", "remove", "--force", state], cwd=ROOT, stdout=2)
+
+
+def page(folder: Path, options: argparse.Namespace) -> None:
+    """Measure everything in turn and print the page."""
+    index, now, before = make_index(folder), folder / "now", folder / "before"
+    search = [*TVR, "search", "a red star", "--index", str(index), "--top", "1"]
+    starts = {(name, "now"): (words, now) for name, words in {**ALONE, **BOTH, "tvr search": search}.items()}
+    starts |= {(name, "before"): (words, before) for name, words in {**BOTH, "tvr search": search}.items()}
+    taken: dict[tuple[str, str], list[float]] = {start: [] for start in [*starts, ("tvr search, served", "now")]}
+    for _ in range(options.repeats):
+        for start, (words, checkout) in starts.items():
+            taken[start].append(seconds(words, checkout))
+            if taken[start][-1] < SHORT:
+                taken[start] += [seconds(words, checkout) for _ in range(4)]
+    with served(index, now, folder / "serve.log"):
+        for _ in range(5 * options.repeats):
+            taken["tvr search, served", "now"].append(seconds(search, now))
+    median = {start: statistics.median(values) for start, values in taken.items()}
+    nothing, torch, lightning = (median[name, "now"] for name in ALONE)
+    then, here = (
+        subprocess.run(
+            ["git", "show", "--no-patch", "--format=%h of %as", commit], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
+        for commit in (options.before, "HEAD")
+    )
+    print("# What the command line costs before it works\n")
+    print(
+        f"`python benchmarks/startup.py --before {options.before}`, {datetime.date.today()}, {platform.machine()}, "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}. Processor seconds, medians of "
+        f"{options.repeats} (below {SHORT} s of {5 * options.repeats}), taken in turn beside other work; "
+        f"before: {then}, now: {here}.\n"
+    )
+    print("| start | before | now | now / `pass` | now / `import torch` | now / LightningCLI's help |")
+    print("|---|---|---|---|---|---|")
+    for name in [*ALONE, *BOTH, "tvr search", "tvr search, served"]:
+        here, then = median[name, "now"], median.get((name, "before"))
+        ratios = " | ".join(f"{here / other:.2f}" for other in (nothing, torch, lightning))
+        earlier = "" if then is None else f"{then:.2f}"
+        print(f"| {name if name.startswith('a ') else f'`{name}`'} | {earlier} | {here:.2f} | {ratios} |")
+    print(
+        "\nA search without a server opens the index with its method, a LightningModule on an open_clip encoder: "
+        "most of its time is the import of torch, Lightning (with torchmetrics, which imports scipy, matplotlib, "
+        "transformers and torchvision), open_clip and LanceDB (`python -X importtime`). A running `tvr serve` has all "
+        "of it loaded."
+    )
+
+
+if __name__ == "__main__":
+    main()

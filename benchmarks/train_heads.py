@@ -1,0 +1,114 @@
+"""A training step with features given, the papers' options and dropout: as released, and ours.
+
+    python benchmarks/train_heads.py                     # GARE and X-Pool on 128 pairs, TC-MGC on 48, processor time
+
+Both compute the losses of the paper (its default options, dropout 0.3) on the same head and features, and all
+gradients; the optimiser is not part of it. "As released" is the released code restated plainly (released_<method>.py),
+with torch's dropout, all pairs at once as it trains; the losses on what it gives are ours in both. Times are the least
+of several interleaved repetitions in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from datetime import date
+from functools import partial
+
+import pairwise
+import released_gare
+import released_tcmgc
+import released_xpool
+import torch
+from torch import Tensor
+
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
+from tvr_lightning.methods import GARE, TCMGC, XPool
+from tvr_lightning.methods.base import RetrievalModule
+
+PAIRS = {"gare": 128, "xpool": 128, "tcmgc": 48}
+
+
+def gare(method: RetrievalModule, text: TextFeatures, video: VideoFeatures, *asked: object) -> Scores:
+    """Score all pairs as GARE's released code."""
+    similarity, increment = released_gare.released_pairs(method.head, text, video)
+    return Scores(similarity, {"increment": increment})
+
+
+def xpool(method: RetrievalModule, text: TextFeatures, video: VideoFeatures) -> Scores:
+    """Score all pairs as X-Pool's released code."""
+    return Scores(released_xpool.released_block(method.head, text, video))
+
+
+def tcmgc(method: RetrievalModule, text: TextFeatures, video: VideoFeatures, scale: Tensor) -> Scores:
+    """Score all pairs as TC-MGC's released code."""
+    parts = released_tcmgc.released_scores(method.head, text, video)
+    return Scores(method.head.aggregate(parts.movedim(-1, 0), scale), dict(enumerate(parts.unbind(-1))))
+
+
+RELEASED = {"gare": gare, "xpool": xpool, "tcmgc": tcmgc}
+KINDS = {"gare": GARE, "xpool": XPool, "tcmgc": TCMGC}
+
+
+def build(name: str, args: argparse.Namespace) -> RetrievalModule:
+    """Return a method with the paper's head on features of the given sizes, in training."""
+    torch.manual_seed(0)
+    encoder = TinyClipEncoder(width=args.dimension, vision_layers=1, text_layers=4)
+    method = KINDS[name](encoder, words=args.words, frames=args.frames)
+    for parameter in method.head.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    return method.train()
+
+
+def step(method: RetrievalModule, pairs: PairedFeatures, args: argparse.Namespace) -> float:
+    """Return the seconds of a step."""
+    method.zero_grad()
+    clock = time.process_time if args.device == "cpu" else time.perf_counter
+    if args.device != "cpu":
+        torch.cuda.synchronize()
+    start = clock()
+    sum(method.losses(pairs).values()).backward()
+    if args.device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=sorted(PAIRS), default=sorted(PAIRS))
+    parser.add_argument("--pairs", type=int, help="of the batch; each method has its own")
+    parser.add_argument("--dimension", type=int, default=512)
+    parser.add_argument("--words", type=int, default=32)
+    parser.add_argument("--frames", type=int, default=12)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    here = f"{platform.machine()}, 1 thread, processor time"
+    machine = here if args.device == "cpu" else torch.cuda.get_device_name()
+    print(f"{date.today()}, {machine}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
+    print("| method | pairs | as released, s | ours, s | ratio |\n|---|---:|---:|---:|---:|")
+    for name in args.methods:
+        count = args.pairs or PAIRS[name]
+        text, video = pairwise.features(count, args)
+        video.patches = video.audio = video.audio_mask = None
+        method = build(name, args).to(args.device)
+        index = torch.arange(count, device=args.device)
+        pairs = PairedFeatures(text, video, index, index)
+        forms: list[Callable[..., Scores]] = [partial(RELEASED[name], method), method.head.forward]
+        times = [math.inf, math.inf]
+        for _ in range(args.repetitions + 1):
+            for place, forward in enumerate(forms):
+                method.head.forward = forward
+                times[place] = min(times[place], step(method, pairs, args))
+        print(f"| {name} | {count} | {times[0]:.3f} | {times[1]:.3f} | {times[0] / times[1]:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Dropout's draws: the distribution of torch's, whatever the probability, and no element's tied to another's."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tvr_lightning.pairwise.dropping import drop, left_over
+
+
+def dropped(values, probability):
+    return drop(values, probability) * left_over(probability, values.device)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.9])
+def test_means_and_variances_are_those_of_torch_s_dropout(probability):
+    torch.manual_seed(0)
+    values = torch.randn(400_003) + 2
+    found, torchs = (
+        torch.stack([function(values, probability) for _ in range(20)]) for function in (dropped, F.dropout)
+    )
+    count = found.numel()
+    for one, other in ((found, torchs), (found.square(), torchs.square()), (1.0 * (found == 0), 1.0 * (torchs == 0))):
+        error = ((one.var() + other.var()) / count).sqrt()
+        assert abs(one.mean() - other.mean()) < 5 * error
+    assert (found == 0).float().mean().item() == pytest.approx(probability, abs=5 * (0.25 / count) ** 0.5)
+    kept = found[0] != 0
+    torch.testing.assert_close(found[0][kept], values[kept] / (1 - probability), rtol=2e-4, atol=0)
+
+
+def test_elements_vanish_independently_of_one_another_and_of_earlier_draws():
+    torch.manual_seed(0)
+    zero = 1.0 * (torch.stack([dropped(torch.ones(100_000), 0.3) for _ in range(2)]) == 0)
+    zero = (zero - zero.mean()) / zero.std()
+    correlations = [float((zero[0, :-lag] * zero[0, lag:]).mean()) for lag in (1, 2, 3, 4, 8, 512)]
+    correlations.append(float((zero[0] * zero[1]).mean()))
+    assert max(map(abs, correlations)) < 5 / 100_000**0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 5, 8])
+def test_any_number_of_elements_of_any_precision_with_their_gradient(dtype, count):
+    torch.manual_seed(3)
+    values = torch.randn(count, 1, dtype=dtype, requires_grad=True)
+    result = drop(values, 0.5)
+    result.sum().backward()
+    assert result.dtype == dtype
+    assert torch.equal(values.grad != 0, result != 0)
+
+
+def test_the_draws_are_the_seed_s():
+    values = torch.randn(1000)
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(drop(values, 0.3))
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])

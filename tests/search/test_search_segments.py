@@ -1,0 +1,218 @@
+"""Long videos: cut into shots or windows, found by their moments, and written as a whole or not at all."""
+
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from search_parts import write_clip
+
+from tvr_lightning.media.opening import VideoError
+from tvr_lightning.media.steady import SteadyFrame, steady_frames
+from tvr_lightning.media.video import read_clip
+from tvr_lightning.search import Searcher, SearchError, index
+from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.indexing import ahead
+from tvr_lightning.search.scorer import Scorer
+from tvr_lightning.search.segmented import LongVideo
+from tvr_lightning.search.segments import RATE, Frame, Looked, Segments, cut
+
+COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
+SECONDS = 6.0
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> Path:
+    """A video of six shots of six seconds each, with a number of its own moving through each."""
+    path = tmp_path_factory.mktemp("scenes") / "scenes.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=4)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for colour in COLOURS:
+            for frame in range(int(4 * SECONDS)):
+                picture = np.zeros((64, 96, 3), dtype=np.uint8) + np.array(colour, dtype=np.uint8)
+                picture[20:30, 2 * frame : 2 * frame + 10] = 255
+                for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
+                    container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return path
+
+
+def seen(*colours):
+    """Frames at the steady rate, one colour each."""
+    for number, colour in enumerate(colours):
+        looked = Looked(Image.new("RGB", (64, 64), COLOURS[colour]))
+        yield SteadyFrame(number / RATE, Frame(looked, [], None))
+
+
+def bounds(segments):
+    return [(segment.start, segment.end, len(segment.frames), segment.new) for segment in segments]
+
+
+def test_windows_have_a_length_and_an_overlap():
+    frames = list(seen(*[0] * 22))
+    assert bounds(cut(frames, Segments("windows", 4.0))) == [(0, 4, 8, 8), (4, 8, 8, 8), (8, 11, 6, 6)]
+    overlapping = bounds(cut(frames, Segments("windows", 4.0, 1.0)))
+    assert overlapping == [(0, 4, 8, 8), (3, 7, 8, 6), (6, 10, 8, 6), (9, 11, 4, 2)]
+
+
+def test_shots_end_where_the_picture_changes_and_at_their_length():
+    frames = list(seen(*[0] * 6, *[1] * 12, *[2] * 30))
+    assert bounds(cut(frames, Segments("shots", 10.0))) == [
+        (0, 3, 6, 6),
+        (3, 9, 12, 12),
+        (9, 19, 20, 20),
+        (19, 24, 10, 10),
+    ]
+    flicker = list(seen(*[0, 1] * 8))
+    assert all(end - start >= 2 for start, end, _, _ in bounds(cut(flicker, Segments("shots", 10.0))))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kind": "scenes"}, "expected shots, windows, none"),
+        ({"length": 1.0}, "segment_length is 1 s"),
+        ({"length": 10.0, "overlap": 9.5}, "segment_overlap is 9.5 s"),
+        ({"kind": "none", "length": 10.0}, "leaves videos whole"),
+    ],
+)
+def test_options_that_do_not_fit(options, said):
+    with pytest.raises(SearchError, match=said):
+        Segments(**options)
+
+
+def test_steady_frames_show_what_is_on_screen(scenes):
+    frames = steady_frames(scenes, 2.0, lambda picture: picture.getpixel((2, 60)))
+    found = list(frames)
+    assert [frame.time for frame in found] == [number / 2 for number in range(72)]
+    for frame in found:
+        assert np.abs(np.array(frame.content) - COLOURS[int(frame.time // SECONDS)]).max() < 12
+
+
+def test_steady_frames_of_no_video(tmp_path):
+    (tmp_path / "a.mp4").write_text("none")
+    with pytest.raises(VideoError):
+        list(steady_frames(tmp_path / "a.mp4", 2.0, lambda picture: None))
+
+
+def test_a_window_is_read_as_the_method_reads_such_a_clip(scenes, sources):
+    """Where the grid meets the file's own frames, a stretch holds the frames that a clip of its span holds."""
+    model = Scorer(sources[0])
+    video = LongVideo(scenes, {"gare": model}, Segments("windows", 6.0))
+    stretches = list(video.stretches())
+    assert [(each.start, each.end) for each in stretches] == [(6.0 * k, 6.0 * k + 6.0) for k in range(6)]
+    assert video.size == (96, 64)
+    assert video.end == pytest.approx(36.0)
+    for each in stretches:
+        expected = read_clip(
+            scenes,
+            frames=model.module.frames,
+            image_size=model.module.encoder.preparation.image_size,
+            sampling=model.sampling,
+            span=(each.start, each.end),
+            augment=model.module.encoder.preparation,
+        )
+        clip = each.clips["gare"]
+        assert torch.equal(clip.media.pixels[0], expected.pixels)
+        assert torch.equal(clip.media.frame_mask[0], expected.frame_mask)
+        assert clip.times.tolist() == pytest.approx(expected.timestamps.tolist())
+
+
+@pytest.mark.parametrize("kind", ["shots", "windows"])
+def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path, kind):
+    videos, out = tmp_path / "videos", tmp_path / "index"
+    videos.mkdir()
+    (videos / "scenes.mp4").write_bytes(scenes.read_bytes())
+    (videos / "short.mp4").write_bytes((gallery / "clip1.mp4").read_bytes())
+    report = index([videos], out, sources, "exact", progress=False, batch_size=4, segments=Segments(kind, 10.0))
+    assert report.total == 2
+    with Searcher(out) as searcher:
+        rows = {row.path.name: row for row in searcher.catalog.videos()}
+        assert (rows["scenes.mp4"].width, rows["scenes.mp4"].height) == (96, 64)
+        spans = searcher.catalog.spans(rows["scenes.mp4"].id)
+        assert len(searcher.catalog.spans(rows["short.mp4"].id)) == 1
+        expected = 6 if kind == "shots" else 4
+        assert len(spans) == expected
+        assert spans[0].start == 0
+        assert spans[-1].end == pytest.approx(36.0)
+        for number, colour in enumerate(COLOURS if kind == "shots" else ()):
+            picture = tmp_path / "query.png"
+            Image.new("RGB", (96, 64), colour).save(picture)
+            example = searcher.read_picture_example(picture)
+            found = next(
+                r for r in searcher.search_example(example, "picture").results if r.id == rows["scenes.mp4"].id
+            )
+            assert number * SECONDS <= found.start < (number + 1) * SECONDS
+            assert found.best[0].time == found.start
+        answer = searcher.search("a red square", top=2)
+        assert len(answer.results) == 2, "one result per video"
+        assert answer.candidates == expected + 1
+        assert len(searcher.search("a red square", top=2, candidates=2).results) == 2, (
+            "as many videos as were asked for"
+        )
+        found = next(result for result in answer.results if result.id == rows["scenes.mp4"].id)
+        for moment in found.moments:
+            assert searcher.catalog.picture(found.id, moment.time)[:3] == b"\xff\xd8\xff"
+        assert len(searcher.similar(found.id).results) == 1
+        assert searcher.describe(found.id, texts=["a cat"])
+    assert index([], out, progress=False).kept == 2
+    with pytest.raises(SearchError, match="into a new folder"):
+        index([], out, progress=False, segments=Segments("windows", 12.0))
+
+
+def test_a_long_video_is_written_as_a_whole_or_not_at_all(scenes, sources, tmp_path, monkeypatch):
+    out = tmp_path / "index"
+    stage, calls = Catalog.stage, []
+
+    def dies(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        stage(self, *arguments)
+
+    monkeypatch.setattr(Catalog, "stage", dies)
+    options = {"progress": False, "batch_size": 1, "segments": Segments("windows", 6.0)}
+    clip = write_clip(tmp_path / "first.mp4", 1)
+    index([clip], out, sources[1:], "exact", **options)
+    with pytest.raises(KeyboardInterrupt):
+        index([clip, scenes], out, (), None, **options)
+    with Searcher(out) as searcher:
+        assert searcher.catalog.count() == 1
+        assert len(searcher.catalog.keys()) == 1
+        assert len(searcher.search("a").results) == 1
+    monkeypatch.undo()
+    assert index([clip, scenes], out, **options).total == 2
+    with Searcher(out) as searcher:
+        assert len(searcher.catalog.keys()) == 7
+
+
+def test_a_long_video_that_breaks_off_is_named(scenes, sources, tmp_path):
+    whole = scenes.read_bytes()
+    broken = tmp_path / "broken.mp4"
+    place = whole.index(b"mdat")
+    broken.write_bytes(whole[: place + 2000] + bytes(3000) + whole[place + 5000 :])
+    clip = write_clip(tmp_path / "clip.mp4", 1)
+    out, how = tmp_path / "index", Segments(length=5.0)
+    report = index([clip, broken], out, sources[1:], "exact", progress=False, segments=how)
+    assert report.total == 1
+    assert "broken.mp4" in report.skipped[0]
+    again = index([], out, progress=False)
+    assert (again.added, again.kept) == (0, 1), "read again once it changes"
+
+
+def test_no_more_than_one_block_is_read_ahead():
+    taken = []
+
+    def items():
+        for number in range(20):
+            taken.append(number)
+            yield number
+
+    blocks = ahead(items(), 3)
+    assert next(blocks) == [0, 1, 2]
+    assert len(taken) <= 6
+    assert [len(block) for block in blocks] == [3] * 5 + [2]

@@ -1,0 +1,82 @@
+"""A whole file's pictures at a steady rate, one after another, however long the file is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from av.video.frame import VideoFrame
+from PIL import Image
+
+from tvr_lightning.media.decoder import Pictures, decoded_frames
+from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError
+from tvr_lightning.media.orientation import orientation_of, upright
+
+T = TypeVar("T")
+_EPSILON = 1e-6
+
+
+@dataclass
+class SteadyFrame(Generic[T]):
+    """What is on screen at one moment.
+
+    Attributes:
+        time: seconds from the first frame of the file, a whole multiple of the step.
+        content: what was made of the picture.
+    """
+
+    time: float
+    content: T
+
+
+def steady_frames(
+    path: str | Path, rate: float, make: Callable[[Image.Image], T]
+) -> Generator[SteadyFrame[T], None, float]:
+    """Yield what is on screen at 0, 1 / rate, 2 / rate, ... seconds; the file is decoded once, from end to end.
+
+    Only pictures that are taken are converted, and none is kept, so that memory does not grow with the file.
+
+    Args:
+        path: a video file.
+        rate: pictures per second.
+        make: of an upright picture of mode RGB, what is wanted of it.
+
+    Returns:
+        Seconds from the first frame to the end of the last, as the generator's value.
+
+    Raises:
+        VideoError: the file is no video, breaks off, lasts too long, or has pictures of an extreme shape.
+    """
+    path = Path(path)
+    convert, number = Pictures(), 0
+    shown: VideoFrame | None = None
+    start, time, gap = 0.0, 0.0, 0.0
+
+    def take(frame: VideoFrame) -> SteadyFrame[T]:
+        if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
+            found = f"its pictures are {frame.width:,} x {frame.height:,} pixels"
+            raise VideoError(path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
+        return SteadyFrame(number / rate, make(upright(convert(frame), orientation_of(frame))))
+
+    with closing(decoded_frames(path, 1, Allowance(path))) as frames:
+        for count, frame in enumerate(frames):
+            seconds = count / 25 if frame.time is None else frame.time
+            if shown is None:
+                start = seconds
+            elapsed = max(seconds - start, time)
+            if elapsed > MAX_SECONDS:
+                raise VideoError(path, f"lasts longer than {MAX_SECONDS:,} s by its time stamps")
+            while shown is not None and number / rate < elapsed - _EPSILON:
+                yield take(shown)
+                number += 1
+            gap, time, shown = (elapsed - time) or gap, elapsed, frame
+    if shown is None:
+        raise VideoError(path, "none of its frames can be decoded")
+    end = time + gap
+    while number == 0 or number / rate < end - _EPSILON:
+        yield take(shown)
+        number += 1
+    return end

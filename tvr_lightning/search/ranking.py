@@ -1,0 +1,109 @@
+"""How stretches that were scored become an answer: one result per video, with its best moments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.features import VideoFeatures
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.search.catalog import SpanRow
+from tvr_lightning.search.results import Moment
+
+BEST_MOMENTS = 3
+APART = 1.0
+"""Seconds by which the best moments of a video differ at least, where it has others."""
+WITHOUT = 0.5
+"""How much of the score by what is not wanted is taken away."""
+FRAMES_OF_AN_EXAMPLE = 64
+RECIPROCAL = 60
+"""What is added to every rank before its reciprocal (Cormack, Clarke and Buettcher, SIGIR 2009, "Reciprocal rank fusion
+outperforms Condorcet and individual rank learning methods")."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """Something that videos are compared with.
+
+    Attributes:
+        name: what it is called.
+        features: of its stretches, frames (n, F, D).
+        video: its id where it is a video of the index, which then is no result.
+    """
+
+    name: str
+    features: VideoFeatures
+    video: str | None = None
+
+    def frames(self) -> Tensor:
+        """Return its real frames (K, D) of length 1, of a long one some at equal steps."""
+        frames = self.features.frames[self.features.frame_mask]
+        places = torch.linspace(0, len(frames) - 1, min(len(frames), FRAMES_OF_AN_EXAMPLE)).round().long()
+        return unit(frames[places])
+
+
+@dataclass
+class Found:
+    """A video with its stretches that were scored.
+
+    Attributes:
+        places: of its stretches among all that were scored, best first.
+        score: of the best one.
+    """
+
+    places: list[int]
+    score: float
+
+
+def by_video(rows: Sequence[SpanRow], scores: Tensor) -> dict[str, Found]:
+    """Group stretches with scores (S,) by video, best first; equal scores keep the order that they came in."""
+    found: dict[str, Found] = {}
+    for place in scores.sort(descending=True, stable=True).indices.tolist():
+        video = rows[place].video.id
+        found.setdefault(video, Found([], float(scores[place]))).places.append(place)
+    return found
+
+
+def likeness(example: Tensor, frames: Tensor) -> Tensor:
+    """Return for each of the frames (F, D) its best cosine with a frame of the example (K, D), transposed: (K, F)."""
+    return example @ unit(frames).T
+
+
+def best_of(moments: Sequence[Moment]) -> list[Moment]:
+    """Return the strongest moments, best first, not all of them of the same second."""
+    chosen: list[Moment] = []
+    ordered = sorted(moments, key=lambda moment: -moment.similarity)
+    for moment in ordered:
+        if all(abs(moment.time - other.time) >= APART for other in chosen):
+            chosen.append(moment)
+        if len(chosen) == BEST_MOMENTS:
+            break
+    rest = [moment for moment in ordered if moment not in chosen]
+    return chosen + rest[: BEST_MOMENTS - len(chosen)]
+
+
+def strongest_of_each(stretches: Sequence[list[Moment]]) -> list[Moment]:
+    """Return the moments of a video in the order of time: all of a single stretch, the strongest of each of several."""
+    if len(stretches) == 1:
+        return stretches[0]
+    strongest = [max(moments, key=lambda moment: moment.similarity) for moments in stretches if moments]
+    return sorted(strongest, key=lambda moment: moment.time)
+
+
+def fuse(*ranks: dict[str, int]) -> dict[str, float]:
+    """Fuse rankings by the sum of reciprocal ranks.
+
+    Args:
+        ranks: place of each video, from 1, in one ranking each; a video may be absent from some.
+
+    Returns:
+        The sum by video; larger is better.
+    """
+    total: dict[str, float] = {}
+    for ranking in ranks:
+        for video, rank in ranking.items():
+            total[video] = total.get(video, 0.0) + 1 / (RECIPROCAL + rank)
+    return total

@@ -1,0 +1,103 @@
+"""A long video read stretch by stretch, as its methods take them; the memory that it takes does not grow with it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tvr_lightning.data.audio_alignment import add_sound
+from tvr_lightning.data.batch import Media
+from tvr_lightning.media.sampling import sample_frames
+from tvr_lightning.media.steady import SteadyFrame, steady_frames
+from tvr_lightning.media.video import DecodedClip
+from tvr_lightning.search.pictures import thumbnail
+from tvr_lightning.search.scorer import Clip, Scorer
+from tvr_lightning.search.segments import RATE, Frame, Looked, Segment, Segments, cut
+
+PICTURE_EVERY = 4
+"""Of the frames that are looked at, every which is kept as a small picture."""
+
+
+@dataclass
+class Stretch:
+    """One stretch as read.
+
+    Attributes:
+        start, end: seconds from the video's first frame.
+        clips: by scorer; times count from the video's first frame.
+        pictures: JPEG by time, of what the stretches before did not show.
+    """
+
+    start: float
+    end: float
+    clips: dict[str, Clip]
+    pictures: dict[float, bytes]
+
+
+class LongVideo:
+    """Reads one video in stretches.
+
+    Args:
+        path: the file.
+        models: scorers by name.
+        how: the stretches.
+
+    Attributes:
+        size: width and height of its pictures, once it was read.
+        end: seconds that it lasts, once it was read.
+    """
+
+    def __init__(self, path: Path, models: dict[str, Scorer], how: Segments) -> None:
+        self.path, self.models, self.how = path, models, how
+        self.ways = list(dict.fromkeys(model.module.encoder.preparation for model in models.values()))
+        self.size, self.end = (0, 0), 0.0
+        self._seen = 0
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Yield all stretches in the order of time.
+
+        Raises:
+            VideoError: the file breaks off, or cannot be decoded.
+        """
+        for segment in cut(self._frames(), self.how):
+            yield self._stretch(segment)
+
+    def _frames(self) -> Generator[SteadyFrame[Frame], None, None]:
+        self.end = yield from steady_frames(self.path, RATE, self._look)
+
+    def _look(self, picture: Image.Image) -> Frame:
+        self.size = picture.size
+        jpeg = thumbnail(picture) if self._seen % PICTURE_EVERY == 0 else None
+        self._seen += 1
+        return Frame(Looked(picture), [np.asarray(way(picture)) for way in self.ways], jpeg)
+
+    def _stretch(self, segment: Segment[Frame]) -> Stretch:
+        read: dict[tuple[object, ...], Clip] = {}
+        for model in self.models.values():
+            if model.reading not in read:
+                read[model.reading] = self._clip(segment, model)
+        frames = segment.frames[len(segment.frames) - segment.new :]
+        pictures = {frame.time: frame.content.jpeg for frame in frames if frame.content.jpeg is not None}
+        clips = {name: read[model.reading] for name, model in self.models.items()}
+        return Stretch(segment.start, segment.end, clips, pictures)
+
+    def _clip(self, segment: Segment[Frame], model: Scorer) -> Clip:
+        length, frames = segment.end - segment.start, model.module.frames
+        moments = np.array([frame.time for frame in segment.frames]) - segment.start
+        chosen = sample_frames(moments, length, frames, model.sampling)
+        way = self.ways.index(model.module.encoder.preparation)
+        squares = np.stack([segment.frames[place].content.squares[way] for place in chosen.tolist()])
+        pixels = torch.zeros(frames, 3, *squares.shape[1:3], dtype=torch.uint8)
+        pixels[: len(chosen)] = torch.from_numpy(squares).permute(0, 3, 1, 2)
+        times, mask = torch.zeros(frames), torch.arange(frames) < len(chosen)
+        times[: len(chosen)] = torch.from_numpy(moments[chosen] + segment.start).float()
+        media = Media(pixels[None], mask[None], duration=torch.tensor([length], dtype=torch.float32))
+        if model.audio is not None:
+            whole = DecodedClip(pixels, mask, times, segment.end)
+            add_sound(media, self.path, (segment.start, segment.end), whole, model.audio, "skip")
+        return Clip(media, times)
