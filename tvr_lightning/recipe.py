@@ -195,7 +195,9 @@ class RecipeCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
         """Build a trainer that tells device and precision, and logs nothing unless asked."""
-        made = super().instantiate_trainer(**{"logger": False, **kwargs})
+        if self._get(self.config_init, "trainer", default={}).get("logger") in (None, True):
+            kwargs.setdefault("logger", False)
+        made = super().instantiate_trainer(**kwargs)
         assert isinstance(made, RunTrainer)
         return made
 

@@ -121,3 +121,17 @@ def test_bad_sizes_are_refused(items):
         score_in_blocks(product, *items, pair_bytes=10, budget=0)
     with pytest.raises(ValueError, match="0 texts and 9 videos"):
         score_in_blocks(product, items[0][:0], items[1], pair_bytes=10)
+
+
+def test_a_block_of_many_texts_has_several_videos():
+    """One video at a time would read all texts anew for a product of few rows."""
+    seen = []
+
+    def score(text, video):
+        seen.append((len(text), len(video)))
+        return Scores(torch.zeros(len(text), len(video)))
+
+    text, video = Vectors(torch.zeros(1000, 1)), Vectors(torch.zeros(20, 1))
+    assert score_in_blocks(score, text, video, pair_bytes=1, budget=1300).similarity.shape == (1000, 20)
+    assert seen[0] == (160, 8)
+    assert max(texts * videos for texts, videos in seen) <= 1300

@@ -14,6 +14,8 @@ from tvr_lightning.pairwise.once import persisting
 
 T = TypeVar("T", bound=Record)
 V = TypeVar("V", bound=Record)
+FEWEST = 8
+"""How many items a block has at least of the side of which it has few, where a few texts fit for each of them."""
 VECTOR = 16
 """A multiple of the numbers that processors take at a time: rows of so many have no rest to treat one by one."""
 
@@ -27,7 +29,7 @@ def score_in_blocks(
     few: Literal["video", "text", "both"] = "video",
     kept: int = 0,
 ) -> Scores:
-    """Score N texts against M videos in blocks of few videos and, as far as they fit, all texts.
+    """Score N texts against M videos in blocks of few videos and, as far as they fit beside eight of these, all texts.
 
     Few videos at a time and all texts, because what belongs to a video (its mapped basis, its Gram matrix) is then
     prepared once; where it belongs to a text, few texts and all videos; where nothing does and the similarities of the
@@ -87,7 +89,10 @@ def score_in_blocks(
 def _steps(texts: int, videos: int, pairs: int, few: Literal["video", "text", "both"]) -> tuple[int, int]:
     """Return how many texts and how many videos a block of so many pairs takes."""
     if few == "video":
-        text_step = min(texts, pairs)
+        # As many videos as make the products of their vectors with those of all texts worth reading the latter for.
+        text_step = min(texts, pairs, max(pairs // min(FEWEST, videos), VECTOR))
+        if VECTOR < text_step < texts:
+            text_step -= text_step % VECTOR
         return text_step, max(min(videos, pairs // text_step), 1)
     if few == "text":
         return _steps(videos, texts, pairs, "video")[::-1]

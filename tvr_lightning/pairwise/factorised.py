@@ -349,9 +349,9 @@ class PairVectors(Pairwise):
         rows = video.basis.flatten(0, 1)
         rows = rows if common is None else torch.cat([rows, common.basis])
         both = F.linear(rows, vectors.flatten(0, 1)).view(-1, *vectors.shape[:2])
-        own = video.basis.shape[:2].numel()
-        products = both[:own].view(*video.basis.shape[:2], *vectors.shape[:2])  # (M, K, N, T)
-        shared = None if common is None else both[own:]
+        ours = video.basis.shape[:2].numel()
+        products = both[:ours].view(*video.basis.shape[:2], *vectors.shape[:2])  # (M, K, N, T)
+        shared = None if common is None else both[ours:]
         if count == 1:
             value = _weighted(products, coefficients)  # (M, N, Q)
             value = value if video.factor is None else value * video.factor
