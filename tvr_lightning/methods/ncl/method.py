@@ -21,6 +21,9 @@ Deviations:
 - gradient of the gather of its base: released CLIP4Clip each device's own slice (`gather: own-slice`); here the exact
   one.
 - marginals: paper Eqs. 8 and 9 have them exchanged; here rows add up to 1/m, columns to 1/n.
+- Support-Set Bottlenecks: paper puts NCL on it too (Table 4); here it is not built, as of its own paper (arXiv
+  2010.02824) no more than the introduction was at hand, and NCL on X-CLIP, DRL and X-Pool stands in its place
+  (`recipes/tables/ncl-4.yaml`).
 """
 
 from __future__ import annotations

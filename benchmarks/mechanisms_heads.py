@@ -1,0 +1,218 @@
+"""Build a method's head for a world, train it there, and rank the test pairs in every way that it can be read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from mechanisms_worlds import AUDIO, DIMENSION, FRAMES, WORDS, Split, World
+from torch import Tensor, nn
+
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders.whisper import TinyWhisperEncoder
+from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
+from tvr_lightning.evaluation.normalization import Normalizer, SinkhornBias
+from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.methods import DPDV, GAID, GARE, NCL, TCMGC, TMASS, CLIP4Clip, XPool
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.dpdv import DPDVOptions
+from tvr_lightning.methods.dpdv.captions import Captions
+from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
+from tvr_lightning.methods.gare import GAREOptions, NoIncrement
+from tvr_lightning.methods.tcmgc import TCMGCOptions
+from tvr_lightning.methods.tmass import TMASSOptions
+from tvr_lightning.methods.xpool import XPoolOptions
+
+LEARNING_RATE, STEPS = 1e-3, 64
+"""Of heads, and steps of every training: 8 epochs of 512 pairs."""
+
+
+@dataclass
+class MeanPooled:
+    """CLIP4Clip with mean pooling, whose loss NCL may normalise; queues keep 1024 training texts and videos.
+
+    Attributes:
+        normalize_loss: train with NCL's biases.
+        detach_biases: as of `NCL`.
+    """
+
+    normalize_loss: bool = False
+    detach_biases: bool | None = None
+
+
+Head = MeanPooled | XPoolOptions | TMASSOptions | TCMGCOptions | GAREOptions | DPDVOptions | GAIDOptions
+"""A head is told by its options, whose type says the method."""
+
+TEXT_TO_VIDEO, VIDEO_TO_TEXT = "text_to_video", "video_to_text"
+Figures = dict[str, float]
+"""R@1 of both directions in percent, and NCL's normalisation errors (Eq. 5) under `..._error`."""
+
+
+def method(head: Head, encoder: TinyClipEncoder) -> RetrievalModule:
+    """Return the method of some options around an encoder that only says its sizes."""
+    sizes: dict[str, Any] = {"words": WORDS, "frames": FRAMES}
+    match head:
+        case MeanPooled():
+            contrast = NCL(head.normalize_loss, detach_biases=head.detach_biases, queue_size=1024)
+            return CLIP4Clip(encoder, contrast=contrast, **sizes)
+        case XPoolOptions():
+            return XPool(encoder, xpool=head, **sizes)
+        case TMASSOptions():
+            return TMASS(encoder, tmass=head, **sizes)
+        case TCMGCOptions():
+            return TCMGC(encoder, tcmgc=head, **sizes)
+        case GAREOptions():
+            return GARE(encoder, gare=head, **sizes)
+        case DPDVOptions():
+            return DPDV(encoder, dpdv=head, **sizes)
+        case GAIDOptions():
+            return GAID(encoder, gaid=head, audio_encoder=_sound_encoder(head), **sizes)
+
+
+def _sound_encoder(head: GAIDOptions) -> TinyWhisperEncoder | None:
+    """Return an audio encoder that only says its size; worlds bring audio features of this size."""
+    if isinstance(head.fusion, NoFusion):
+        return None
+    encoder = TinyWhisperEncoder(AUDIO)
+    for parameter in encoder.parameters():
+        parameter.requires_grad_(False)
+    return encoder
+
+
+class Adapted(nn.Module):
+    """A method behind one linear map per modality, which stands for the encoder that would train with it.
+
+    Args:
+        method: its encoder gives the sizes and nothing else.
+    """
+
+    def __init__(self, method: RetrievalModule) -> None:
+        super().__init__()
+        self.method = method
+        self.text, self.video = nn.Linear(DIMENSION, DIMENSION), nn.Linear(DIMENSION, DIMENSION)
+        for layer in (self.text, self.video):
+            nn.init.eye_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def groups(self, encoder_rate: float) -> list[dict[str, Any]]:
+        """Return what is trained, as groups for an optimiser: the maps at a rate of their own, and the rest."""
+        maps = [*self.text.parameters(), *self.video.parameters()]
+        rest = [parameter for parameter in self.method.parameters() if parameter.requires_grad]
+        return [{"params": maps, "lr": encoder_rate}, {"params": rest, "lr": LEARNING_RATE}]
+
+    def texts(self, text: TextFeatures) -> TextFeatures:
+        """Return N texts as the method scores them."""
+        return self.method.encode_text(replace(text, sentence=self.text(text.sentence), words=self.text(text.words)))
+
+    def videos(self, video: VideoFeatures) -> VideoFeatures:
+        """Return M videos as the method scores them."""
+        patches = None if video.patches is None or not self.method.needs_patches else self.video(video.patches)
+        return self.method.encode_video(replace(video, frames=self.video(video.frames), patches=patches))
+
+    def pairs(self, split: Split, rows: Tensor) -> PairedFeatures:
+        """Return the pairs at `rows` (B,) of a split as the method's losses take them."""
+        extras: dict[str, Captions] = {}
+        if split.captions is not None:
+            listed = split.captions[rows]
+            extras["captions"] = replace(listed, sentence=self.text(listed.sentence), words=self.text(listed.words))
+        return PairedFeatures(self.texts(split.text[rows]), self.videos(split.video[rows]), rows, rows, extras)
+
+
+def build(head: Head, seed: int) -> Adapted:
+    """Return a head from fresh weights, at CLIP's temperature of 0.01."""
+    torch.manual_seed(seed)
+    encoder = TinyClipEncoder(DIMENSION, image_size=16, text_layers=1, vision_layers=1, freeze="all")
+    torch.manual_seed(seed)  # an encoder may draw otherwise than another version's; heads then still start alike
+    adapted = Adapted(method(head, encoder))
+    with torch.no_grad():
+        adapted.method.temperature.logit_scale.fill_(math.log(100))
+    return adapted
+
+
+def train(adapted: Adapted, world: World, seed: int, encoder_rate: float, steps: int = STEPS) -> None:
+    """Train maps and head with AdamW, a cosine schedule and clipped gradients.
+
+    Args:
+        adapted: what is trained.
+        world: its training pairs.
+        seed: of batches and dropout.
+        encoder_rate: peak learning rate of the maps; the head's is LEARNING_RATE.
+        steps: of the optimiser, some of an epoch's batches at the end perhaps.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    groups = adapted.groups(encoder_rate)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    rates = [group["lr"] for group in groups]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps + 1, pct_start=0.1)
+    adapted.train()
+    batches: list[Tensor] = []
+    for _ in range(steps):
+        batches = batches or list(world.batches(generator))
+        pairs = adapted.pairs(world.train, batches.pop(0))
+        loss = torch.stack([term.reshape(()) for term in adapted.method.losses(pairs).values()]).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        adapted.method.temperature.clamp()
+        adapted.method.update_state(pairs.detach())
+    adapted.eval()
+
+
+def readings(adapted: Adapted, world: World) -> dict[str, Figures]:
+    """Rank the test pairs as `tvr test` does, in every way that the head can be read.
+
+    Returns:
+        By name: `plain`, the scores as they are. With NCL's queues also `training queries` and `oracle`, with biases
+        from these or from the test queries. With increments `bare`, texts without them. Where the released protocol
+        leaks `as released`, under it.
+    """
+    found = {"plain": evaluate(adapted, world)}
+    match adapted.method:
+        case CLIP4Clip():
+            found["training queries"] = evaluate(adapted, world, SinkhornBias())
+            found["oracle"] = evaluate(adapted, world, SinkhornBias(queries="oracle"))
+        case GARE() if not isinstance(adapted.method.options.increment, NoIncrement):
+            psi, adapted.method.head.psi = adapted.method.head.psi, None
+            found["bare"] = evaluate(adapted, world)
+            adapted.method.head.psi = psi
+        case GAID() | TMASS():
+            found["as released"] = evaluate(adapted, world, released=True)
+    return found
+
+
+@torch.no_grad()
+def evaluate(adapted: Adapted, world: World, normalizer: Normalizer | None = None, released: bool = False) -> Figures:
+    """Rank the test pairs once."""
+    method, test = adapted.method, world.test
+    rows = torch.arange(len(test.text))
+    evaluator = Evaluator(
+        None if released else method.score,
+        score_as_released=method.score_as_released if released else None,
+        temperature=method.score_temperature(),
+        measure_balance=True,
+    )
+    bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
+    truth = GroundTruth(rows, len(rows), "synthetic features", "test", "one caption per video")
+    found: Evaluation = evaluator.evaluate(
+        adapted.texts(test.text), rows, adapted.videos(test.video), rows, truth, normalizer, bank
+    )
+    return {
+        TEXT_TO_VIDEO: found.text_to_video["R@1"],
+        VIDEO_TO_TEXT: found.video_to_text["R@1"],
+        f"{TEXT_TO_VIDEO}_error": found.balance["text-to-video"].error,
+        f"{VIDEO_TO_TEXT}_error": found.balance["video-to-text"].error,
+    }
+
+
+def outcome(head: Head, world: World, seed: int, encoder_rate: float, steps: int = STEPS) -> dict[str, Figures]:
+    """Build a head, train it and read it; the seed is that of weights, dropout and batches."""
+    adapted = build(head, seed)
+    train(adapted, world, seed, encoder_rate, steps)
+    return readings(adapted, world)
