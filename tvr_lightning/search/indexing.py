@@ -195,6 +195,12 @@ def index(
                     return report
 
 
+def tell(report: IndexReport) -> None:
+    """Print a report, at once, for whoever watches."""
+    for line in report.lines():
+        print(line, flush=True)
+
+
 def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
     """Load the scorers that an index was made with, by name.
 

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.progress import shown
@@ -14,9 +13,6 @@ from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.question import Question
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
 from tvr_lightning.search.running import ask
-
-if TYPE_CHECKING:
-    from tvr_lightning.search.indexing import IndexReport
 
 CAPTIONS_SHOWN = 2
 
@@ -72,7 +68,7 @@ def run_index(
         device: where the encoders run; a GPU where there is one by default.
     """
     with shown("index: loading"):
-        from tvr_lightning.search.indexing import index
+        from tvr_lightning.search.indexing import index, tell
         from tvr_lightning.search.scorer import ScorerSource
         from tvr_lightning.search.segments import LENGTH, Segments
         from tvr_lightning.search.watching import Watch
@@ -109,18 +105,13 @@ def run_index(
         transcripts=transcripts,
         transcriber=transcribe,
         watch=Watch() if watch else None,
-        tell=_tell,
+        tell=tell,
     )
     if report.total:
         print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
         return 0
     print(f"{out} holds no videos now; there is nothing to search")
     return 0 if report.removed else 1
-
-
-def _tell(report: IndexReport) -> None:
-    for line in report.lines():
-        print(line, flush=True)
 
 
 def run_search(
