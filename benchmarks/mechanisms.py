@@ -2,7 +2,8 @@
 
 `python benchmarks/mechanisms.py` trains small heads on made-up features (mechanisms_worlds.py), method and baseline
 from equal seeds on equal data. It writes mechanisms.json, and from that mechanisms.md with its figures. Finished heads
-are kept: an interrupted run goes on where it was, and a change of one world trains the heads of that world alone.
+are kept: an interrupted run goes on where it was, and a change of one world trains the heads of that world alone. The
+page says how much processor time all of them took.
 """
 
 from __future__ import annotations
@@ -237,7 +238,9 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms, each with its baseline")
     parser.add_argument("--seeds", type=int, help="5 by default, 2 with --quick")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
-    parser.add_argument("--quick", action="store_true", help="two points, two seeds, a quarter of the steps")
+    parser.add_argument(
+        "--quick", action="store_true", help="two points, two seeds, a quarter of the steps: two minutes"
+    )
     parser.add_argument("--finished", action="store_true", help="train nothing: write what is finished, name the rest")
     parser.add_argument("--page", action="store_true", help="train nothing: write the page from the JSON again")
     parser.add_argument(

@@ -55,6 +55,13 @@ READ = {
     "as pooling, the paper's weight of the bottleneck, no regularisation at all, and words as context; GARE stays "
     "below its baseline in each. With corrected videos in place of texts (Table 7) it was above it, by 6 points, which "
     "one seed cannot settle.",
+    "paths": "Dividing the frames finds a point more in the control, and a few where captions leave most of a video "
+    "untold. The divergence between the paths' scores and those of all frames adds nothing to that.",
+    "perturbation": "The draws of the paper, which are centred, find more than those of the released code.",
+    "decorrelation": "On logits the term is ten thousand times as large as on cosines and outweighs InfoNCE: it makes "
+    "the contrasts agree by making them say nothing. On cosines, as the paper has it, it is too small to do anything.",
+    "sound": "A gate that knows nothing of the text finds as much: that the query opens it does not matter here.",
+    "balance": "Where all contrasts are equally good, LSA costs a little.",
     "false-negatives-of-a-style": "False negatives do cost the baseline here, and cost GARE more: it begins above the "
     "baseline and ends below.",
 }
@@ -197,8 +204,8 @@ def _head(data: Data) -> str:
     return f"""# What the mechanisms do in controlled worlds
 
 `{about["command"]}`, {about["date"]}, {about["machine"]}; {about["heads"]} heads from {about["seeds"]} seeds each,
-{about["minutes"]:.0f} minutes of processor time. Worlds, heads and claims were fixed in the commit
-{"; ".join(about["settings"])}, before these heads were trained.
+{about["minutes"]:.0f} minutes of processor time. Worlds, heads and claims were fixed before training, in
+{" and ".join(f"commit {commit}" for commit in about["settings"])}.
 Every figure and verdict below is in `mechanisms.json`, by seed; `--page` writes this page from it again.{absent}
 
 Every paper names a factor, and claims that its method deals with it. Here small heads are trained on made-up features

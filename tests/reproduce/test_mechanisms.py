@@ -245,7 +245,8 @@ def test_the_committed_page_is_what_its_data_say(benchmark, claims):
     assert page.page(data) == committed, "write it anew: python benchmarks/mechanisms.py --page"
     shown = set(re.findall(r"\]\((mechanisms/[^)]*)\)", committed))
     assert shown == {f"mechanisms/{path.name}" for path in (RESULTS / "mechanisms").iterdir()}
-    assert re.search(r"fixed in the commit\n[0-9a-f]{7,} of [0-9T:+-]*, before", committed)
+    assert re.search(r"fixed before training, in\ncommit [0-9a-f]{7,} of [0-9T:+-]*", committed)
+    assert "changed since" not in committed
 
 
 def command(folder: Path, *arguments: str) -> list[str]:
