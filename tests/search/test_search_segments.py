@@ -158,6 +158,9 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
         for moment in found.moments:
             assert searcher.catalog.picture(found.id, moment.time)[:3] == b"\xff\xd8\xff"
         assert len(searcher.similar(found.id).results) == 1
+        itself = searcher.search_video(scenes).results[0]
+        assert itself.id == found.id
+        assert itself.score == pytest.approx(1.0, abs=1e-4), "a long example is cut as the index's videos are"
         assert searcher.describe(found.id, texts=["a cat"])
     assert index([], out, progress=False).kept == 2
     with pytest.raises(SearchError, match="into a new folder"):

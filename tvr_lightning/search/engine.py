@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
@@ -13,11 +14,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from tvr_lightning.data.batch import Media
 from tvr_lightning.evaluation.normalization import Context, SinkhornBias
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.picture import read_picture
+from tvr_lightning.media.video import probe
 from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import inside
@@ -33,11 +36,14 @@ from tvr_lightning.search.ranking import (
     by_video,
     fuse,
     likeness,
+    likeness_to,
     strongest_of_each,
 )
 from tvr_lightning.search.relevance import THRESHOLD, Scale
 from tvr_lightning.search.results import Answer, Moment, Normalize, Result, Said, clock
 from tvr_lightning.search.scorer import Scorer
+from tvr_lightning.search.segmented import LongVideo
+from tvr_lightning.search.segments import Segments
 from tvr_lightning.search.speech import match
 from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
@@ -47,6 +53,8 @@ NOTHING = "nothing here matches well"
 VIDEOS_IN_MEMORY = 4096
 CANDIDATES = 256
 EXAMPLE_QUERIES = 6
+EXAMPLE_BLOCK = 16
+"""Stretches of an example that are encoded at once."""
 SPOKEN = 64
 """Stretches of speech that are looked at."""
 MOST_KEYS = 20_000
@@ -239,13 +247,20 @@ class Searcher:
         """Decode and encode a video file as an example, while other queries are answered.
 
         Returns:
-            Features of one video, as the first scorer's `score` takes them.
+            Features of its stretches, one or as many as such a video of the index has, as the first scorer's `score`
+            takes them.
 
         Raises:
             VideoError: it cannot be decoded.
         """
-        scorer = self.scorers[self.first]
-        return scorer.encode_videos(scorer.read(Path(path)).media)
+        scorer, path = self.scorers[self.first], Path(path)
+        how = Segments(**(self.catalog.fact("segments") or {"kind": "none"}))
+        if how.kind == "none" or probe(path).duration <= how.length:
+            return scorer.encode_videos(scorer.read(path).media)
+        found, stretches = [], LongVideo(path, {self.first: scorer}, how).stretches()
+        while block := list(itertools.islice(stretches, EXAMPLE_BLOCK)):
+            found.append(scorer.encode_videos(Media.cat([each.clips[self.first].media for each in block])))
+        return VideoFeatures.cat(found)
 
     def read_picture_example(self, path: str | Path) -> VideoFeatures:
         """Read and encode a picture file as an example: a silent video that shows it all along.
@@ -393,7 +408,10 @@ class Searcher:
         """Return the first stage's stretches, best first, with their cosines with the words, or the first example."""
         scorer = self.scorers[self.first]
         vectors = [] if not asked.words else [scorer.text_vectors(scorer.encode_texts([asked.words]))[0]]
-        vectors += [unit(scorer.video_vectors(each.features).mean(0, keepdim=True))[0] for each in asked.like]
+        for example in asked.like:
+            frames = [stretch.mean(0, keepdim=True) for stretch in example.stretches()]
+            vectors += [unit(mean)[0] for mean in frames]
+        count = max(count // len(vectors), top)
         own = {example.video for example in asked.like} - {None}
         rows, cosines = self._candidates(vectors[0], count, top, bias, among, own)
         for vector in vectors[1:]:
@@ -502,18 +520,19 @@ class Searcher:
         by_method = asked.words and answer.rerank != NONE
         text = reranker.encode_texts([asked.words]) if asked.words else None
         scored = VideoFeatures.cat([self._features(row, name)[0] for row in rows]) if by_method else None
-        wanted = [self._likeness(example.frames(), rows) for example in asked.like]
+        wanted = [self._likeness(example.stretches(), rows) for example in asked.like]
         if text is not None:
             wanted.insert(0, torch.tensor(cosines) if scored is None else reranker.score(text, scored).similarity[0])
         scores = torch.stack(wanted).mean(0)
-        unwanted = [self._likeness(example.frames(), rows) for example in asked.unlike]
+        unwanted = [self._likeness(example.stretches(), rows) for example in asked.unlike]
         if asked.without:
             unwanted.append(self._score(asked.without, rows, reranker if scored is not None else None))
         if unwanted:
             scores = scores - WITHOUT * torch.stack(unwanted).mean(0)
         if biases is not None:
             scores = scores + torch.tensor(biases)
-        seen = text.sentence if text is not None else torch.cat([example.frames() for example in asked.like])
+        alike = [stretch for example in asked.like for stretch in example.stretches()]
+        seen = torch.cat(alike) if text is None else text.sentence
         where = name if text is not None else self.first
         videos = by_video(rows, scores)
         by_sight = {video: rank for rank, video in enumerate(videos, 1)}
@@ -552,12 +571,12 @@ class Searcher:
         features = VideoFeatures.cat([self._features(row, name)[0] for row in rows])
         return reranker.score(reranker.encode_texts([words]), features).similarity[0]
 
-    def _likeness(self, frames: Tensor, rows: list[SpanRow]) -> Tensor:
-        """Return the mean, over an example's frames (K, D), of the best cosine with a frame, for each stretch (S,)."""
+    def _likeness(self, example: list[Tensor], rows: list[SpanRow]) -> Tensor:
+        """Return how much each stretch (S,) looks like an example, whose stretches' frames (K, D) are given."""
         values = []
         for row in rows:
             features = self._features(row, self.first)[0]
-            values.append(likeness(frames, features.frames[0][features.frame_mask[0]]).amax(1).mean())
+            values.append(likeness_to(example, features.frames[0][features.frame_mask[0]]))
         return torch.stack(values)
 
     def _moments(self, like: Tensor, row: SpanRow, scorer: str) -> list[Moment]:

@@ -18,7 +18,7 @@ APART = 1.0
 """Seconds by which the best moments of a video differ at least, where it has others."""
 WITHOUT = 0.5
 """How much of the score by what is not wanted is taken away."""
-FRAMES_OF_AN_EXAMPLE = 64
+STRETCHES_OF_AN_EXAMPLE = 16
 RECIPROCAL = 60
 """What is added to every rank before its reciprocal (Cormack, Clarke and Buettcher, SIGIR 2009, "Reciprocal rank fusion
 outperforms Condorcet and individual rank learning methods")."""
@@ -38,11 +38,11 @@ class Example:
     features: VideoFeatures
     video: str | None = None
 
-    def frames(self) -> Tensor:
-        """Return its real frames (K, D) of length 1, of a long one some at equal steps."""
-        frames = self.features.frames[self.features.frame_mask]
-        places = torch.linspace(0, len(frames) - 1, min(len(frames), FRAMES_OF_AN_EXAMPLE)).round().long()
-        return unit(frames[places])
+    def stretches(self) -> list[Tensor]:
+        """Return the real frames (K, D) of length 1 of each of its stretches; of a long one some at equal steps."""
+        count = len(self.features.frames)
+        places = torch.linspace(0, count - 1, min(count, STRETCHES_OF_AN_EXAMPLE)).round().long().tolist()
+        return [unit(self.features.frames[place][self.features.frame_mask[place]]) for place in places]
 
 
 @dataclass
@@ -70,6 +70,14 @@ def by_video(rows: Sequence[SpanRow], scores: Tensor) -> dict[str, Found]:
 def likeness(example: Tensor, frames: Tensor) -> Tensor:
     """Return for each of the frames (F, D) its best cosine with a frame of the example (K, D), transposed: (K, F)."""
     return example @ unit(frames).T
+
+
+def likeness_to(stretches: Sequence[Tensor], frames: Tensor) -> Tensor:
+    """Return how much a stretch with frames (F, D) looks like an example: like that of its stretches (K, D) most alike.
+
+    That is the mean, over the frames of one stretch of the example, of the best cosine with one of the frames.
+    """
+    return torch.stack([likeness(stretch, frames).amax(1).mean() for stretch in stretches]).amax()
 
 
 def best_of(moments: Sequence[Moment]) -> list[Moment]:
