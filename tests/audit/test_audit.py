@@ -264,7 +264,7 @@ def test_a_method_that_asks_the_trainer_for_the_ground_truth_is_caught_and_refus
     method = AsksTheTrainer(encoder, words=12, frames=2)
     audit = audit_method(method, data)
     assert "asks for trainer.datamodule" in leaking(audit)
-    assert audit.recall_with_help == pytest.approx(100 * 11 / 12)  # two of the videos have the same caption
+    assert audit.recall_with_help > 90.0  # codes of two videos may be alike
     assert audit.recall_without_help < 40.0
     with pytest.raises(LeakageError, match=r"AsksTheTrainer asks for trainer\.datamodule while it encodes or scores"):
         recall_of_a_test(method, data)
