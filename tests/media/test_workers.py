@@ -45,6 +45,28 @@ if __name__ == "__main__":
     time.sleep(600)
 """
 
+SERVER = """
+import os, signal, time
+from pathlib import Path
+from tvr_lightning.media.workers import undisturbed, worker_context
+
+def of_server():
+    return [line for line in Path(f"/proc/{os.getppid()}/status").read_text().splitlines() if line.startswith("SigBlk")]
+
+def say(answers):
+    answers.put(of_server())
+
+if __name__ == "__main__":
+    start = worker_context()
+    with undisturbed():
+        answers = start.SimpleQueue()
+        worker = start.Process(target=say, args=(answers,))
+        worker.start()
+    (line,) = answers.get()
+    worker.join()
+    print(bool(int(line.split()[1], 16) >> (signal.SIGINT - 1) & 1))
+"""
+
 
 def runs(process: int) -> bool:
     """Whether a process is there and not only waiting for its exit status to be read."""
@@ -71,6 +93,14 @@ def test_no_worker_outlives_a_killed_process(program, number, tmp_path):
     while any(runs(each) for each in started):
         assert time.monotonic() < until, "workers are still there after a minute"
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_workers_server_never_takes_the_keyboards_signal(tmp_path):
+    """Python 3.11 unblocks it when it starts its resource tracker, between our blocking it and the server's start."""
+    (tmp_path / "program.py").write_text(SERVER)
+    done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 def test_an_interruption_waits_until_workers_are_started_whichever_thread_takes_it():

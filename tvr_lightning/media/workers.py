@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import context
+from multiprocessing import context, resource_tracker
 from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
 from types import TracebackType
 
@@ -46,6 +46,8 @@ def undisturbed() -> Iterator[None]:
         return
     # The mask is what the workers' server inherits as it starts. It is this thread's alone: any other thread may take
     # the signal in its place, upon which Python would interrupt this one, so that the handler waits as well.
+    # Python 3.11 lets the signal through as soon as it has started its tracker, which it does before the server.
+    resource_tracker.ensure_running()
     pressed: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     handler = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
