@@ -460,3 +460,12 @@ def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path):
         assert store.video(keys).frames[:, 0, 0].tolist() == list(range(done + 2))
         reached.add(done)
     assert max(reached) > 0
+
+
+def test_a_shard_has_a_row_for_each_of_its_items(tmp_path):
+    items = [StoreItem.of_text(text, "msrvtt", "test") for text in ("a dog", "a cat")]
+    uneven = {"sentence": torch.zeros(3, 4)}, torch.ones(2, 1, dtype=torch.bool)
+    message = r"text: 2 items, but features .*'sentence': 3.*one row for each"
+    with StoreWriter(tmp_path, {"text": {}}, "tvr extract") as writer, pytest.raises(ValueError, match=message):
+        writer.append("text", items, *uneven)
+    assert not list(tmp_path.glob("*.safetensors"))

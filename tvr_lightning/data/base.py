@@ -64,7 +64,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         interpolation: of the resizing.
         batch_size: pairs per optimisation step, over all devices.
         eval_batch_size: texts or videos per evaluation batch, on each device.
-        num_workers: processes that decode videos, for each loader.
+        num_workers: processes that decode videos, for each loader; evaluating stored features takes none.
         sampling: which frames of a clip are taken.
         train_sampling: the same in training, where it differs.
         augmentation: of the frames in training.
@@ -460,9 +460,11 @@ class TextVideoDataModule(LightningDataModule, ABC):
         texts = TextDataset(split, reader)
         videos = VideoDataset(split, reader, skip=self.on_corrupt == "skip")
         sharing = self._sharing()
+        # Stored features are read faster than processes for it start.
+        workers = self.num_workers if self.features is None else 0
         return [
             self._loader(texts, EvaluationSampler(len(texts), **sharing), self.eval_batch_size, workers=0),
-            self._loader(videos, EvaluationSampler(len(videos), **sharing), self.eval_batch_size, self.num_workers),
+            self._loader(videos, EvaluationSampler(len(videos), **sharing), self.eval_batch_size, workers),
         ]
 
     def val_dataloader(self) -> list[DataLoader[TextBatch] | DataLoader[VideoBatch]]:

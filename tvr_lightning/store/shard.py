@@ -107,7 +107,13 @@ def shard_content(record: Record, tensors: Mapping[str, Tensor], mask: Tensor) -
 
     Raises:
         StoreError: features are NaN, infinite, or too large for the record's dtype.
+        ValueError: there are other numbers of items and of features.
     """
+    rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
+    if record.items and set(rows.values()) != {len(record.items)}:
+        raise ValueError(
+            f"{record.part}: {len(record.items)} items, but features {rows}; one row for each item is needed"
+        )
     kind = torch.float16 if record.dtype == "float16" else torch.float32
     kept = {"mask": mask.detach().cpu().bool().contiguous()}
     for name, tensor in tensors.items():
