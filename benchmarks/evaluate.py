@@ -214,11 +214,12 @@ def write_test(folder: Path, items: int, args: argparse.Namespace) -> list[str]:
     (root / "msrvtt" / "videos" / "video0.mp4").touch()  # looked for, and never read
     torch.save(open_clip.create_model("ViT-B-32").state_dict(), weights)
     options = [
-        "--config=features",
+        "--config=heads",
+        "--data.init_args.features=features",
         f"--data.init_args.root={root}",
         f"--model.init_args.encoder.init_args.weights={weights}",
     ]
-    method, data = from_recipe(["recipes/clip4clip.yaml", "recipes/features.yaml"], [*options[1:], UNSTORED])
+    method, data = from_recipe(["recipes/clip4clip.yaml", "recipes/heads.yaml"], [*options[1:], UNSTORED])
     split = data.read_split("test")
     videos = [(video, StoreItem(data.directory, "test", video.video_id, str(video.path))) for video in split.videos]
     texts = [StoreItem.of_text(text.text, data.directory, "test") for text in split.texts]
