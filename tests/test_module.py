@@ -15,7 +15,7 @@ from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
 from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
-from tvr_lightning.training.module import NonFiniteLossError
+from tvr_lightning.training.finite import NonFiniteLossError
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,10 @@ def test_a_broken_loss_names_term_step_and_videos(encoder):
     method = CLIP4Clip(encoder, words=8, frames=4)
     text, video = features(3)
     video.frames[1] = float("nan")
+    pairs = batch(video, text)
+    method.total_loss(method.losses(method.pair_features(pairs)), pairs)
     with pytest.raises(NonFiniteLossError, match=r"step 0: .*info_nce = nan.*video0, video1, video2"):
-        method.training_step(batch(video, text), 0)
+        method.on_before_optimizer_step(torch.optim.SGD(method.parameters()))
 
 
 def test_the_temperature_never_exceeds_one_hundred():

@@ -1,5 +1,7 @@
 """Gathering over two devices: what comes back, and which gradient."""
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,6 +10,7 @@ from torch import Tensor
 from tvr_lightning.features import TextFeatures
 from tvr_lightning.testing import run_processes
 from tvr_lightning.training.distributed import gather_objects, gather_record, gather_tensor
+from tvr_lightning.training.finite import FiniteLosses, NonFiniteLossError
 from tvr_lightning.training.losses import info_nce
 
 
@@ -36,6 +39,13 @@ def two_devices(rank: int) -> dict:
     words = torch.full((2, 3, 4), float(rank))
     record = gather_record(TextFeatures(words[:, 0], words, torch.full((2, 3), bool(rank))))
     result = {mode: encoder_gradient(rank, mode) for mode in ("global", "own-slice", "none")}
+    losses, broken = FiniteLosses(), ""
+    losses.ask({"a": torch.tensor(math.nan if rank else 1.0)}, 5, [f"video{rank}"])
+    try:
+        losses.check()
+    except NonFiniteLossError as error:
+        broken = str(error)
+    result["broken"] = broken
     return result | {"sentence": record.sentence, "mask": record.word_mask, "objects": gather_objects(f"rank {rank}")}
 
 
@@ -77,3 +87,8 @@ def test_one_device_gathers_nothing(mode):
     tensor = torch.ones(2, 3)
     assert gather_tensor(tensor, mode) is tensor
     assert gather_objects(1) == [1]
+
+
+def test_every_device_learns_of_the_broken_loss_of_one(results):
+    assert "not finite: on another device" in results[0]["broken"]
+    assert "a = nan; the batch's videos are video1" in results[1]["broken"]

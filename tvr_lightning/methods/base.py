@@ -222,6 +222,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
 
     def on_train_start(self) -> None:
         """Forget the pairs of a step that an interrupted run in this process left unfinished."""
+        super().on_train_start()
         self._pairs.clear()
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:

@@ -190,6 +190,7 @@ class VideoQuestionAnswering(RecipeModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the answers with the weights that were trained on them."""
+        super().on_save_checkpoint(checkpoint)
         checkpoint["answers"] = list(self.vocabulary)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -219,6 +220,7 @@ class VideoQuestionAnswering(RecipeModule):
 
     def on_train_start(self) -> None:
         """Number the right answers of the training questions."""
+        super().on_train_start()
         _, self._training_right = self._numbered("train")
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:

@@ -45,6 +45,8 @@ class RunProgressBar(RichProgressBar):
         super().__init__()
         self._left = TimeLeft()
         self._doing = "starting"
+        self._metrics: dict[str, Any] = {}
+        self._read = 0.0
         self._saying = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -101,11 +103,19 @@ class RunProgressBar(RichProgressBar):
         super().on_predict_batch_end(trainer, pl_module, outputs, batch, batch_idx, *rest)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return what is logged for the bar, and the time left; without the number of the run's folder."""
+        """Return what is logged for the bar, and the time left; without the number of the run's folder.
+
+        Read twice a second while training: reading a loss waits for all that its device has queued.
+        """
+        now = time.monotonic()
+        if trainer.training and now - self._read < 0.5:
+            return self._metrics
+        self._read = now
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         left = self._left.seconds(trainer)
-        return metrics if left is None else {**metrics, "run left": str(timedelta(seconds=round(left)))}
+        self._metrics = metrics if left is None else {**metrics, "run left": str(timedelta(seconds=round(left)))}
+        return self._metrics
 
     def _get_train_description(self, current_epoch: int) -> str:
         of = f"/{self.trainer.max_epochs}" if self.trainer.max_epochs not in (None, -1) else ""

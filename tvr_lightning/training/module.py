@@ -12,23 +12,20 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.optim import Optimizer
 
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.errors import UserError
 from tvr_lightning.extract.check import check_store
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
 from tvr_lightning.options import other_options, plain_options
+from tvr_lightning.training.finite import FiniteLosses
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.sharding import shard
 
 NAMED = 5
 """Tensors that an error names before it counts the others."""
-
-
-class NonFiniteLossError(UserError, RuntimeError):
-    """A loss term became NaN or infinite; says which, at which step, on which videos."""
 
 
 class RecipeModule(LightningModule):
@@ -55,6 +52,7 @@ class RecipeModule(LightningModule):
         # So that load_from_checkpoint makes classes of what the lines above wrote down, as it does of a recipe's.
         self.hparams.setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
         self.optimizer_config = optimizer or OptimizerConfig()
+        self.finite_losses = FiniteLosses()
 
     @property
     def title(self) -> str:
@@ -128,24 +126,38 @@ class RecipeModule(LightningModule):
             "use the recipe and options that it was trained with"
         )
 
+    def on_train_start(self) -> None:
+        """Forget the losses of a step that an interrupted run in this process left unfinished."""
+        self.finite_losses.forget()
+
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
-        """Return the sum of the terms of a loss, a scalar.
+        """Return the sum of the terms of a loss, a scalar, and have it checked before the optimiser steps.
 
         Args:
             terms: scalars by name.
             batch: that they were computed on.
 
         Raises:
-            NonFiniteLossError: it is NaN or infinite, so that a step would break the weights.
+            NonFiniteLossError: the loss of the batch before was NaN or infinite.
         """
-        loss = torch.stack([term.reshape(()) for term in terms.values()]).sum()
-        if torch.isfinite(loss):
-            return loss
-        broken = [f"{name} = {float(term.detach()):g}" for name, term in terms.items() if not torch.isfinite(term)]
-        raise NonFiniteLossError(
-            f"step {self.global_step}: the loss is not finite: {', '.join(broken)}; the batch's videos are "
-            f"{', '.join(batch.video.video_id)}. Lower the learning rate, or look at these files with `tvr data check`."
-        )
+        self.finite_losses.ask(terms, self.global_step, batch.video.video_id)
+        return torch.stack([term.reshape(()) for term in terms.values()]).sum()
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Refuse a step from a loss that is NaN or infinite, which would break the weights.
+
+        Raises:
+            NonFiniteLossError: says which term, and on which videos.
+        """
+        self.finite_losses.check()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint behind a loss that is NaN or infinite, which an accumulated step is still to answer for.
+
+        Raises:
+            NonFiniteLossError: says which term, and on which videos.
+        """
+        self.finite_losses.check()
 
 
 def _unfitting(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:

@@ -290,6 +290,7 @@ def _compute(method: RetrievalModule, batch: PairBatch, share: int) -> tuple[flo
             raise RecipeError(f"{share} pairs do not fit this device of {size:.0f} GB; lower the batch size") from error
     else:
         seconds *= share / len(small)
+    method.finite_losses.check()
     memory = float(torch.cuda.max_memory_allocated(method.device)) * ROOM if on_gpu else None
     method.load_state_dict(saved)
     method.zero_grad(set_to_none=True)
