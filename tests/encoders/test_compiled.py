@@ -1,4 +1,4 @@
-"""Compiled towers: the same features and gradients under the same names; refused where nothing can compile."""
+"""Compiled towers: the same features and gradients under the same names; plain ones where nothing can compile."""
 
 import shutil
 
@@ -7,7 +7,7 @@ import torch
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import TinyClipEncoder
-from tvr_lightning.encoders.compiled import CompilerError, compile_blocks
+from tvr_lightning.encoders.compiled import compile_blocks
 
 
 def encoder(compile_towers: bool) -> TinyClipEncoder:
@@ -40,13 +40,23 @@ def test_compiled_towers_give_the_features_and_gradients_of_plain_ones():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU Triton compiles")
-def test_without_a_compiler_the_option_is_refused(monkeypatch):
-    monkeypatch.setenv("CXX", "a-compiler-that-is-not-there")
-    with pytest.raises(CompilerError, match="a-compiler-that-is-not-there is not there"):
-        encoder(True)
+@pytest.mark.filterwarnings("ignore")  # what torch's own compiler deprecates
+def test_where_compiling_fails_one_line_says_so_and_the_towers_run_plain(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "a-compiler-that-is-not-there"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    with torch._inductor.utils.fresh_cache():
+        made = encoder(True)
+        video = made.encode_video(media())
+    torch._dynamo.reset()
+    torch.testing.assert_close(video.frames, encoder(False).encode_video(media()).frames)
+    (said,) = [record.message for record in caplog.records if "compile_towers" in record.message]
+    assert said.startswith("compile_towers: torch.compile failed (") and said.endswith("the towers run as they are")
+    assert "\n" not in said
+    made.encode_text(["a cat"], 12)
+    assert [record.message for record in caplog.records if "compile_towers" in record.message] == [said]
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 def test_towers_without_blocks_are_refused():
     with pytest.raises(ValueError, match="Linear is no transformer"):
         compile_blocks([torch.nn.Linear(2, 2)])

@@ -57,7 +57,6 @@ class OpenClipEncoder(Encoder):
 
     Raises:
         TypeError: the model is none of the three classes.
-        CompilerError: `compile_towers` without a compiler.
         ValueError: a switch does not fit the architecture.
     """
 
@@ -165,8 +164,16 @@ class OpenClipEncoder(Encoder):
         pixels = media.pixels.to(self.pixel_mean.device, non_blocking=True)
         if pixels.dtype != torch.uint8:
             raise ValueError(f"pixels are {pixels.dtype}; expected uint8, which the encoder normalises itself")
-        normalised = (pixels.to(self.pixel_mean.dtype) / 255 - self.pixel_mean) / self.pixel_std
-        return self.encode_pixels(normalised, media.frame_mask.to(pixels.device), patches)
+        return self.encode_pixels(self._normalised(pixels), media.frame_mask.to(pixels.device), patches)
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        """Return (pixels / 255 - mean) / std in the precision of the step, read and written once."""
+        device = pixels.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else self.pixel_mean.dtype
+        scale = 1 / (255 * self.pixel_std)
+        normalised = torch.empty(pixels.shape, dtype=dtype, device=pixels.device)
+        return torch.addcmul(-self.pixel_mean / self.pixel_std, pixels, scale, out=normalised)
 
     def encode_pixels(self, pixels: Tensor, frame_mask: Tensor, patches: bool = False) -> VideoFeatures:
         """Encode normalised frames, and where wanted their patches (`vision_towers`).
