@@ -29,7 +29,11 @@ def test_mask_ends_at_eot_even_where_a_token_has_the_pad_id(tokenizer):
 def test_long_captions_are_cut_before_eot_counted_and_reported_once(caplog):
     tokenizer = ClipTokenizer(77)
     with caplog.at_level(logging.WARNING):
-        ids = tokenizer(["one two three four five", "a cat", "six seven eight nine ten"], 6)
+        tokens = tokenizer.encode(["one two three four five", "a cat", "six seven eight nine ten"], 6)
+        ids = tokens.ids
+        assert tokens.needed == [7, 4, 7]
+        assert tokenizer.truncated_captions == 0
+        tokenizer.count_truncated(tokens)
     assert ids[0, -1] == ids[2, -1] == 49407
     assert torch.equal(ids[0, :5], tokenizer(["one two three four"], 6)[0, :5])
     assert tokenizer.truncated_captions == 2
@@ -39,7 +43,7 @@ def test_long_captions_are_cut_before_eot_counted_and_reported_once(caplog):
 
 def test_a_caption_that_just_fits_is_not_counted(tokenizer):
     before = tokenizer.truncated_captions
-    tokenizer(["one two three four"], 6)
+    tokenizer.count_truncated(tokenizer.encode(["one two three four"], 6))
     assert tokenizer.truncated_captions == before
 
 

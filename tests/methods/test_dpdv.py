@@ -28,7 +28,7 @@ from tvr_lightning.methods.dpdv import (
     PatchMerging,
     SelectedPatches,
 )
-from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, padded_captions
+from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, said_captions
 from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.options import plain_options
 from tvr_lightning.recipe import from_recipe
@@ -410,7 +410,7 @@ def test_lacking_captions_are_named():
     with pytest.raises(CaptionError, match="video0 has 2 descriptions, the Recover-Path takes 3"):
         module(recover_captions=3).encode_extras(batch)
     with pytest.raises(CaptionError, match=r"video7 has 3 descriptions, more than model\.init_args\.dpdv\.captions 2"):
-        padded_captions(["video7"], [["a", "b", "c"]], 2, 1)
+        said_captions(["video7"], [["a", "b", "c"]], 2, 1)
     made = module()
     with pytest.raises(CaptionError, match="encode_extras"):
         made.losses(dataclasses.replace(pairs(made), extras={}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +13,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from tvr_lightning.data.audio_alignment import AudioAlignment, AudioOptions
-from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.batch import PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.data.copies import Copies, read_copies
 from tvr_lightning.data.datasets import MediaReader, PairDataset, TextDataset, VideoDataset, VideoReader
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -136,6 +137,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.features = features
         self.captions = captions
         self.audio = None if audio == "none" else AudioOptions(audio, audio_align, audio_seconds)
+        self.tokenise: Callable[[list[str]], Tokens] | None = None  # a model sets its encoder's `caption_tokens`
         self.skipped: dict[SplitName, list[str]] = {}
         self.training_sampler: TrainingSampler | None = None
         self._training_loader: TrainingLoader | None = None
@@ -403,6 +405,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
             seed=self.seed,
             skip=self.on_corrupt == "skip",
             captions=self.recover_captions(),
+            tokenise=self.tokenise,
         )
         self.training_sampler = TrainingSampler(len(dataset), self.batch_size, seed=self.seed, **sharing)
         self.training_sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
@@ -499,7 +502,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
             return self._feature_reader()
         sampling = self.train_sampling if training else self.sampling
         augmentation = self.augmentation if training else "none"
-        return MediaReader(self.frames, self.preparation, sampling, augmentation, self.audio, self.on_corrupt)
+        return MediaReader(
+            self.frames, self.preparation, sampling, augmentation, self.audio, self.on_corrupt, self.tokenise
+        )
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch without waiting for it: Lightning would wait for every tensor of a record."""

@@ -57,13 +57,32 @@ class Media(Record):
 
 
 @dataclass
-class TextBatch(Record):
-    """N texts. `text` holds caption strings, or features from a store: sentences (N, D) and words (N, W, D).
+class Tokens(Record):
+    """N captions as token ids, as worker processes bring them.
 
-    `index` (N,) int64 is each text's place.
+    Attributes:
+        captions: the N strings.
+        ids: (N, W) int64, padded as the encoder's tokenizer does.
+        mask: (N, W) bool, True where a caption has a token.
+        needed: positions that each caption needs uncut; a list, so that none waits for a device to count them.
     """
 
-    text: list[str] | TextFeatures
+    captions: list[str]
+    ids: Tensor
+    mask: Tensor
+    needed: list[int]
+
+
+@dataclass
+class TextBatch(Record):
+    """N texts.
+
+    Attributes:
+        text: captions as strings or token ids, or features from a store: sentences (N, D) and words (N, W, D).
+        index: (N,) int64, each text's place.
+    """
+
+    text: list[str] | Tokens | TextFeatures
     index: Tensor
 
     def anonymous(self) -> TextBatch:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from tvr_lightning.data.audio_alignment import AudioOptions, add_sound, no_audio
-from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.batch import Media, PairBatch, TextBatch, Tokens, VideoBatch
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.data.recover_captions import RecoverCaptions
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -36,8 +37,8 @@ class VideoReader(Protocol):
         """Return a record of no videos whose other dimensions agree with those read."""
         ...
 
-    def text(self, text: str) -> list[str] | TextFeatures:
-        """Return one text as it is batched: the caption itself, or its features."""
+    def text(self, text: str) -> list[str] | Tokens | TextFeatures:
+        """Return one text as it is batched: the caption itself, its token ids, or its features."""
         ...
 
 
@@ -52,6 +53,7 @@ class MediaReader:
         augmentation: drawn once per clip, the same for its frames; only in training, where there is a generator.
         audio: what the audio encoder is given; None leaves the sound unread.
         on_corrupt: whether a broken sound track is an error, or sounds as far as it goes and is named in `problems`.
+        tokenise: the encoder's `caption_tokens`; None leaves captions as strings.
     """
 
     frames: int
@@ -60,6 +62,7 @@ class MediaReader:
     augmentation: Augmentation = "none"
     audio: AudioOptions | None = None
     on_corrupt: Literal["error", "skip"] = "error"
+    tokenise: Callable[[list[str]], Tokens] | None = None
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F) and duration (1,) in seconds.
@@ -95,9 +98,9 @@ class MediaReader:
             duration=torch.zeros(0),
         )
 
-    def text(self, text: str) -> list[str]:
-        """Return the caption as it is; the encoder tokenises."""
-        return [text]
+    def text(self, text: str) -> list[str] | Tokens:
+        """Return the caption as token ids, or as it is where the encoder tokenises."""
+        return [text] if self.tokenise is None else self.tokenise([text])
 
 
 class TextDataset(Dataset[TextBatch]):
@@ -162,7 +165,9 @@ class PairDataset(Dataset[PairBatch]):
         one_caption: a sample is a video with one of its captions, drawn per epoch; otherwise every caption is a sample.
         seed: with epoch and sample, decides caption, random frames and augmentation, whatever worker reads it.
         skip: an unreadable video is replaced by the next readable one and named in `skipped`.
-        captions: further descriptions, which pairs bring along as `extras["recover_captions"]`, a list of strings each.
+        captions: further descriptions, which pairs bring along as `extras["recover_captions"]`, a list of strings or
+            their Tokens each.
+        tokenise: the encoder's `caption_tokens`, for these; None leaves them strings.
     """
 
     def __init__(
@@ -174,6 +179,7 @@ class PairDataset(Dataset[PairBatch]):
         seed: int = 0,
         skip: bool = False,
         captions: RecoverCaptions | None = None,
+        tokenise: Callable[[list[str]], Tokens] | None = None,
     ) -> None:
         self.split = split
         self.read = read
@@ -181,6 +187,7 @@ class PairDataset(Dataset[PairBatch]):
         self.seed = seed
         self.skip = skip
         self.captions = captions
+        self.tokenise = tokenise
         self._captions = split.texts_of_videos()
 
     def __len__(self) -> int:
@@ -213,10 +220,14 @@ class PairDataset(Dataset[PairBatch]):
                 skipped.append(str(error))
                 continue
             item.skipped = skipped + item.skipped
-            described = None if self.captions is None else self.captions.of(self.split.videos[candidate].video_id)
-            extras = {} if described is None else {"recover_captions": [described]}
-            return PairBatch(text_item(self.split, text, self.read), item, extras)
+            return PairBatch(text_item(self.split, text, self.read), item, self._extras(candidate))
         raise VideoError(self.split.videos[video].path, f"no video of the split can be read; first: {skipped[0]}")
+
+    def _extras(self, video: int) -> dict[str, Any]:
+        if self.captions is None:
+            return {}
+        described = self.captions.of(self.split.videos[video].video_id)
+        return {"recover_captions": [described if self.tokenise is None else self.tokenise(described)]}
 
 
 def text_item(split: Split, index: int, read: VideoReader) -> TextBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from tvr_lightning.data.batch import Media
+from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.encoders.fingerprint import fingerprint
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
@@ -78,11 +79,11 @@ class Encoder(nn.Module, ABC):
         """How captions become tokens, in a few words that fingerprints of stored features hold."""
         return "the encoder's own tokens"
 
-    def encode_text(self, text: list[str] | TextFeatures, words: int) -> TextFeatures:
+    def encode_text(self, text: list[str] | Tokens | TextFeatures, words: int) -> TextFeatures:
         """Encode N captions to W positions each; features from a store are returned unchanged.
 
         Args:
-            text: N captions, or their features.
+            text: N captions, their token ids as `caption_tokens` makes them, or their features.
             words: token positions asked for, SOT and EOT included; W is the smaller of it and `context_length`.
 
         Returns:
@@ -91,7 +92,18 @@ class Encoder(nn.Module, ABC):
         Raises:
             ValueError: `words` is below 3.
         """
-        return text if isinstance(text, TextFeatures) else self.encode_captions(text, self.positions(words))
+        if isinstance(text, TextFeatures):
+            return text
+        words = self.positions(words)
+        return self.encode_tokenised(text, words) if isinstance(text, Tokens) else self.encode_captions(text, words)
+
+    def caption_tokens(self, words: int) -> Callable[[list[str]], Tokens] | None:
+        """Return what tokenises captions in worker processes, so it must pickle; None where strings are awaited.
+
+        Args:
+            words: token positions asked for, as in `encode_text`.
+        """
+        return None
 
     def positions(self, words: int) -> int:
         """Return W, the token positions that a caption gets where `words` are asked for; said once where it is less."""
@@ -125,6 +137,10 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
         """Encode N caption strings: the part of `encode_text` that computes."""
+
+    def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
+        """Encode N captions that `caption_tokens` tokenised: the features of `encode_captions`, which it calls here."""
+        return self.encode_captions(tokens.captions, words)
 
     @abstractmethod
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:

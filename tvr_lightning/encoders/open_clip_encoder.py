@@ -11,12 +11,12 @@ from open_clip.hf_model import HFTextEncoder
 from open_clip.transformer import Attention, ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
-from tvr_lightning.data.batch import Media
+from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization
 from tvr_lightning.encoders.compiled import compile_blocks
 from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.encoders.text_towers import encode_text
-from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer, word_mask
+from tvr_lightning.encoders.tokenizer import CaptionTokens, ClipTokenizer, Tokenizer, word_mask
 from tvr_lightning.encoders.vision_towers import encode_images
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
@@ -141,8 +141,25 @@ class OpenClipEncoder(Encoder):
                 f"{self.name} embeds {rows} token ids, its tokenizer has {self.tokenizer.vocabulary_size}; "
                 "pass ids to encode_tokens"
             )
-        ids, mask = self.tokenizer.encode(captions, words)
-        return self.encode_tokens(ids.to(self.pixel_mean.device), mask.to(self.pixel_mean.device))
+        return self.encode_tokenised(self.tokenizer.encode(captions, words), words)
+
+    def caption_tokens(self, words: int) -> CaptionTokens:
+        """Return the tokenizer with W positions; see `Encoder.caption_tokens`."""
+        return CaptionTokens(self.tokenizer, self.positions(words))
+
+    def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
+        """Encode N captions of `words` positions that are token ids already; shapes as in `encode_text`.
+
+        A caption that was cut is counted in `tokenizer.truncated_captions`, and the first one is reported.
+
+        Raises:
+            ValueError: they were tokenised to another number of positions.
+        """
+        if tokens.ids.shape[1] != words:
+            raise ValueError(f"captions are tokenised to {tokens.ids.shape[1]} positions; expected {words}")
+        self.tokenizer.count_truncated(tokens)
+        device = self.pixel_mean.device
+        return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))
 
     def encode_tokens(self, ids: Tensor, mask: Tensor | None = None) -> TextFeatures:
         """Encode token ids: last norm and projection at every position, the sentence as the tower pools it.

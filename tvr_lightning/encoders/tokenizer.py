@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from open_clip.tokenizer import SimpleTokenizer
 from torch import Tensor
+
+from tvr_lightning.data.batch import Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -43,18 +46,14 @@ class Tokenizer(ABC):
     def describe(self) -> str:
         """Return vocabulary and cleaning in a few words, as fingerprints of stored features hold them."""
 
-    def encode(self, captions: list[str], words: int) -> tuple[Tensor, Tensor]:
+    def encode(self, captions: list[str], words: int) -> Tokens:
         """Tokenise N captions.
 
-        A caption that needs more than `words` positions loses its last tokens before the end; it is counted, and the
-        first one is reported.
+        A caption that needs more than `words` positions loses its last tokens before the end.
 
         Args:
             captions: N strings.
             words: W, positions including start and end.
-
-        Returns:
-            (N, W) int64 token ids, and their mask (N, W) bool, True where a caption has a token.
 
         Raises:
             ValueError: `words` is below 3 (no room for a token) or above the context length.
@@ -65,22 +64,28 @@ class Tokenizer(ABC):
                 f"words is {words}; it must lie between 3 (SOT, one token, EOT) and the encoder's context length "
                 f"{self.context_length}"
             )
-        ids = torch.full((len(captions), words), self.pad_id)
-        mask = torch.zeros(len(captions), words, dtype=torch.bool)
+        lines, needed = [], []
         for row, caption in enumerate(captions):
             if not isinstance(caption, str):
                 raise TypeError(f"caption {row} of the batch is {caption!r}, a {type(caption).__name__}; expected text")
             line = self.tokens(caption)
-            if len(line) > words:
-                self._count_truncated(caption, len(line), words)
-                line = self.tokens(caption, words)
-            ids[row, : len(line)] = torch.tensor(line)
-            mask[row, : len(line)] = True
-        return ids, mask
+            needed.append(len(line))
+            lines.append(line if len(line) <= words else self.tokens(caption, words))
+        padded = [line + [self.pad_id] * (words - len(line)) for line in lines]
+        lengths = torch.tensor([len(line) for line in lines], dtype=torch.int64)
+        ids = torch.tensor(padded, dtype=torch.int64).reshape(len(captions), words)
+        return Tokens(list(captions), ids, torch.arange(words) < lengths[:, None], needed)
 
     def __call__(self, captions: list[str], words: int) -> Tensor:
         """Return the (N, W) ids of `encode` alone."""
-        return self.encode(captions, words)[0]
+        return self.encode(captions, words).ids
+
+    def count_truncated(self, tokens: Tokens) -> None:
+        """Count the captions among N that were cut, and report the first one ever."""
+        words = tokens.ids.shape[1]
+        for caption, needed in zip(tokens.captions, tokens.needed, strict=True):
+            if needed > words:
+                self._count_truncated(caption, needed, words)
 
     def needed(self, caption: str) -> int:
         """Return how many positions a caption needs, start and end included."""
@@ -105,6 +110,23 @@ class Tokenizer(ABC):
                 words,
                 caption,
             )
+
+
+@dataclass(frozen=True)
+class CaptionTokens:
+    """What worker processes make of captions: token ids of W positions each.
+
+    Attributes:
+        tokenizer: of the encoder.
+        words: W, positions including start and end.
+    """
+
+    tokenizer: Tokenizer
+    words: int
+
+    def __call__(self, captions: list[str]) -> Tokens:
+        """Tokenise N captions; see `Tokenizer.encode`."""
+        return self.tokenizer.encode(captions, self.words)
 
 
 class ClipTokenizer(Tokenizer):

@@ -139,6 +139,11 @@ class VideoQuestionAnswering(RecipeModule):
         return self.method.encoder
 
     @property
+    def words(self) -> int:  # type: ignore[override]
+        """Token positions that the method asks for."""
+        return self.method.words
+
+    @property
     def audio_encoder(self) -> AudioEncoder | None:
         """The method's encoder of sound, where it hears."""
         return getattr(self.method, "audio_encoder", None)

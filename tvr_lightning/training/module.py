@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tvr_lightning.checkpoints import CheckpointError
+from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.check import check_store
@@ -39,6 +40,7 @@ class RecipeModule(LightningModule):
     """
 
     encoder: Encoder
+    words: int
 
     def __init__(self, optimizer: OptimizerConfig | None = None) -> None:
         super().__init__()
@@ -77,12 +79,17 @@ class RecipeModule(LightningModule):
     def setup(self, stage: str) -> None:
         """Check that stored features, where the data read them, are what this run's encoders give, and say so.
 
+        Captions are tokenised where they are read from now on, in the workers.
+
         Raises:
             StoreError: the encoder trains, or the store was made with another one.
             ValueError: the encoder's precision does not go with the trainer's precision or strategy.
         """
         self.encoder.check_precision(str(self.trainer.precision), type(self.trainer.strategy).__name__)
-        store = getattr(self.trainer.datamodule, "store", None)  # type: ignore[attr-defined]
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, TextVideoDataModule):
+            data.tokenise = self.encoder.caption_tokens(self.words)
+        store = getattr(data, "store", None)
         if store is not None:
             rank_zero_info(check_store(store, self.encoder, getattr(self, "audio_encoder", None)))
 

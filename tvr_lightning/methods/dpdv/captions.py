@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tvr_lightning.data.batch import Tokens
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record
@@ -33,8 +34,8 @@ class Captions(Record):
     mask: Tensor
 
 
-def padded_captions(video_ids: list[str], descriptions: list[list[str]], most: int, least: int) -> list[list[str]]:
-    """Return the descriptions of B videos without empty ones, padded with "" to `most` each.
+def said_captions(video_ids: list[str], descriptions: list[list[str]], most: int, least: int) -> list[list[int]]:
+    """Return which descriptions of each of B videos say something.
 
     Args:
         video_ids: of the B videos, for errors.
@@ -45,9 +46,9 @@ def padded_captions(video_ids: list[str], descriptions: list[list[str]], most: i
     Raises:
         CaptionError: a video has fewer than `least` descriptions that say something, or more than `most`.
     """
-    padded = []
+    found = []
     for video_id, described in zip(video_ids, descriptions, strict=True):
-        said = [text for text in described if text.strip()]
+        said = [place for place, text in enumerate(described) if text.strip()]
         if len(said) < least:
             raise CaptionError(
                 f"{video_id} has {len(said)} descriptions, the Recover-Path takes {least}: describe it in the captions "
@@ -57,21 +58,47 @@ def padded_captions(video_ids: list[str], descriptions: list[list[str]], most: i
             raise CaptionError(
                 f"{video_id} has {len(said)} descriptions, more than model.init_args.dpdv.captions {most}; raise it"
             )
-        padded.append(said + [""] * (most - len(said)))
-    return padded
+        found.append(said)
+    return found
 
 
-def encode_captions(encoder: Encoder, descriptions: list[list[str]], words: int) -> Captions:
-    """Encode S descriptions of each of B videos with the text encoder, as the paper does.
+def encode_captions(
+    encoder: Encoder,
+    video_ids: list[str],
+    descriptions: list[list[str]] | list[Tokens],
+    words: int,
+    most: int,
+    least: int,
+) -> Captions:
+    """Encode the descriptions of B videos with the text encoder, as the paper does; places without one hold "".
 
     Args:
         encoder: of the texts.
-        descriptions: B lists of S strings; "" where there is none.
+        video_ids: of the B videos, for errors.
+        descriptions: of each video, as strings or as what the encoder's `caption_tokens` makes of them.
         words: W.
+        most: S, places per video.
+        least: how many the Recover-Path takes.
+
+    Raises:
+        CaptionError: as `said_captions`.
     """
-    texts = [text for described in descriptions for text in described]
+    strings = [described.captions if isinstance(described, Tokens) else described for described in descriptions]
+    said = said_captions(video_ids, strings, most, least)
+    texts: list[str] | Tokens = [
+        text
+        for described, places in zip(strings, said, strict=True)
+        for text in [*(described[place] for place in places), *[""] * (most - len(places))]
+    ]
+    tokens = [described for described in descriptions if isinstance(described, Tokens)]
+    tokenise = encoder.caption_tokens(words)
+    if tokenise is not None and len(tokens) == len(descriptions):
+        nothing = tokenise([""])
+        parts = [(of[places], nothing[[0] * (most - len(places))]) for of, places in zip(tokens, said, strict=True)]
+        texts = Tokens.cat([part for pair in parts for part in pair])
     features = encoder.encode_text(texts, words)
-    mask = torch.tensor([bool(text) for text in texts], device=features.sentence.device)
+    mask = torch.tensor([[place < len(places) for place in range(most)] for places in said]).flatten()
+    mask = mask.to(features.sentence.device)
     shape = (len(descriptions), -1)
     return Captions(
         features.sentence.unflatten(0, shape),

@@ -42,7 +42,7 @@ from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFe
 from tvr_lightning.layers.patch_selector import PatchSelector
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.dpdv.captions import CaptionError, encode_captions, padded_captions
+from tvr_lightning.methods.dpdv.captions import CaptionError, encode_captions
 from tvr_lightning.methods.dpdv.model import DPDVHead, view_divergence
 from tvr_lightning.methods.dpdv.options import AveragePatches, DPDVOptions, PatchMerging, SelectedPatches
 from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
@@ -108,8 +108,9 @@ class DPDV(RetrievalModule):
                 "in data.init_args.captions (`tvr caption` writes one), or set model.init_args.dpdv.paths to [spot]"
             )
         most, least = self.options.captions, self.options.recover_captions
-        descriptions = padded_captions(batch.video.video_id, listed, most, least)
-        return {"captions": encode_captions(self.encoder, descriptions, self.words)}
+        return {
+            "captions": encode_captions(self.encoder, batch.video.video_id, listed, self.words, most, least),
+        }
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score any N texts against any M videos by all frames and all patches; captions take no part.

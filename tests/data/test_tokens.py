@@ -1,0 +1,86 @@
+"""Captions come from the workers as token ids, and are encoded as strings are."""
+
+import logging
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+
+from tvr_lightning.data.batch import TextBatch, Tokens
+from tvr_lightning.testing.small import random_pairs, small
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+class Seen(Callback):
+    """Keeps the batches of training."""
+
+    def __init__(self):
+        self.batches = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batches.append(batch)
+
+
+def trained(*overrides):
+    """Train three steps; return the method and the batches that it saw."""
+    method, data = small(RECIPES / "clip4clip.yaml", *overrides)
+    seen = Seen()
+    trainer = Trainer(
+        accelerator="cpu", max_steps=3, limit_val_batches=1, logger=False, callbacks=[seen], use_distributed_sampler=False,
+        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(method, datamodule=data)
+    return method, seen.batches
+
+
+def test_worker_processes_bring_the_token_ids_of_the_encoder_s_own_tokenizer():
+    method, batches = trained("--data.init_args.num_workers=2")
+    assert len(batches) == 3
+    for batch in batches:
+        tokens = batch.text.text
+        assert isinstance(tokens, Tokens)
+        expected = method.encoder.tokenizer.encode(tokens.captions, method.words)
+        assert torch.equal(tokens.ids, expected.ids)
+        assert torch.equal(tokens.mask, expected.mask)
+        assert tokens.needed == expected.needed
+
+
+@pytest.mark.parametrize("recipe", ["clip4clip.yaml", "dpdv.yaml"])
+def test_token_ids_are_encoded_as_strings_are(recipe):
+    method, _ = small(RECIPES / recipe)
+    method.eval()
+    batch = random_pairs(method, 6)
+    batch.extras["recover_captions"][2] = ["a ball", " ", "a ball rests"]
+    tokenise = method.encoder.caption_tokens(method.words)
+    tokens = TextBatch(tokenise(batch.text.text), batch.text.index)
+    described = [tokenise(said) for said in batch.extras["recover_captions"]]
+    with torch.no_grad():
+        ours = method.pair_features(type(batch)(tokens, batch.video, {"recover_captions": described}))
+        theirs = method.pair_features(batch)
+    assert len(ours.tensors()) == len(theirs.tensors()) >= 5
+    for our, their in zip(ours.tensors(), theirs.tensors(), strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=0)
+
+
+def test_captions_that_were_cut_in_workers_are_counted_and_reported_once(caplog):
+    method, _ = small(RECIPES / "clip4clip.yaml")
+    tokenise = pickle.loads(pickle.dumps(method.encoder.caption_tokens(5)))  # as a worker has it
+    with caplog.at_level(logging.WARNING):
+        for captions in (["a red ball rolls away", "a cat"], ["two boxes stand on a floor"]):
+            method.encoder.encode_text(tokenise(captions), 5)
+    assert method.encoder.tokenizer.truncated_captions == 2
+    assert [record.message for record in caplog.records if "positions" in record.message] == [
+        "a caption needs 7 token positions and is cut to 5 before EOT: 'a red ball rolls away'. Further ones are only "
+        "counted (truncated_captions)."
+    ]
+
+
+def test_token_ids_of_another_length_are_refused():
+    method, _ = small(RECIPES / "clip4clip.yaml")
+    tokens = method.encoder.caption_tokens(6)(["a cat"])
+    with pytest.raises(ValueError, match="captions are tokenised to 6 positions; expected 8"):
+        method.encoder.encode_text(tokens, 8)
