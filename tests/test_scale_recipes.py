@@ -9,9 +9,12 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.samplers import check_divisible
+from tvr_lightning.recipe import from_recipe
+from tvr_lightning.testing.small import synthetic_data
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-OVERLAYS = sorted((RECIPES / "hardware").glob("*.yaml"))
+COMPILED = RECIPES / "hardware" / "compiled.yaml"
+OVERLAYS = sorted(set((RECIPES / "hardware").glob("*.yaml")) - {COMPILED})
 DEVICES = {"cpu": 1, "gpu1-bf16": 1, "ddp4-bf16": 4, "ddp8-bf16": 8, "fsdp8-bf16": 8, "multinode": 16}
 OF_THE_MACHINE = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
 
@@ -28,6 +31,16 @@ def test_an_overlay_sets_the_machine_and_leaves_batch_and_schedule_to_the_recipe
     assert set(recipe["data"]["init_args"]) == {"num_workers"}
     trainer = recipe["trainer"]
     assert trainer["devices"] * trainer.get("num_nodes", 1) == DEVICES[overlay.stem]
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch's own compiler deprecates
+def test_encoders_are_compiled_on_top_of_any_machine_and_method():
+    root = f"--data.init_args.root={synthetic_data().name}"
+    for recipe in ("clip4clip", "gaid"):
+        options = [root, "--data.init_args.audio=none"] if recipe == "clip4clip" else [root]
+        method, _ = from_recipe([recipe, "hardware/cpu", "fixture", COMPILED], options)
+        blocks = [*method.encoder.clip.visual.transformer.resblocks, *method.encoder.clip.transformer.resblocks]
+        assert all(block._compiled_call_impl is not None for block in blocks)
 
 
 def test_the_sharded_overlay_builds_fsdp2_over_all_devices_with_checkpoints_in_one_file():

@@ -23,7 +23,8 @@ from lightning.pytorch.utilities import rank_zero_info
 import tvr_lightning.data
 import tvr_lightning.encoders
 import tvr_lightning.evaluation.two_stage
-import tvr_lightning.methods  # noqa: F401  recipes name classes by their bare names once these are imported
+import tvr_lightning.methods
+import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.errors import UserError, check_present

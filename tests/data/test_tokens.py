@@ -30,8 +30,9 @@ def trained(*overrides):
     method, data = small(RECIPES / "clip4clip.yaml", *overrides)
     seen = Seen()
     trainer = Trainer(
-        accelerator="cpu", max_steps=3, limit_val_batches=1, logger=False, callbacks=[seen], use_distributed_sampler=False,
+        accelerator="cpu", max_steps=3, limit_val_batches=1, logger=False, callbacks=[seen],
         enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+        use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(method, datamodule=data)
     return method, seen.batches

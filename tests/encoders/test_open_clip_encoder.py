@@ -263,3 +263,14 @@ def test_fingerprint_changes_with_what_changes_features_only():
     with torch.no_grad():
         same.clip.ln_final.bias[0] += 1e-6
     assert encoder.fingerprint() != same.fingerprint()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_pixels_are_normalised_as_clip_does_in_the_precision_of_the_step(dtype, tolerance):
+    encoder = build()
+    pixels = torch.randint(0, 256, (2, 3, 3, 32, 32), dtype=torch.uint8)
+    expected = (pixels / 255 - encoder.pixel_mean) / encoder.pixel_std
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        normalised = encoder._normalised(pixels)
+    assert normalised.dtype == dtype
+    torch.testing.assert_close(normalised.float(), expected, rtol=0, atol=tolerance)

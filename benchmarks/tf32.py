@@ -1,0 +1,114 @@
+"""What TF32 does to a training step's losses and gradients, worked out without a card that has it.
+
+    python benchmarks/tf32.py
+
+TF32 rounds the factors of a float32 product to ten bits of mantissa and sums in float32 (NVIDIA, Ampere architecture
+whitepaper, 2020). Here the factors of every matrix product of a head, forward and backward, are rounded so, with
+features given, the papers' options and dropout, and one seed. `relative` is the length of the difference to float32 over
+the length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from datetime import date
+from typing import Any
+
+import pairwise
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.features import PairedFeatures
+from tvr_lightning.methods import DRL, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, XPool
+
+METHODS = {kind.__name__: kind for kind in (CLIP4Clip, DRL, GARE, TCMGC, TMASS, XCLIP, XPool)}
+NIL = 1e-6
+"""Share of all gradients below which that of a tensor is rounding alone, such as of a bias in front of a softmax."""
+PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm}
+
+
+def rounded(x: Any) -> Any:
+    """Return a float32 tensor of any shape at ten bits of mantissa, to nearest; anything else as it is."""
+    if not isinstance(x, Tensor) or x.dtype != torch.float32:
+        return x
+    bits = x.detach().contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+class Rounding(TorchDispatchMode):
+    """Rounds the factors of products."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        """Call an operator, a product with rounded factors; what is added to it stays."""
+        if function.overloadpacket in PRODUCTS:
+            arguments = (*arguments[:-2], *map(rounded, arguments[-2:]))
+        return function(*arguments, **(named or {}))
+
+
+def step(method: Any, pairs: PairedFeatures) -> tuple[float, dict[str, Tensor]]:
+    """Return the loss of a step and its gradients by name, those of the features among them."""
+    method.zero_grad()
+    torch.manual_seed(1)
+    inputs = {"frames": pairs.video.frames, "words": pairs.text.words, "sentence": pairs.text.sentence}
+    for tensor in inputs.values():
+        tensor.requires_grad_().grad = None
+    loss = torch.stack(list(method.losses(pairs).values())).sum()
+    loss.backward()
+    named = dict(method.named_parameters()) | inputs
+    return float(loss.detach()), {
+        name: tensor.grad.clone() for name, tensor in named.items() if tensor.grad is not None
+    }
+
+
+def norms(gradients: dict[str, Tensor]) -> dict[str, float]:
+    """Return the length of each gradient."""
+    return {name: float(gradient.norm()) for name, gradient in gradients.items()}
+
+
+def length(gradients: dict[str, Tensor]) -> float:
+    """Return the length of all gradients together."""
+    return float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
+
+
+def main() -> None:
+    """Compare and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=list(METHODS))
+    parser.add_argument("--pairs", type=int, default=32)
+    parser.add_argument("--dimension", type=int, default=512)
+    parser.add_argument("--words", type=int, default=32)
+    parser.add_argument("--frames", type=int, default=12)
+    args = parser.parse_args()
+    args.device = "cpu"
+    torch.set_num_threads(1)
+    print(f"{date.today()}, {platform.machine()}, torch {torch.__version__}, {args.pairs} pairs, D = {args.dimension}")
+    print(
+        "| method | loss | loss, relative | all gradients, relative | worst of one tensor |\n|---|---:|---:|---:|---|"
+    )
+    for name in args.methods:
+        torch.manual_seed(0)
+        encoder = TinyClipEncoder(width=args.dimension, vision_layers=1, text_layers=4)
+        method = METHODS[name](encoder, words=args.words, frames=args.frames).train()
+        text, video = pairwise.features(args.pairs, args)
+        video.patches = video.audio = video.audio_mask = None
+        index = torch.arange(args.pairs)
+        pairs = PairedFeatures(text, video, index, index)
+        loss, exact = step(method, pairs)
+        with Rounding():
+            other, found = step(method, pairs)
+        apart = {name: found[name] - gradient for name, gradient in exact.items()}
+        whole = length(exact)
+        shares = {name: length({name: apart[name]}) / norm for name, norm in norms(exact).items() if norm > NIL * whole}
+        worst = max(shares, key=lambda name: shares[name])
+        print(
+            f"| {name} | {loss:.4f} | {abs(other - loss) / loss:.1e} | {length(apart) / whole:.1e} | "
+            f"{shares[worst]:.1e} ({worst}) |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
