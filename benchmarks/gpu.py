@@ -1,10 +1,11 @@
 """All figures that only a GPU can give, in one call: `python benchmarks/gpu.py --out benchmarks/results/gpu.md`.
 
-It runs the other benchmarks one after another, each in a process of its own, and writes what they print to one page: a
-training step by parts with memory and MFU in float32 and bf16 (train.py), a step of the heads with features given
-against the released code (train_heads.py), scoring all pairs of 1k-A (pairwise.py), and in this process the
-kernels of an optimiser step and the error of TF32 in the heads' products. `--device cpu --small` runs all of it in a
-minute or two, to see that it works. A part that fails is named with its last line, and the others go on.
+It runs the other benchmarks one after another, each in a process of its own, and writes what they print to one page:
+a training step by parts with memory and MFU in float32 and bf16 (train.py), a step of the heads with features given
+against the released code (train_heads.py), scoring all pairs against the released code (pairwise.py), ranks and table
+of 1,000 texts and 1,000 videos as in 1k-A (evaluate.py), and in this process the kernels of an optimiser step and the
+error of TF32 in the heads' products. `--device cpu --small` runs all of it in a minute or two, to see that it works. A
+part that fails is named with its last line, and the others go on.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     }
     for method in ("xpool",) if small else ("gare", "tcmgc", "gaid", "xpool"):
         found[f"Scoring all pairs: {method}"] = ["pairwise.py", "--method", method, *device, *(pairs if small else [])]
+    ranked = ["--items", "50", "--dimension", "64", "--methods", "CLIP4Clip", "GARE"] if small else []
+    found["Ranks and table, 1k-A"] = ["evaluate.py", "methods", *device, *ranked]
     return found
 
 

@@ -4,8 +4,8 @@
 
 TF32 rounds the factors of a float32 product to ten bits of mantissa and sums in float32 (NVIDIA, Ampere architecture
 whitepaper, 2020). Here the factors of every matrix product of a head, forward and backward, are rounded so, with
-features given, the papers' options and dropout, and one seed. `relative` is the length of the difference to float32 over
-the length.
+features given, the papers' options and dropout, and one seed. `relative` is the length of the difference to float32
+over the length.
 """
 
 from __future__ import annotations

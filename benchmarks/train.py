@@ -2,6 +2,7 @@
 
     python benchmarks/train.py --data fixture                               # small, on the CPU
     python benchmarks/train.py --device cuda --papers --precision bf16      # ViT-B/32, 12 frames, 32 words, batch 128
+    python benchmarks/train.py --between                                    # what the training process does for a batch
 
 `--data` reads a synthetic MSR-VTT (`tvr data synth`) through the loaders that training uses, and counts how long a step
 waits for its batch; without it, pixels and captions are made up and nothing is waited for. Methods that score pairs by
@@ -64,12 +65,15 @@ def build_encoder(papers: bool) -> Encoder:
     return TinyClipEncoder(width=64, image_size=32)
 
 
-def made_up(size: Size, side: int, device: torch.device) -> PairBatch:
-    """Return B pairs of random pixels and captions."""
+def made_up(size: Size, encoder: Encoder, device: torch.device) -> PairBatch:
+    """Return B pairs of random pixels and captions, these as worker processes bring them."""
+    side = encoder.image_size
     pixels = torch.randint(0, 256, (size.batch, size.frames, 3, side, side), dtype=torch.uint8)
     media = Media(pixels, torch.ones(size.batch, size.frames, dtype=torch.bool))
     index = torch.arange(size.batch)
-    texts = TextBatch(["a man is cooking something in a kitchen"] * size.batch, index)
+    captions = ["a man is cooking something in a kitchen"] * size.batch
+    tokenise = encoder.caption_tokens(size.words)
+    texts = TextBatch(captions if tokenise is None else tokenise(captions), index)
     return PairBatch(texts, VideoBatch(media, index, [f"video{i}" for i in range(size.batch)])).to(device)
 
 
@@ -84,16 +88,17 @@ def timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, float
     return result, time.perf_counter() - start
 
 
-def batches(size: Size, side: int, device: torch.device, options: argparse.Namespace) -> Iterator[PairBatch]:
+def batches(size: Size, encoder: Encoder, device: torch.device, options: argparse.Namespace) -> Iterator[PairBatch]:
     """Yield batches without end: read from `--data`, or the same made-up one."""
     if options.data is None:
-        batch = made_up(size, side, device)
+        batch = made_up(size, encoder, device)
         while True:
             yield batch
     data = MSRVTT(
-        options.data, frames=size.frames, words=size.words, image_size=side, batch_size=size.batch,
-        num_workers=options.workers,
+        root=options.data, frames=size.frames, words=size.words, image_size=encoder.image_size,
+        batch_size=size.batch, num_workers=options.workers,
     )  # fmt: skip
+    data.tokenise = encoder.caption_tokens(size.words)
     while True:
         for batch in data.train_dataloader():
             yield batch.to(device)
@@ -135,7 +140,7 @@ def measure(name: str, form: str, size: Size, options: argparse.Namespace) -> di
     device = torch.device(options.device)
     method = build(name, form, size, options)
     optimizer, _ = build_optimizer(method, OptimizerConfig(), total_steps=options.steps + 1)
-    given = batches(size, method.image_size, device, options)
+    given = batches(size, method.encoder, device, options)
     before = largest_memory(options, reset=True)
     runs = [step(method, optimizer, given, options.precision == "bf16") for _ in range(options.steps + 1)][1:]
     found = {part: statistics.median(run[part] for run in runs) for part in PARTS}
@@ -169,6 +174,50 @@ def ceiling(options: argparse.Namespace) -> float:
     return ceiling_of(torch.bfloat16 if options.precision == "bf16" else torch.float32)
 
 
+def between(size: Size) -> None:
+    """Print the processor time of making a batch's captions and pixels an encoder's input, before and now.
+
+    Before, captions came as strings and pixels were made float, divided, shifted and divided again in float32.
+    """
+    encoder = TinyClipEncoder(width=64, image_size=32)
+    tokenise = encoder.caption_tokens(size.words)
+    captions = [f"a man in a {colour} shirt is cooking something in a kitchen" for colour in range(13 * size.batch)]
+    pixels = torch.randint(0, 256, (32, size.frames, 3, 224, 224), dtype=torch.uint8)
+    mean, deviation = encoder.pixel_mean, encoder.pixel_std
+
+    def least(function: Callable[[], Any]) -> float:
+        found = []
+        for _ in range(4):
+            start = time.process_time()
+            function()
+            found.append(time.process_time() - start)
+        return 1000 * min(found)
+
+    def in_bf16(function: Callable[[], Any]) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return function()
+
+    rows: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
+    for name, count in {"captions": size.batch, "captions with DPDV's 12 descriptions each": 13 * size.batch}.items():
+        tokens = tokenise(captions[:count])
+        rows[f"{count} {name}"] = (
+            functools.partial(tokenise, captions[:count]),
+            functools.partial(encoder.tokenizer.count_truncated, tokens),
+        )
+    clips = f"pixels of {len(pixels)} clips of {size.frames} frames, on the CPU"
+    rows[f"{clips}, float32"] = (
+        lambda: (pixels.to(mean.dtype) / 255 - mean) / deviation,
+        lambda: encoder._normalised(pixels),
+    )
+    rows[f"{clips}, bf16"] = (
+        lambda: ((pixels.to(mean.dtype) / 255 - mean) / deviation).bfloat16(),
+        lambda: in_bf16(lambda: encoder._normalised(pixels)),
+    )
+    print("| of a batch | before, ms | now, ms |\n|---|---:|---:|")
+    for name, (before, now) in rows.items():
+        print(f"| {name} | {least(before):.1f} | {least(now):.1f} |", flush=True)
+
+
 def main() -> int:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -181,9 +230,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--papers-dropout", action="store_true", help="only with dropout, as the papers train")
     parser.add_argument("--batch", type=int, help="pairs, in the place of 128 or 16")
+    parser.add_argument("--between", action="store_true", help="only what the training process does for a batch")
     options = parser.parse_args()
-    size = Size(128, 12, 32) if options.papers else Size(16, 4, 12)
+    torch.set_num_threads(1 if options.between else torch.get_num_threads())
+    size = Size(128, 12, 32) if options.papers or options.between else Size(16, 4, 12)
     size.batch = options.batch or size.batch
+    if options.between:
+        between(size)
+        return 0
     print(f"torch {torch.__version__}, {options.device}, {options.precision}, {size}, {options.steps} steps")
     print("| method | steps/s | clips/s | " + " | ".join(f"{part} %" for part in PARTS) + " | GiB | MFU % |")
     print("|---|" + "---:|" * (len(PARTS) + 4))

@@ -17,10 +17,11 @@ def test_every_part_of_it_runs_on_a_cpu(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     text = page.read_text()
-    assert text.count("\n## ") == 6
+    assert text.count("\n## ") == 7
     assert "| CLIP4Clip |" in text
     assert "| xpool | 12 |" in text
     assert "best released over ours" in text
+    assert "| GARE | 50 | factorised |" in text
     assert "| BertAdam | 24 | 1" in text  # some operators for all tensors
 
 
