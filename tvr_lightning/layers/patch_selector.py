@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.layers.one_hot import one_hot
 from tvr_lightning.ranges import Count, Options, Positive
 
 Predictor = Literal["train", "eval-t2v"]
@@ -90,7 +91,7 @@ class _PerturbedTopK(torch.autograd.Function):
         index = first_largest(scores.unsqueeze(-2) + sigma * noise, kept).sort(dim=-1).values  # (..., samples, k)
         means, slopes = [], []
         for place in range(kept):  # place by place: all at once would take k times the memory of the noise
-            chosen = nn.functional.one_hot(index[..., place], scores.shape[-1]).to(scores.dtype)
+            chosen = one_hot(index[..., place], scores.shape[-1], scores.dtype)
             means.append(chosen.mean(-2))
             slopes.append((chosen * noise).mean(-2) / sigma)
         ctx.save_for_backward(torch.stack(slopes, dim=-2))
@@ -105,7 +106,7 @@ class _PerturbedTopK(torch.autograd.Function):
 def indicators(scores: Tensor, kept: int) -> Tensor:
     """Return one-hot rows (..., k, P) of the k largest of scores (..., P), in the order of the patches."""
     index = first_largest(scores, kept).sort(dim=-1).values
-    return nn.functional.one_hot(index, scores.shape[-1]).to(scores.dtype)
+    return one_hot(index, scores.shape[-1], scores.dtype)
 
 
 def perturbed_top_k(scores: Tensor, noise: Tensor, kept: int, sigma: float) -> Tensor:

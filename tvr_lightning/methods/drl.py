@@ -244,7 +244,7 @@ class DRLHead(PairHead):
 
     def _best(self, similarity: Tensor, own: Tensor, others: Tensor, dim: int) -> Tensor:
         """Largest similarity over the other side's tokens along `dim`; 0 for tokens that are not there."""
-        if bool(own.all()) and bool(others.all()):
+        if not torch.is_grad_enabled() and bool(own.all()) and bool(others.all()):  # training asks no device
             return similarity.amax(dim)
         if self._fills_zero:
             return similarity.masked_fill(~(own & others), 0.0).amax(dim)
@@ -262,14 +262,15 @@ class DRLHead(PairHead):
         words, frames = self.prepare_words(text), self.prepare_frames(video)
         if tokens == "random":
             return self.token_correlation(words, frames, _random_token(words.mask), _random_token(frames.mask))
-        if min(int(words.mask.sum()), int(frames.mask.sum())) < 2:
+        word, frame = (side.mask.flatten().nonzero().squeeze(1) for side in (words, frames))
+        if min(len(word), len(frame)) < 2:
             return None
         similarity = torch.einsum("bwd,bfd->bwf", words.tokens, frames.tokens)
         both = words.mask[:, :, None] & frames.mask[:, None, :]
         similarity = similarity.masked_fill(~both, 0.0 if self._fills_zero else -torch.inf)
         return (
-            _matched(words, frames, similarity.argmax(2), tokens)
-            + _matched(frames, words, similarity.argmax(1), tokens)
+            _matched(words, frames, similarity.argmax(2), word, tokens)
+            + _matched(frames, words, similarity.argmax(1), frame, tokens)
         ) / 2
 
     def token_correlation(
@@ -295,11 +296,13 @@ def _random_token(mask: Tensor) -> Tensor:
     return torch.multinomial(mask.float() + 1e-12, 1).squeeze(1)
 
 
-def _matched(own: PreparedTokens, others: PreparedTokens, best: Tensor, tokens: DecorrelationTokens) -> Tensor:
-    """Correlation of every real token with the token of the other side at `best` (B, T) of the same pair."""
+def _matched(
+    own: PreparedTokens, others: PreparedTokens, best: Tensor, real: Tensor, tokens: DecorrelationTokens
+) -> Tensor:
+    """Correlation of every token, of all (B T) those at `real`, with the other side's at `best` (B, T) of the pair."""
     partners = others.tokens.gather(1, best[..., None].expand(-1, -1, own.tokens.shape[-1]))
-    weights = own.weights[own.mask] / len(own) if tokens == "weighted" else None
-    return channel_correlation(own.tokens[own.mask], partners[own.mask], weights)
+    weights = own.weights.flatten()[real] / len(own) if tokens == "weighted" else None
+    return channel_correlation(own.tokens.flatten(0, 1)[real], partners.flatten(0, 1)[real], weights)
 
 
 class DRL(RetrievalModule):

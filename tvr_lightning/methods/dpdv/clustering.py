@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.layers.one_hot import one_hot
 from tvr_lightning.layers.patch_selector import first_largest
 
 DensityRule = Literal["paper", "neighbours", "hbi"]
@@ -122,7 +123,7 @@ def merge_tokens(tokens: Tensor, assignment: Tensor, clusters: int, weight: Tens
     """
     # A product with the memberships rather than a scattered sum, which adds in random order on a GPU.
     with torch.autocast(tokens.device.type, enabled=False):
-        member = torch.nn.functional.one_hot(assignment, clusters).to(tokens.dtype)
+        member = one_hot(assignment, clusters, tokens.dtype)
         if weight is not None:
             member = member * weight.to(tokens.dtype).unsqueeze(-1)
         return (member / member.sum(-2, keepdim=True)).transpose(-2, -1) @ tokens

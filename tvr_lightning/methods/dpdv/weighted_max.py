@@ -59,13 +59,17 @@ def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
     return logits.masked_fill(~mask, least).softmax(-1).masked_fill(~mask, 0.0)
 
 
-def compacted(tokens: Tokens) -> Tokens:
+def compacted(tokens: Tokens, most: int | None = None) -> Tokens:
     """Return the tokens that are there, in their order, padded to the largest number any item has: (N, T', ...).
 
     Half of the frames are in each of DPDV's paths, and captions are shorter than their places: what is not there
     should cost nothing.
+
+    Args:
+        tokens: of N items.
+        most: the largest number, at least 1; None counts it, which waits for the device.
     """
-    most = max(int(tokens.mask.sum(1).max()), 1)
+    most = max(int(tokens.mask.sum(1).max()), 1) if most is None else most
     if most == tokens.mask.shape[1]:
         return tokens
     first = (~tokens.mask).to(torch.uint8).sort(dim=1, stable=True).indices[:, :most]
@@ -89,17 +93,24 @@ def weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -
     Returns:
         (N, M); 0 for a pair of which one side has no token.
     """
+    if pair_mask is not None:
+        pair_mask = pair_mask & video.mask
+    # How long texts are, and whether a token of a video is absent, in one question to the device.
+    present = (video.mask if pair_mask is None else pair_mask).all()
+    *lengths, complete = torch.cat([text.mask.sum(1), present.reshape(1)]).tolist()
     size = -(-len(text) // PIECES)
     rows = []
     for start in range(0, len(text), size):
-        piece = text[start : start + size]
-        rows.append(
-            _weighted_max(compacted(piece), video, None if pair_mask is None else pair_mask[start : start + size])
-        )
+        places = slice(start, start + size)
+        longest = max(1, *lengths[places])
+        padded = min(lengths[places]) < longest, not complete
+        piece = compacted(text[places], longest)
+        rows.append(_weighted_max(piece, video, None if pair_mask is None else pair_mask[places], padded))
     return torch.cat(rows)
 
 
-def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None) -> Tensor:
+def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None, padded: tuple[bool, bool]) -> Tensor:
+    """Return (N, M); `padded` says whether a token of a text, and of a video, is absent."""
     texts, words, dimension = text.vectors.shape
     videos, tokens, _ = video.vectors.shape
     cosine = text.vectors.reshape(-1, dimension) @ video.vectors.reshape(-1, dimension).T
@@ -107,11 +118,11 @@ def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None) -> Tens
     if pair_mask is None:
         video_mask, weight = video.mask[None, None], video.weights
     else:
-        pair_mask = pair_mask & video.mask
         video_mask, weight = pair_mask.unsqueeze(1), masked_softmax(video.logits.expand_as(pair_mask), pair_mask)
     # A token that is not there has the weight 0, whatever its own maximum, and is never that of another one.
-    for mask in (text.mask[:, :, None, None], video_mask):
-        cosine = _without(~mask, cosine)
+    for mask, some_absent in zip((text.mask[:, :, None, None], video_mask), padded, strict=True):
+        if some_absent:
+            cosine = _without(~mask, cosine)
     best_word, best_token = cosine.amax(1), cosine.amax(3)  # (N, M, T), (N, W, M)
     score = (text.weights.unsqueeze(-1) * best_token).sum(1) + (weight * best_word).sum(-1)
     has_words = text.mask.any(1).unsqueeze(1)
@@ -121,8 +132,6 @@ def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None) -> Tens
 
 def _without(absent: Tensor, cosine: Tensor) -> Tensor:
     """Return cosines, which are lost without gradients, with -2 where a token is `absent`: below any, but finite."""
-    if not bool(absent.any()):
-        return cosine
     return cosine.masked_fill(absent, -2.0) if torch.is_grad_enabled() else cosine.masked_fill_(absent, -2.0)
 
 

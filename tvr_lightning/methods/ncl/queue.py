@@ -64,7 +64,7 @@ class FeatureQueue(nn.Module):
             raise ValueError(f"the queue holds {expected}, but was given {found}")
         count = len(records)
         kept = min(count, self.capacity)
-        places = (int(self.position) + torch.arange(count - kept, count, device=self.filled.device)) % self.capacity
+        places = (self.position + torch.arange(count - kept, count, device=self.filled.device)) % self.capacity
         for name, tensor in tensors.items():
             stored[name][places] = tensor[count - kept :].detach().to(stored[name].device)
         self.position.copy_((self.position + count) % self.capacity)

@@ -244,5 +244,7 @@ def similarity_decorrelation(
     variance = scores.var(0, correction=int(unbiased))
     if pairs == "all":
         return variance.mean()
-    matching = torch.eye(len(variance), dtype=torch.bool, device=variance.device)
-    return variance[matching if pairs == "positives" else ~matching].mean()
+    if pairs == "positives":
+        return variance.diagonal().mean()
+    size = len(variance)
+    return variance.flatten()[1:].view(size - 1, size + 1)[:, :-1].mean()  # between every two entries of the diagonal
