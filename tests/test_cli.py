@@ -283,15 +283,9 @@ TYPOS = {
     "reproduce gare1": "unknown table 'gare1'",
     "published --paper gari": "no published row has paper 'gari'",
     "audit --config recipes/gare.yaml --videos many": "audit: videos is many; expected a whole number",
-    "data synth msrvt": "data synth: dataset is msrvt; expected msrvtt, didemo, lsmdc, activitynet, vatex, msvd or",
     "extract --config clip4clip --what smell": "what is smell; expected text, frames, patches, audio or all",
-    "fit": "fit needs a recipe, such as tvr fit --config tcmgc; `tvr fit --help` lists them",
     "test": "test needs a checkpoint (--ckpt_path FILE) or a recipe, such as tvr test --config tcmgc",
     "caption --config fixture": "no dataset: name one before what lies on top of it, such as --config data/msrvtt",
-    "search dog --index nowhere": "nowhere: no index here; make one with tvr index VIDEOS... --out nowhere",
-    "test --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at",
-    "index videos --ckpt a --weights b": "--ckpt and --weights conflict: a checkpoint brings its own weights",
-    "report nowhere": "nowhere/cards holds no run cards; make some with `tvr reproduce TABLE --out nowhere`",
 }
 
 

@@ -7,7 +7,8 @@ import pytest
 from tvr_lightning.cli import main
 from tvr_lightning.explain import nearest, options_of
 from tvr_lightning.methods import GARE
-from tvr_lightning.recipe import OptionError, data_from_recipe, from_recipe
+from tvr_lightning.recipe import data_from_recipe, from_recipe
+from tvr_lightning.recipe_files import OptionError
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -15,11 +15,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from tvr_lightning.quiet import VERBOSE, quieten
+from tvr_lightning.quiet import VERBOSE, is_verbose, quieten
 from tvr_lightning.short_help import short_help
 from tvr_lightning.verb_help import option_names, read_verb, verb_help
+from tvr_lightning.verb_values import refused
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -194,8 +196,9 @@ def main(args: Sequence[str] | None = None) -> int:
     verb = next((v for v in VERBS if words[: len(v.words.split())] == v.words.split()), None)
     if verb is None:
         return _help(words)
+    rest = words[len(verb.words.split()) :]
     try:
-        return _run(verb, words[len(verb.words.split()) :], from_command_line=args is None)
+        return _guard(lambda: _run(verb, rest, from_command_line=args is None), partial(_hint, verb, rest))
     except KeyboardInterrupt:
         return _interrupted(verb)
     except SystemExit as error:
@@ -213,10 +216,12 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
             return 0
         if "--help-all" in rest:
             return _help_all(verb.words)
+        _look_at_files(verb.words, rest)
         return _lightning(verb.words, rest, from_command_line)
     if {"-h", "--help"} & set(rest):
         print(verb_help(verb.words, verb.run, verb.positional, verb.repeated, _epilog(verb)), end="")
         return 0
+    _look_at_files(verb.words, rest)
     rest, overrides = _overrides(verb, rest)
     options = _parse(verb, rest)
     if isinstance(options, str):
@@ -226,9 +231,25 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
     quieten()
     if overrides:
         options["overrides"] = overrides
-    # Whoever searches has videos, and no use for a recipe on synthetic ones.
-    hint = None if verb.run.startswith("tvr_lightning.verbs.search") else partial(_fixture_command, rest, verb)
-    return _guard(lambda: function(**options), hint)
+    return function(**options)
+
+
+def _look_at_files(verb: str, words: Sequence[str]) -> None:
+    """Refuse recipes and checkpoints that are not there, before what reads them is loaded."""
+    from tvr_lightning.recipe_files import EVALUATING, RecipeError, nothing_to_run, read_recipe, recipes_of
+
+    for recipe in recipes_of(words):
+        read_recipe(recipe)
+    if verb not in ("fit", *EVALUATING):
+        return
+    if not words:
+        raise nothing_to_run(verb)
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        path = value if equals else following
+        if verb in EVALUATING and name == "--ckpt_path" and path != "null" and "://" not in path:
+            if not Path(path).exists():
+                raise RecipeError(f"--ckpt_path {path}: no such checkpoint; looked for it at {Path(path).absolute()}")
 
 
 def _overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
@@ -263,6 +284,9 @@ def _parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
             near = difflib.get_close_matches(name, options.values(), n=1)
             meant = f"did you mean {near[0]}? " if near else ""
             return f"{verb.words} has no option {name}; {meant}`tvr {verb.words} --help` lists all"
+    said = refused(words, read_verb(verb.run).parameters, verb.positional)
+    if said is not None:
+        return f"{verb.words}: {said}"
     from jsonargparse import ArgumentError
 
     from tvr_lightning.progress import shown
@@ -359,39 +383,48 @@ def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
     if verb == "fit" and "--estimate" in rest:
         from tvr_lightning.verbs.estimate import estimate_fit
 
-        words = [word for word in rest if word != "--estimate"]
-        return _guard(lambda: estimate_fit(words), partial(_fixture_command, words))
-
-    def run() -> int:
-        # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.
-        AuditedCLI(args=None if from_command_line else [verb, *rest])
-        return 0
-
-    return _guard(run, partial(_fixture_command, rest))
+        return estimate_fit([word for word in rest if word != "--estimate"])
+    # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.
+    AuditedCLI(args=None if from_command_line else [verb, *rest])
+    return 0
 
 
-def _guard(run: Callable[[], int], hint: Callable[[], str] | None) -> int:
+def _hint(verb: Verb, rest: Sequence[str]) -> str | None:
+    """Return a command that works without data or weights; None for whoever has videos or tables at hand."""
+    from tvr_lightning.recipe_files import recipes_of
+
+    return _fixture_command(rest, verb) if verb.run is None or recipes_of(rest) else None
+
+
+def _guard(run: Callable[[], int], hint: Callable[[], str | None]) -> int:
     """Turn what a user can mend into a message and an exit status; anything else keeps its traceback."""
-    from tvr_lightning.errors import MissingAssetError, UserError
+    from tvr_lightning.errors import MissingAssetError, UserError, refused_here
 
     try:
         return run()
     except MissingAssetError as error:
-        print(f"tvr: {error}" if hint is None else f"tvr: {error}\n\n{hint()}", file=sys.stderr)
+        print("\n\n".join(filter(None, [f"tvr: {error}", hint()])), file=sys.stderr)
         return error.exit_status
     except UserError as error:
         print(f"tvr: {error}", file=sys.stderr)
         return error.exit_status
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        of_file = isinstance(error, OSError) and error.filename is not None
+        if is_verbose() or not (of_file or refused_here(error)):
+            raise
+        said = f"{error.filename}: {error.strerror}" if of_file else " ".join(str(error).split())
+        print(f"tvr: {said} (-v shows where)", file=sys.stderr)
+        return UserError.exit_status
 
 
-def _fixture_command(rest: Sequence[str], verb: Verb | None = None) -> str:
+def _fixture_command(rest: Sequence[str], verb: Verb) -> str:
     from tvr_lightning.recipe_files import recipes_of
 
     recipe = next((name for name in recipes_of(rest) if _names_method(name)), "recipes/clip4clip.yaml")
     return (
         "This works right now, without data or weights:\n"
         "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
-        f"  tvr {verb.words if verb and verb.sections else 'fit'} --config {recipe} --config recipes/fixture.yaml"
+        f"  tvr {verb.words if verb.sections else 'fit'} --config {recipe} --config recipes/fixture.yaml"
     )
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterable
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
 
 
 class UserError(Exception):
@@ -35,3 +39,13 @@ def check_present(checks: Iterable[Callable[[], object]]) -> None:
             absent.append(str(error))
     if absent:
         raise MissingAssetError("\n\n".join(absent))
+
+
+def refused_here(error: BaseException) -> bool:
+    """Whether this package's own code said that it will not go on, with a sentence, and no library or mistake did."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not Path(trace.tb_frame.f_code.co_filename).is_relative_to(PACKAGE):
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]

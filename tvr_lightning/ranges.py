@@ -39,17 +39,23 @@ class Range:
 
     def refusal(self, value: float) -> str | None:
         """Say which number is expected instead of `value`; None where it is within the range."""
-        bounds = [(*COMPARISONS[name], bound) for name, bound in vars(self).items() if bound is not None]
-        if all(holds(value, bound) for holds, _, bound in bounds):
-            return None
-        return " and ".join(f"{words} {bound:g}" for _, words, bound in bounds)
+        fits = all(COMPARISONS[name][0](value, bound) for name, bound in vars(self).items() if bound is not None)
+        return None if fits else self.words
+
+    @property
+    def words(self) -> str:
+        """Which numbers, as `at least 0 and below 1`."""
+        bounds = {COMPARISONS[name][1]: bound for name, bound in vars(self).items() if bound is not None}
+        return " and ".join(f"{words} {bound:g}" for words, bound in bounds.items())
 
 
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(at_least=0)]
 Dropout = Annotated[float, Range(at_least=0, below=1)]
+Share = Annotated[float, Range(at_least=0, at_most=1)]
 Count = Annotated[int, Range(at_least=1)]
 Layers = Annotated[int, Range(at_least=0)]
+Workers = Annotated[int, Range(at_least=0)]
 
 
 class Kind:

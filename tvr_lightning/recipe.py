@@ -33,13 +33,18 @@ from tvr_lightning.evaluation.results import SelectOn
 from tvr_lightning.explain import Arguments, explain, refusals, sources_of
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.recipe_files import RecipeError, read_recipe, with_recipes_found
+from tvr_lightning.recipe_files import (
+    EVALUATING,
+    OptionError,
+    RecipeError,
+    nothing_to_run,
+    read_recipe,
+    with_recipes_found,
+)
 from tvr_lightning.trained import Difference, Trained, given
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.reliability import CheckpointConfig
 from tvr_lightning.training.run_folder import RunTrainer
-
-EVALUATING = ("validate", "test", "predict")
 
 
 @dataclass
@@ -128,11 +133,7 @@ class RecipeCLI(LightningCLI):
             except ArgumentError as error:
                 verb = asked[0] if asked and asked[0] in self.subcommands() else None
                 if "arguments are required" in str(error) and verb is not None:
-                    or_checkpoint = "a checkpoint (--ckpt_path FILE) or " if verb in EVALUATING else ""
-                    raise OptionError(
-                        f"{verb} needs {or_checkpoint}a recipe, such as tvr {verb} --config tcmgc; `tvr {verb} --help` "
-                        "lists them"
-                    ) from error
+                    raise nothing_to_run(verb) from error
                 known = dict.fromkeys((action.dest.partition(".")[0] for action in self._parser(verb)._actions), Any)
                 raise OptionError(explain(sources_of(asked), known | SECTIONS) or refusals(str(error))) from error
 
@@ -210,12 +211,6 @@ class RecipeCLI(LightningCLI):
             self.model.encoder.check_precision(str(trainer.precision), type(trainer.strategy).__name__)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise RecipeError(refusals(str(error))) from error
-
-
-class OptionError(RecipeError):
-    """A class or an option does not exist, or a value is of another type; names what there is, nearest first."""
-
-    exit_status = 2  # as argparse ends
 
 
 SECTIONS = {

@@ -21,6 +21,23 @@ class RecipeError(UserError, ValueError):
     """A recipe's options are out of range, conflict, or ask for what the data does not have."""
 
 
+class OptionError(RecipeError):
+    """A class or an option does not exist, or a value is of another type; names what there is, nearest first."""
+
+    exit_status = 2  # as argparse ends
+
+
+EVALUATING = ("validate", "test", "predict")
+
+
+def nothing_to_run(verb: str) -> OptionError:
+    """Return what to say of a verb that is given no recipe."""
+    or_checkpoint = "a checkpoint (--ckpt_path FILE) or " if verb in EVALUATING else ""
+    return OptionError(
+        f"{verb} needs {or_checkpoint}a recipe, such as tvr {verb} --config tcmgc; `tvr {verb} --help` lists them"
+    )
+
+
 def find_recipe(name: str | Path, option: str = "--config") -> Path:
     """Return the recipe of that name: a file of the user's, else one of this project's.
 

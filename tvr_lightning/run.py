@@ -35,8 +35,8 @@ from tvr_lightning.evaluation.results import SelectOn, print_results, results_of
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.quiet import is_verbose
-from tvr_lightning.recipe import EVALUATING, RecipeCLI, ResultsConfig, plain
-from tvr_lightning.recipe_files import RecipeError
+from tvr_lightning.recipe import RecipeCLI, ResultsConfig, plain
+from tvr_lightning.recipe_files import EVALUATING, RecipeError
 from tvr_lightning.run_page import write_query_ranks, write_run_page
 from tvr_lightning.trained import WeightsRecord, new_layers, starting_weights
 from tvr_lightning.training.bar import RunProgressBar

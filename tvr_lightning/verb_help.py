@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from tvr_lightning.places import Place
+from tvr_lightning.ranges import Range
 
 PACKAGE = Path(__file__).parent
 
@@ -20,12 +24,14 @@ class Parameter:
         kind: its type as written, names of choices replaced by what they stand for.
         default: as written, None where a value must be given.
         help: what the docstring says of it.
+        limits: ranges of numbers and what must be at a path, as the type is annotated with them.
     """
 
     name: str
     kind: str
     default: str | None
     help: str
+    limits: tuple[Range | Place, ...] = ()
 
     @property
     def option(self) -> str:
@@ -41,6 +47,23 @@ class Parameter:
             *others, last = shown.strip("[{}]").split(",")
             return f"{', '.join(others)} or {last}"
         return {"N": "a whole number", "X": "a number", "PATH": "a path", "TEXT": "words"}.get(shown, shown)
+
+    @property
+    def many(self) -> bool:
+        """Whether it takes several values."""
+        return self.kind.startswith(("list[", "Sequence["))
+
+    @property
+    def item(self) -> str:
+        """The type of one value, without None."""
+        kind = self.kind.removesuffix(" | None")
+        return kind.partition("[")[2].removesuffix("]") if self.many else kind
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that may be given; none where it is no choice."""
+        kind = self.item.partition(" | ")[0]
+        return tuple(map(str, ast.literal_eval(f"[{kind[8:-1]}]"))) if kind.startswith("Literal[") else ()
 
     @property
     def switch(self) -> bool:
@@ -73,8 +96,7 @@ def verb_help(words: str, run: str, positional: tuple[str, ...], repeated: tuple
             continue
         said, kind = parameter.help.rstrip("."), _shown(parameter.kind)
         if parameter.name in positional:
-            many = parameter.kind.startswith(("list", "Sequence"))
-            count = ("*" if parameter.default is not None else "+") if many else None
+            count = ("*" if parameter.default is not None else "+") if parameter.many else None
             choices = f": {kind[1:-1].replace(',', ', ')}" if kind.startswith("{") else ""
             parser.add_argument(parameter.name, nargs=count, help=_escaped(said + choices))
             continue
@@ -83,8 +105,9 @@ def verb_help(words: str, run: str, positional: tuple[str, ...], repeated: tuple
             continue
         if parameter.name in ("config", *repeated) and "repeating" not in said:
             said = f"{said}; may be repeated"
-        if parameter.default not in (None, "None", "()", ""):
-            said = f"{said} (default: {parameter.default})"
+        default = [] if parameter.default in (None, "None", "()", "") else [f"default: {parameter.default}"]
+        if more := [*default, *(limit.words for limit in parameter.limits if isinstance(limit, Range))]:
+            said = f"{said} ({', '.join(more)})"
         needed = parameter.default is None
         parser.add_argument(parameter.option, metavar=kind, help=_escaped(said), required=needed)
     return parser.format_help()
@@ -107,16 +130,32 @@ def read_verb(run: str) -> Written:
     helps = {item.arg_name: " ".join((item.description or "").split()) for item in said.params}
     arguments = function.args.args
     defaults = [None] * (len(arguments) - len(function.args.defaults)) + list(function.args.defaults)
-    parameters = tuple(
-        Parameter(
-            argument.arg,
-            "" if argument.annotation is None else ast.unparse(_resolved(argument.annotation, module)),
-            None if default is None else _value(default, module),
-            helps.get(argument.arg, ""),
-        )
-        for argument, default in zip(arguments, defaults, strict=True)
-    )
-    return Written(said.short_description or "", parameters)
+    parameters = []
+    for argument, default in zip(arguments, defaults, strict=True):
+        assert argument.annotation is not None
+        kind, limits = _parted(_resolved(argument.annotation, module))
+        written = None if default is None else _value(default, module)
+        parameters.append(Parameter(argument.arg, kind, written, helps.get(argument.arg, ""), limits))
+    return Written(said.short_description or "", tuple(parameters))
+
+
+def _parted(annotation: ast.expr) -> tuple[str, tuple[Range | Place, ...]]:
+    """Return a type as written, without what it is annotated with, and this."""
+    limits: list[Range | Place] = []
+
+    class Part(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+            self.generic_visit(node)
+            if getattr(node.value, "id", "") != "Annotated" or not isinstance(node.slice, ast.Tuple):
+                return node
+            inner, *rest = node.slice.elts
+            for call in rest:
+                made = {"Range": Range, "Place": Place}[call.func.id]
+                values = [ast.literal_eval(argument) for argument in call.args]
+                limits.append(made(*values, **{item.arg: ast.literal_eval(item.value) for item in call.keywords}))
+            return inner
+
+    return ast.unparse(Part().visit(annotation)), tuple(limits)
 
 
 def _value(default: ast.expr, module: str) -> str:
@@ -134,15 +173,17 @@ def _resolved(expression: ast.expr, module: str) -> ast.expr:
         def visit_Name(self, node: ast.Name) -> ast.expr:
             return _meaning(node.id, module) or node
 
-    return Replace().visit(expression)
+    return Replace().visit(copy.deepcopy(expression))
 
 
 def _meaning(name: str, module: str) -> ast.expr | None:
     """Return what a name stands for in a module of this package, None where it is no constant and no Literal."""
     for node in _tree(module).body:
         if isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == [name]:
-            literal = isinstance(node.value, ast.Subscript) and getattr(node.value.value, "id", "") == "Literal"
-            return node.value if literal or isinstance(node.value, ast.Constant) else None
+            told = isinstance(node.value, ast.Subscript) and getattr(node.value.value, "id", "")
+            if told == "Annotated":
+                return _resolved(node.value, module)
+            return node.value if told == "Literal" or isinstance(node.value, ast.Constant) else None
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tvr_lightning."):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:

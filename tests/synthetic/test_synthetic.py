@@ -16,6 +16,7 @@ import numpy as np
 import open_clip
 import pytest
 
+from tvr_lightning.files import lock_open
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.synthetic.chinese import chinese_caption
 from tvr_lightning.synthetic.grammar import captions, describe, fits, paragraph, query
@@ -316,6 +317,18 @@ class TestSynthesize:
                 errors = process.communicate(timeout=20)[1]
         assert b"KeyboardInterrupt" in errors
         assert not list(tmp_path.iterdir())
+
+    def test_what_a_killed_call_left_goes_with_the_next(self, tmp_path):
+        dead, alive = tmp_path / ".msrvtt-unfinished-dead", tmp_path / ".msrvtt-unfinished-alive"
+        for folder in (dead, alive):
+            (folder / "videos").mkdir(parents=True)
+        descriptor = os.open(alive, os.O_RDONLY)
+        assert lock_open(descriptor)
+        try:
+            synthesize("msrvtt", tmp_path, 8, 0, workers=1, progress=False)
+        finally:
+            os.close(descriptor)
+        assert {path.name for path in tmp_path.iterdir()} == {"msrvtt", alive.name}
 
     @pytest.mark.parametrize(
         ("dataset", "videos", "workers", "message"),

@@ -24,6 +24,9 @@ NOISE = 1e-4
 """Largest change, in standard deviations of the scores, that counts as floating-point noise. Blocks of other shapes
 change float32 scores by some 1e-6 of their deviation; leaks that move a rank change them by orders more."""
 
+LEAST_ITEMS = 4
+"""Fewest texts and fewest videos, of which others can be taken away."""
+
 F = TypeVar("F", TextFeatures, VideoFeatures)
 ScorePairs = Callable[[TextFeatures, VideoFeatures], Scores]
 ScoreWithCaptions = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
@@ -138,8 +141,8 @@ def audit_scores(
     if (score is None) == (score_as_released is None):
         raise ValueError("give the audit either `score` or `score_as_released`")
     n, m = len(texts), len(videos)
-    if n < 4 or m < 4:
-        raise ValueError(f"an audit needs at least 4 texts and 4 videos, got {n} and {m}")
+    if min(n, m) < LEAST_ITEMS:
+        raise ValueError(f"an audit needs at least {LEAST_ITEMS} texts and {LEAST_ITEMS} videos, got {n} and {m}")
     first_text = torch.full((m,), n).scatter_reduce(0, video_of_text, torch.arange(n), "amin")
     if int(first_text.max()) == n:
         raise ValueError("an audit needs a text for every video; leave out the videos without one")

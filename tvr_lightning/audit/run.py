@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.audit.experiments import (
+    LEAST_ITEMS,
     Audit,
     Finding,
     audit_scores,
@@ -29,6 +30,8 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.places import File
+from tvr_lightning.ranges import Range
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.run import RunCLI
 from tvr_lightning.training.run_folder import RunTrainer
@@ -38,7 +41,11 @@ QUERIES = "half of the queries"
 
 
 def run_audit(
-    config: list[Path], ckpt: Path | None = None, videos: int = 64, seed: int = 0, overrides: Sequence[str] = ()
+    config: list[str],
+    ckpt: File | None = None,
+    videos: Annotated[int, Range(at_least=LEAST_ITEMS)] = 64,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Check by experiment that scores depend on the text and the video alone; exit status 1 where they do not.
 
@@ -49,7 +56,7 @@ def run_audit(
         seed: of the drawn videos, orders and partners.
         overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    method, data = from_recipe([str(path) for path in config], overrides)
+    method, data = from_recipe(config, overrides)
     if ckpt is not None:
         checkpoint = read_checkpoint(ckpt)
         method.on_load_checkpoint(checkpoint)

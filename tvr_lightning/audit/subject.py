@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tvr_lightning.audit.experiments import LEAST_ITEMS
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.collate import collate
@@ -67,8 +68,10 @@ class Subject:
                 drawn[described[number]] = dataclasses.replace(clip, skipped=[])
         places = sorted(drawn)
         rows = sorted(row for place in places for row in captions[place][:CAPTIONS])
-        if len(places) < 4:
-            raise ValueError(f"an audit needs at least 4 videos that can be read, the split has {len(places)}")
+        if len(places) < LEAST_ITEMS:
+            raise ValueError(
+                f"an audit needs at least {LEAST_ITEMS} videos that can be read, the split has {len(places)}"
+            )
         texts = TextDataset(items, read)
         self.texts: TextBatch = collate([texts[row] for row in rows]).to(method.device)
         self.videos: VideoBatch = collate([drawn[place] for place in places]).to(method.device)

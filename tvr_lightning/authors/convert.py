@@ -25,6 +25,8 @@ from tvr_lightning.authors.xclip import import_xclip
 from tvr_lightning.authors.xpool import import_xpool
 from tvr_lightning.checkpoints import CONVERTED
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.places import File, NewFile
+from tvr_lightning.ranges import Count
 
 IMPORT: Mapping[str, Callable[[Mapping[str, Tensor], str, int, int], RetrievalModule]] = {
     "clip4clip": import_clip4clip,
@@ -109,7 +111,7 @@ def convert(method: str, source: Path, out: Path, words: int = 32, frames: int =
     return Converted(module, encoder, out)
 
 
-def run_convert(method: str, source: Path, out: Path, words: int = 32, frames: int = 12) -> int:
+def run_convert(method: str, source: File, out: NewFile, words: Count = 32, frames: Count = 12) -> int:
     """Turn an authors' checkpoint into one that `tvr test --ckpt_path` loads.
 
     Args:

@@ -27,6 +27,7 @@ from tvr_lightning.progress import progress_bar
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 PROMPT = "These frames are one part of a video. Describe in one sentence what happens in them."
+LEAST_SIZE = 28
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 WITHOUT_A_MODEL = (
     "Descriptions can also be given without a model: a parquet file with the columns video_id, segment (0, 1, ...), "
@@ -73,7 +74,14 @@ class CaptionOptions:
 
     def __post_init__(self) -> None:
         self.out = Path(self.out)
-        least = {"segments": 1, "frames": 1, "image_size": 28, "max_new_tokens": 1, "batch_size": 1, "num_workers": 0}
+        least = {
+            "segments": 1,
+            "frames": 1,
+            "image_size": LEAST_SIZE,
+            "max_new_tokens": 1,
+            "batch_size": 1,
+            "num_workers": 0,
+        }
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {value}")

@@ -33,6 +33,7 @@ Frames = Literal["h264", "jpeg"]
 
 Sound = Literal["none", "copied", "anew"]
 
+LEAST_SIZE = 16
 CRF = 18
 JPEG_QUALITY = 90
 _TICKS = 30_000  # of the copy's clock for each frame, so that the last one can end between two
@@ -62,7 +63,7 @@ class Compression:
     interpolation: Interpolation = "bicubic"
 
     def __post_init__(self) -> None:
-        for name, least in (("fps", 1), ("size", 16)):
+        for name, least in (("fps", 1), ("size", LEAST_SIZE)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
         if self.frames not in get_args(Frames):

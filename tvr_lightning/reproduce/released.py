@@ -19,6 +19,8 @@ from tvr_lightning.authors.convert import IMPORT
 from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.places import Folder
+from tvr_lightning.ranges import NotNegative, Workers
 from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.recipe_files import RECIPES, read_recipe
 from tvr_lightning.reproduce.tables import TableRun, load_table
@@ -67,7 +69,7 @@ class Line:
         return {name: self.measured[name] - value for name, value in self.published.items() if name in self.measured}
 
 
-def run_verify_released(checkpoints: Path, tolerance: float = TOLERANCE, workers: int = 2) -> int:
+def run_verify_released(checkpoints: Folder, tolerance: NotNegative = TOLERANCE, workers: Workers = 2) -> int:
     """Measure the authors' released checkpoints on $TVR_DATA beside what is printed; exit status 1 where one differs.
 
     Args:

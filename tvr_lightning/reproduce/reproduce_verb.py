@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from tvr_lightning.places import NewFolder
 from tvr_lightning.progress import SECONDS
+from tvr_lightning.ranges import Count, Range
 from tvr_lightning.recipe_files import find_recipe, recipes_folder
 from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
 from tvr_lightning.reproduce.report.formats import write_tables
@@ -31,18 +33,18 @@ def run_reproduce(
     only: str = "",
     seeds: str = "",
     dry_run: bool = False,
-    out: Path = Path("runs/reproduced"),
+    out: NewFolder = Path("runs/reproduced"),
     recipes: Path = Path("recipes"),
     fixture: bool = False,
-    fixture_videos: int = 500,
+    fixture_videos: Annotated[int, Range(at_least=LEAST_VIDEOS)] = 500,
     overlay: Path | None = None,
     share: Share = "nothing",
     engine: EngineName = "local",
     partition: str | None = None,
-    minutes: int | None = None,
-    gpus: int | None = None,
-    memory_gib: int | None = None,
-    at_once: int | None = None,
+    minutes: Count | None = None,
+    gpus: Annotated[int, Range(at_least=0)] | None = None,
+    memory_gib: Count | None = None,
+    at_once: Count | None = None,
 ) -> int:
     """Run published tables again, and write them as markdown, CSV and LaTeX beside the print.
 

@@ -8,11 +8,14 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from tvr_lightning.data.recover_captions import Description, write_captions
+from tvr_lightning.errors import UserError
+from tvr_lightning.files import lock_open
 from tvr_lightning.media.read_many import read_all
 from tvr_lightning.synthetic import activitynet, charades, didemo, lsmdc, msrvtt, msvd, vatex
 from tvr_lightning.synthetic.grammar import describe, describe_event, describe_segment
@@ -34,6 +37,10 @@ FORMAT = 2  # of scenes.json and of all that the generator draws; grows when equ
 LEAST_VIDEOS = 8
 CAPTIONS_FILE = "captions.parquet"
 SEGMENTS = 6  # descriptions of a video, as in DPDV
+
+
+class DatasetThereError(UserError, FileExistsError):
+    """Another dataset is where one is to be written."""
 
 
 def synthesize(
@@ -63,7 +70,7 @@ def synthesize(
     `captions.parquet` describes six equal segments of every video without synonyms, as a vision-language model would
     (see `data.recover_captions`).
 
-    The dataset appears in one piece: an interrupted call leaves none. It depends on the arguments alone, never on
+    The dataset appears in one piece: an interrupted call leaves none, and what a killed one leaves goes with the next. It depends on the arguments alone, never on
     `workers`; where the very same dataset is already there, nothing is done.
 
     Args:
@@ -79,7 +86,7 @@ def synthesize(
 
     Raises:
         ValueError: unknown dataset, fewer than 8 videos, or fewer than 1 worker.
-        FileExistsError: the folder holds something else, which is never overwritten.
+        DatasetThereError: the folder holds something else, which is never overwritten.
     """
     _check_arguments(dataset, videos, workers)
     folder = Path(root) / dataset
@@ -88,14 +95,19 @@ def synthesize(
             if dataset == "msrvtt" and not (folder / "test_qa.json").is_file():
                 write_questions(folder)
             return folder
-        raise FileExistsError(
+        raise DatasetThereError(
             f"{folder} is there already and is not this dataset ({videos} videos, seed {seed}); "
             "remove it or choose another root"
         )
     layout = LAYOUTS[dataset]
     items = _items(dataset, layout, videos, seed)
     Path(root).mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{dataset}-unfinished-", dir=root))
+    prefix = f".{dataset}-unfinished-"
+    _sweep(Path(root).glob(f"{prefix}*"))
+    unfinished = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    descriptor = os.open(unfinished, os.O_RDONLY) if os.name == "posix" else None
+    if descriptor is not None:
+        lock_open(descriptor)
     try:
         _write_videos(items, unfinished, layout.fps, workers or os.cpu_count() or 1, progress)
         layout.annotate(items, unfinished)
@@ -109,7 +121,20 @@ def synthesize(
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
     return folder
+
+
+def _sweep(folders: Iterable[Path]) -> None:
+    """Remove what killed calls left; those that still run hold their folder's lock."""
+    for folder in folders if os.name == "posix" else ():
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            if lock_open(descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def _check_arguments(dataset: str, videos: int, workers: int | None) -> None:

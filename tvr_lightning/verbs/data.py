@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tvr_lightning.data.check import check, print_report, write_report
 from tvr_lightning.data.compress import compress_dataset
@@ -15,16 +15,22 @@ from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.importing.hub import fetch
 from tvr_lightning.importing.run import import_dataset
 from tvr_lightning.importing.videos import ImportFailed, Way
-from tvr_lightning.media.compression import Compression, Frames
+from tvr_lightning.media.compression import LEAST_SIZE, Compression, Frames
 from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.places import File, Folder, NewFile, NewFolder
+from tvr_lightning.ranges import Count, Range
 from tvr_lightning.recipe import data_from_recipe
-from tvr_lightning.synthetic import synthesize
+from tvr_lightning.synthetic.generate import LEAST_VIDEOS, synthesize
 
 Dataset = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 
 
 def data_synth(
-    dataset: Dataset, root: Path = Path("fixture"), videos: int = 500, seed: int = 0, workers: int | None = None
+    dataset: Dataset,
+    root: NewFolder = Path("fixture"),
+    videos: Annotated[int, Range(at_least=LEAST_VIDEOS)] = 500,
+    seed: int = 0,
+    workers: Count | None = None,
 ) -> int:
     """Write a synthetic dataset of real mp4 files in a dataset's own layout.
 
@@ -40,7 +46,7 @@ def data_synth(
 
 
 def data_import(
-    dataset: Dataset, from_: Path, root: Path | None = None, layout: str | None = None, videos: Way = "link"
+    dataset: Dataset, from_: Folder, root: NewFolder | None = None, layout: str | None = None, videos: Way = "link"
 ) -> int:
     """Bring a dataset as you hold it into the layout that this package reads; deletes and overwrites nothing.
 
@@ -62,7 +68,7 @@ def data_import(
     return 1 if done.absent else 0
 
 
-def data_get(dataset: Dataset, to: Path | None = None, annotations_only: bool = False) -> int:
+def data_get(dataset: Dataset, to: NewFolder | None = None, annotations_only: bool = False) -> int:
     """Fetch a dataset that somebody keeps openly on the Hugging Face hub; the same command goes on where it stopped.
 
     Args:
@@ -80,8 +86,8 @@ def data_get(dataset: Dataset, to: Path | None = None, annotations_only: bool = 
 def data_check(
     config: list[str],
     decode: bool = False,
-    workers: int | None = None,
-    report: Path | None = None,
+    workers: Count | None = None,
+    report: NewFile | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything must be mended.
@@ -102,11 +108,11 @@ def data_check(
 
 def data_compress(
     config: list[str],
-    out: Path,
-    fps: int = 3,
-    size: int = 224,
+    out: NewFolder,
+    fps: Count = 3,
+    size: Annotated[int, Range(at_least=LEAST_SIZE)] = 224,
     frames: Frames = "h264",
-    workers: int | None = None,
+    workers: Count | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """Copy a dataset's videos small to train from them; the same command goes on, and makes anew what has changed.
@@ -130,7 +136,7 @@ def data_compress(
     return 1 if done.unread else 0
 
 
-def data_stats(config: list[str], workers: int | None = None, overrides: Sequence[str] = ()) -> int:
+def data_stats(config: list[str], workers: Count | None = None, overrides: Sequence[str] = ()) -> int:
     """Print videos, captions, caption lengths in tokens, durations, and the share of videos with sound.
 
     Args:
@@ -145,7 +151,7 @@ def data_stats(config: list[str], workers: int | None = None, overrides: Sequenc
 
 
 def data_show(
-    video: Path, out: Path = Path("page.png"), frames: int = 12, sampling: FrameSampling = "one-fps-uniform"
+    video: File, out: NewFile = Path("page.png"), frames: Count = 12, sampling: FrameSampling = "one-fps-uniform"
 ) -> int:
     """Draw the frames of a video, its waveform and its log-mel picture onto one page.
 

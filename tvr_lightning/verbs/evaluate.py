@@ -23,22 +23,24 @@ from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_s
 from tvr_lightning.evaluation.statistics import Comparison
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
+from tvr_lightning.places import File, Folder, NewFolder
+from tvr_lightning.ranges import Count
 from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.recipe_files import RecipeError
 
 
 def evaluate_matrices(
-    scores: list[Path],
+    scores: list[File],
     data: str | None = None,
     config: list[str] | None = None,
-    root: str | None = None,
-    ids: Path | None = None,
+    root: Folder | None = None,
+    ids: File | None = None,
     normalization: Normalizer | None = None,
-    bank_texts: Path | None = None,
-    bank_videos: Path | None = None,
-    recall: list[int] | None = None,
+    bank_texts: File | None = None,
+    bank_videos: File | None = None,
+    recall: list[Count] | None = None,
     name: str | None = None,
-    out: Path = Path("runs"),
+    out: NewFolder = Path("runs"),
     overrides: Sequence[str] = (),
 ) -> int:
     """Rank a similarity matrix from anywhere on a dataset's test split; compare it with a second one.
@@ -63,8 +65,6 @@ def evaluate_matrices(
         raise RecipeError(f"{len(scores)} files of scores; give one, or two to compare")
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
-    if ks[0] < 1:
-        raise RecipeError(f"recall {ks[0]}; give whole numbers from 1 on")
     banks = _banks(bank_texts, bank_videos, truth)
     found: list[tuple[Evaluation, Path]] = []
     for path in scores:

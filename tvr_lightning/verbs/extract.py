@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
@@ -14,37 +15,47 @@ from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.encoders import ClipEncoder, Encoder, WhisperEncoder
 from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.captioner import MODEL, PROMPT, Captioner, CaptionOptions, caption, load_captioner
+from tvr_lightning.encoders.captioner import (
+    LEAST_SIZE,
+    MODEL,
+    PROMPT,
+    Captioner,
+    CaptionOptions,
+    caption,
+    load_captioner,
+)
 from tvr_lightning.errors import check_present
 from tvr_lightning.extract.plan import Engine, ExtractOptions, ExtractSource, What
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data, source_of_files
 from tvr_lightning.extract.verify import verify as compare_store
 from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.places import NewFile, NewFolder, Place
+from tvr_lightning.ranges import Count, Range, Workers
 from tvr_lightning.recipe import data_from_recipe, from_recipe
 from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.store import StoreDtype
 
 
 def extract_features(
-    videos: Sequence[Path] = (),
+    videos: Sequence[Annotated[Path, Place("either")]] = (),
     config: list[str] | None = None,
-    out: Path = Path("features"),
+    out: NewFolder = Path("features"),
     what: What | list[What] = "all",
-    verify_sample: int = 8,
+    verify_sample: Count = 8,
     verify: bool = False,
     architecture: str = "ViT-B-32",
     weights: str = "openai",
     audio_weights: str | None = None,
-    frames: int = 12,
+    frames: Count = 12,
     sampling: FrameSampling = "one-fps-uniform",
-    batch_size: int = 32,
-    num_workers: int = 2,
+    batch_size: Count = 32,
+    num_workers: Workers = 2,
     dtype: StoreDtype = "float32",
     device: str | None = None,
     seed: int = 0,
     engine: Engine = "local",
-    actors: int = 1,
+    actors: Count = 1,
     address: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -76,11 +87,6 @@ def extract_features(
         raise RecipeError("give either --config FILE (a recipe) or videos and folders to extract from")
     if overrides and not config:
         raise RecipeError(f"{overrides[0]} changes an option of a recipe: give --config FILE with it")
-    source, encoder, audio_encoder = (
-        _recipe_source(config, overrides)
-        if config
-        else _file_source(videos, architecture, weights, audio_weights, frames, sampling, seed)
-    )
     options = ExtractOptions(
         str(out),
         what=[what] if isinstance(what, str) else what,
@@ -92,6 +98,11 @@ def extract_features(
         engine=engine,
         actors=actors,
         address=address,
+    )
+    source, encoder, audio_encoder = (
+        _recipe_source(config, overrides)
+        if config
+        else _file_source(videos, architecture, weights, audio_weights, frames, sampling, seed)
     )
     if verify:
         return _verify(source, encoder, audio_encoder, options, verify_sample)
@@ -139,16 +150,16 @@ def _verify(
 
 def caption_videos(
     config: list[str],
-    out: Path = Path("captions.parquet"),
+    out: NewFile = Path("captions.parquet"),
     model: str = MODEL,
     prompt: str = PROMPT,
     splits: list[SplitName] | None = None,
-    segments: int = 6,
-    frames: int = 4,
-    image_size: int = 448,
-    max_new_tokens: int = 64,
-    batch_size: int = 24,
-    num_workers: int = 2,
+    segments: Count = 6,
+    frames: Count = 4,
+    image_size: Annotated[int, Range(at_least=LEAST_SIZE)] = 448,
+    max_new_tokens: Count = 64,
+    batch_size: Count = 24,
+    num_workers: Workers = 2,
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -169,9 +180,9 @@ def caption_videos(
         device: where the model runs; a GPU where there is one by default.
         overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
+    options = CaptionOptions(out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers)
     data = data_from_recipe(config, overrides)
     data.captions = None  # the recipe may name the file that is about to be written
-    options = CaptionOptions(out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers)
     chosen: list[SplitName] = splits or ["train"]
     stages = ["fit" if name == "train" else "validate" if name == "val" else "test" for name in chosen]
     check_present([*(partial(data.check_present, stage) for stage in stages), partial(Captioner.required_files, model)])

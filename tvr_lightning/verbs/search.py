@@ -6,39 +6,43 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from tvr_lightning.media.sampling import FrameSampling
+from tvr_lightning.places import File, Folder, NewFolder, Place
 from tvr_lightning.progress import shown
+from tvr_lightning.ranges import Count, NotNegative, Range, Share
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.question import Question
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
 from tvr_lightning.search.running import ask
 
 CAPTIONS_SHOWN = 2
+Index = Annotated[Path, Place("folder", "make one with tvr index VIDEOS... --out {path}")]
 
 
 def run_index(
-    videos: Sequence[Path] = (),
-    out: Path = Path("index"),
-    ckpt: list[str] | None = None,
+    videos: Sequence[Annotated[Path, Place("either")]] = (),
+    out: NewFolder = Path("index"),
+    ckpt: list[File] | None = None,
     weights: str | None = None,
     architecture: str = "ViT-B-32",
-    frames: int = 12,
+    frames: Count = 12,
     sampling: FrameSampling = "one-fps-uniform",
     seed: int = 0,
     store: str | None = None,
-    bank: Path | None = None,
-    captions: Path | None = None,
+    bank: File | None = None,
+    captions: File | None = None,
     captioner: str | None = None,
     trust: list[str] | None = None,
-    transcripts: Path | None = None,
+    transcripts: File | None = None,
     transcribe: str | None = None,
     watch: bool = False,
     segments: SegmentKind | None = None,
     segment_length: float | None = None,
     segment_overlap: float | None = None,
-    batch_size: int = 16,
-    workers: int = 2,
+    batch_size: Count = 16,
+    workers: Count = 2,
     device: str | None = None,
 ) -> int:
     """Make videos searchable, or bring an index up to date: only new, changed and deleted files cost anything.
@@ -75,7 +79,7 @@ def run_index(
 
     if ckpt and weights:
         raise SearchError("--ckpt and --weights conflict: a checkpoint brings its own weights; drop one of both")
-    sources = [ScorerSource(checkpoint=path) for path in ckpt or []]
+    sources = [ScorerSource(checkpoint=str(path)) for path in ckpt or []]
     new = not (out / "catalog.sqlite").is_file()
     if not sources and (weights or new):
         sources = [ScorerSource(None, architecture, weights or "openai", seed, frames, sampling)]
@@ -116,19 +120,19 @@ def run_index(
 
 def run_search(
     query: Sequence[str] = (),
-    index: Path = Path("index"),
-    video: list[str] | None = None,
-    picture: list[str] | None = None,
+    index: Index = Path("index"),
+    video: list[File] | None = None,
+    picture: list[File] | None = None,
     without: str = "",
-    top: int = 10,
+    top: Count = 10,
     rerank: str | None = None,
-    candidates: int = 256,
+    candidates: Count = 256,
     normalize: Normalize = "none",
-    shortest: float | None = None,
-    longest: float | None = None,
+    shortest: NotNegative | None = None,
+    longest: NotNegative | None = None,
     path: str | None = None,
     caption: str | None = None,
-    threshold: float | None = None,
+    threshold: Share | None = None,
     json: bool = False,
     store: str | None = None,
     trust: list[str] | None = None,
@@ -174,13 +178,13 @@ def run_search(
 
 
 def run_serve(
-    index: Path = Path("index"),
+    index: Index = Path("index"),
     host: str = "127.0.0.1",
-    port: int = 8321,
+    port: Annotated[int, Range(at_least=0, at_most=65535)] = 8321,
     token: str | None = None,
-    max_upload_mib: int = 64,
-    max_waiting: int = 16,
-    videos: list[str] | None = None,
+    max_upload_mib: Count = 64,
+    max_waiting: Count = 16,
+    videos: list[Folder] | None = None,
     store: str | None = None,
     trust: list[str] | None = None,
     device: str | None = None,
@@ -203,7 +207,7 @@ def run_serve(
         from tvr_lightning.search.engine import Searcher
         from tvr_lightning.search.server import ServerOptions, serve
 
-    named = tuple(Path(folder) for folder in videos or [])
+    named = tuple(videos or ())
     options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting, videos=named)
     with Searcher(index, _device(device), store, trust or ()) as searcher:
         serve(searcher, options)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jsonargparse import Namespace
@@ -17,6 +17,8 @@ from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.places import NewFolder
+from tvr_lightning.ranges import Count, Range
 from tvr_lightning.recipe import RecipeCLI, plain
 from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
@@ -62,10 +64,10 @@ def _without_weights(section: Namespace) -> None:
 
 def run_profile(
     config: list[str],
-    out: Path = Path("runs/reproduced"),
-    batch_size: int = 16,
-    queries: int = 1000,
-    repeats: int = 3,
+    out: NewFolder = Path("runs/reproduced"),
+    batch_size: Annotated[int, Range(at_least=2)] = 16,
+    queries: Count = 1000,
+    repeats: Count = 3,
     random_weights: bool = False,
     device: str | None = None,
     overrides: Sequence[str] = (),
@@ -85,8 +87,6 @@ def run_profile(
         device: where to measure; a GPU where there is one by default.
         overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    if batch_size < 2 or queries < 1 or repeats < 1:
-        raise RecipeError("tvr profile needs batch_size of at least 2, queries and repeats of at least 1")
     arguments = [item for path in config for item in ("--config", path)]
     cli_class = _OfRandomWeights if random_weights else _WithoutData
     # No weights follow: for encoders that a recipe leaves to its method.

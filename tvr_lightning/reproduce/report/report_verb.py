@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from rich.console import Console
@@ -16,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from tvr_lightning.files import write_whole
 from tvr_lightning.media.workers import worker_context
+from tvr_lightning.places import Place
 from tvr_lightning.recipe_files import recipes_folder
 from tvr_lightning.reproduce.profile.card import read_profiles
 from tvr_lightning.reproduce.report.cells import TableView
@@ -30,11 +32,12 @@ from tvr_lightning.reproduce.report.page import RunSection, page
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.reproduce.runs.runner import Folders
 
+Cards = Annotated[Path, Place("folder", "make one with tvr reproduce TABLE --out {path}")]
 MANY_RUNS, MOST_PROCESSES = 8, 4
 """From how many runs on further processes save more time than they take to start, and how many share the memory."""
 
 
-def run_report(directory: Path, recipes: Path = Path("recipes"), tables_only: bool = False) -> int:
+def run_report(directory: Cards, recipes: Path = Path("recipes"), tables_only: bool = False) -> int:
     """Write what `tvr reproduce` measured as report.md, report.csv, report.tex and one page, report.html.
 
     The figures are drawn from each run's own weights and test split: one pass, kept in figures/ beside the cards.

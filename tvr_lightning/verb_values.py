@@ -1,0 +1,81 @@
+"""The values that a verb is given, looked at before anything is loaded: numbers, choices and paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tvr_lightning.ranges import Range
+from tvr_lightning.verb_help import Parameter
+
+
+def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: Sequence[str]) -> str | None:
+    """Return a sentence on the first value that a verb cannot take; None where a look at each finds nothing wrong.
+
+    Args:
+        words: those after the verb's own.
+        parameters: of the verb.
+        positional: names of those that are given without an option.
+    """
+    given = list(_given(words, parameters, positional))
+    for parameter, value in given:
+        if said := _refusal(parameter, value):
+            return said
+    names = {parameter.name for parameter, _ in given}
+    left = [parameter for parameter in parameters if parameter.name not in names]
+    absent = [parameter for parameter in left if parameter.default is None]
+    if absent:
+        shown = [p.name if p.name in positional else p.option for p in absent]
+        return f"{' and '.join(shown)} must be given: {absent[0].help.rstrip('.')}"
+    # Defaults are paths that may not be there.
+    told = [(p, p.default) for p in left if p.limits and not p.many and p.default not in (None, "None")]
+    return next((said for parameter, value in told if (said := _refusal(parameter, str(value)))), None)
+
+
+def _given(
+    words: Sequence[str], parameters: Sequence[Parameter], positional: Sequence[str]
+) -> Iterator[tuple[Parameter, str]]:
+    """Yield parameters with the values that a command line gives them."""
+    options = {parameter.option: parameter for parameter in parameters if parameter.name not in positional}
+    places = [next(p for p in parameters if p.name == name) for name in positional]
+    left = iter(words)
+    for word in left:
+        name, equals, value = word.partition("=")
+        near = [option for option in options if option.startswith(name)] if word.startswith("--") else []
+        parameter = options.get(name) or (options[near[0]] if len(near) == 1 else None)
+        if parameter is not None:
+            if not parameter.switch:
+                yield parameter, value if equals else next(left, "")
+        elif word.startswith("--"):  # a class's own option; the parser knows
+            if not equals:
+                next(left, "")
+        elif places:
+            yield places[0], word
+            if not places[0].many:
+                places.pop(0)
+
+
+def _refusal(parameter: Parameter, value: str) -> str | None:
+    """Say what a parameter expects in the place of a value; None where it may do."""
+    name = parameter.name.rstrip("_")
+    if value in ("", "null") and parameter.kind.endswith("None"):
+        return None
+    if parameter.choices and value not in parameter.choices and not value.startswith(("[", "-")):
+        return f"{name} is {value or 'empty'}; expected {parameter.expected}"
+    numbers: list[float] = []
+    if parameter.item in ("int", "float"):
+        try:
+            parts = value.strip("[]").split(",") if parameter.many else [value]
+            numbers = [int(part) if parameter.item == "int" else float(part) for part in parts]
+        except ValueError:
+            return f"{name} is {value or 'empty'}; expected {parameter.expected}"
+    for limit in parameter.limits:
+        if isinstance(limit, Range):
+            said = next((said for number in numbers if (said := limit.refusal(number))), None)
+            if said is not None:
+                return f"{name} is {value}; it must be {said}"
+        elif not value.startswith("["):
+            said = limit.refusal(Path(value))
+            if said is not None:
+                return said
+    return None
