@@ -247,9 +247,9 @@ def _look_at_files(verb: str, words: Sequence[str]) -> None:
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         path = value if equals else following
-        if verb in EVALUATING and name == "--ckpt_path" and path != "null" and "://" not in path:
-            if not Path(path).exists():
-                raise RecipeError(f"--ckpt_path {path}: no such checkpoint; looked for it at {Path(path).absolute()}")
+        local = verb in EVALUATING and name == "--ckpt_path" and path != "null" and "://" not in path
+        if local and not Path(path).exists():
+            raise RecipeError(f"--ckpt_path {path}: no such checkpoint; looked for it at {Path(path).absolute()}")
 
 
 def _overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
@@ -409,11 +409,11 @@ def _guard(run: Callable[[], int], hint: Callable[[], str | None]) -> int:
         print(f"tvr: {error}", file=sys.stderr)
         return error.exit_status
     except (OSError, ValueError, TypeError, RuntimeError) as error:
-        of_file = isinstance(error, OSError) and error.filename is not None
-        if is_verbose() or not (of_file or refused_here(error)):
+        file = error.filename if isinstance(error, OSError) else None
+        if is_verbose() or not (file or refused_here(error)):
             raise
-        said = f"{error.filename}: {error.strerror}" if of_file else " ".join(str(error).split())
-        print(f"tvr: {said} (-v shows where)", file=sys.stderr)
+        said = f"{file}: {error.strerror}" if isinstance(error, OSError) and file else str(error)
+        print(f"tvr: {' '.join(said.split())} (-v shows where)", file=sys.stderr)
         return UserError.exit_status
 
 

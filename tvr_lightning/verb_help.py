@@ -150,9 +150,11 @@ def _parted(annotation: ast.expr) -> tuple[str, tuple[Range | Place, ...]]:
                 return node
             inner, *rest = node.slice.elts
             for call in rest:
+                assert isinstance(call, ast.Call)
+                assert isinstance(call.func, ast.Name)
                 made = {"Range": Range, "Place": Place}[call.func.id]
                 values = [ast.literal_eval(argument) for argument in call.args]
-                limits.append(made(*values, **{item.arg: ast.literal_eval(item.value) for item in call.keywords}))
+                limits.append(made(*values, **{str(item.arg): ast.literal_eval(item.value) for item in call.keywords}))
             return inner
 
     return ast.unparse(Part().visit(annotation)), tuple(limits)
@@ -180,7 +182,7 @@ def _meaning(name: str, module: str) -> ast.expr | None:
     """Return what a name stands for in a module of this package, None where it is no constant and no Literal."""
     for node in _tree(module).body:
         if isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == [name]:
-            told = isinstance(node.value, ast.Subscript) and getattr(node.value.value, "id", "")
+            told = getattr(node.value.value, "id", "") if isinstance(node.value, ast.Subscript) else ""
             if told == "Annotated":
                 return _resolved(node.value, module)
             return node.value if told == "Literal" or isinstance(node.value, ast.Constant) else None

@@ -70,8 +70,8 @@ def synthesize(
     `captions.parquet` describes six equal segments of every video without synonyms, as a vision-language model would
     (see `data.recover_captions`).
 
-    The dataset appears in one piece: an interrupted call leaves none, and what a killed one leaves goes with the next. It depends on the arguments alone, never on
-    `workers`; where the very same dataset is already there, nothing is done.
+    The dataset appears in one piece: an interrupted call leaves none, and what a killed one leaves goes with the next.
+    It depends on the arguments alone, never on `workers`; where the very same one is already there, nothing is done.
 
     Args:
         dataset: whose layout; also the name of the folder below `root`.
