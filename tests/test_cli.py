@@ -1,15 +1,20 @@
 """The `tvr` command in process, on real files: fit, test, predict, and what happens when something is missing."""
 
+import io
+import itertools
 import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from tiny_captioner import save_tiny_captioner
 
+from tvr_lightning import progress
 from tvr_lightning.cli import VERBS, main, verb_parser
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
@@ -385,6 +390,44 @@ def test_verbs_that_take_recipes_take_their_options(fixture_root, tmp_path, caps
     assert main(["extract", *recipes, *data, *small, "--out", out]) == 0
     assert main(["extract", str(fixture_root), "--data.init_args.frames=2", "--out", out]) == 1
     assert "--data.init_args.frames=2 changes an option of a recipe: give --config FILE" in capsys.readouterr().err
+
+
+class Watched(io.StringIO):
+    """Takes what is said, and when."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = [time.monotonic()]
+
+    def write(self, text):
+        self.times.append(time.monotonic())
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("data check --workers 1", "checking MSR-VTT: "),
+        ("audit --videos 4", "audit: scoring the same pairs of at most 4 videos again and again, 0:00:0"),
+        (
+            "caption --splits [test] --segments 2 --frames 1 --num_workers 0 --out {out} --model {model}",
+            "loading {model}",
+        ),
+    ],
+)
+def test_no_verb_is_silent_for_long(verb, said, fixture_root, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS", 0.02)  # in the place of ten
+    out = Watched()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", out)
+    named = {"out": tmp_path / "captions.parquet", "model": tmp_path / "captioner"}
+    if "{model}" in verb:
+        save_tiny_captioner(named["model"])
+    recipes = [f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}"]
+    assert main([*verb.format(**named).split(), *recipes, f"--data.init_args.root={fixture_root}"]) == 0
+    assert said.format(**named) in out.getvalue()
+    times = [*out.times, time.monotonic()]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 5
 
 
 def test_missing_data_names_what_works_now_by_the_same_verb(tmp_path, capsys, monkeypatch):

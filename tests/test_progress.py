@@ -1,10 +1,14 @@
 """Without a terminal long work is never silent: a line says how far it is and how long it still takes."""
 
+import io
+import json
 import re
 import time
 
+from rich.console import Console
+
 from tvr_lightning import progress
-from tvr_lightning.progress import clock, progress_bar, said_regularly
+from tvr_lightning.progress import FileBar, clock, progress_bar, said_regularly, shown
 
 
 def test_a_bar_without_a_terminal_says_regularly_how_far_it_is(capsys, monkeypatch):
@@ -52,6 +56,41 @@ def test_the_state_is_asked_for_each_time(capsys, monkeypatch):
     with said_regularly(lambda: [f"step {next(seen)}"]):
         time.sleep(0.2)
     assert capsys.readouterr().out.startswith("step 0\nstep 1\n")
+
+
+def test_what_says_nothing_itself_is_spoken_for_on_the_error_stream(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS", 0.05)
+    seen = iter(range(1000))
+    with shown("loading"):
+        time.sleep(0.12)
+    with shown(lambda: f"run {next(seen)}"):
+        time.sleep(0.12)
+    said = capsys.readouterr()
+    assert not said.out
+    assert {"loading, 0:00:00 so far", "run 0, 0:00:00 so far", "run 1, 0:00:00 so far"} <= set(said.err.splitlines())
+
+
+def test_on_a_terminal_it_leaves_no_trace(monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=60)
+    with shown("loading [it]", screen):
+        time.sleep(0.05)
+    assert "loading [it], 0:00:00 so far" in screen.file.getvalue()
+    assert screen.file.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
+
+
+def test_another_process_reads_how_far_tasks_are(tmp_path):
+    file = tmp_path / "progress.json"
+    with FileBar(file, tasks=2, seconds=0) as bar:
+        texts = bar.add_task("texts", total=4)
+        time.sleep(0.01)
+        bar.advance(texts, 4)
+        assert json.loads(file.read_text()) == {"doing": "texts, 4 of 4", "left": None}
+        videos = bar.add_task("videos", total=10, completed=4)
+        time.sleep(0.02)
+        bar.advance(videos, 3)
+        found = json.loads(file.read_text())
+    assert found["doing"] == "videos, 7 of 10"
+    assert found["left"] >= 0.02
 
 
 def test_seconds_are_shown_as_on_a_clock():

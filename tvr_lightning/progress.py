@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,20 +30,15 @@ SECONDS = 10.0
 
 
 @contextmanager
-def said_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """Say how far work is, every ten seconds while the context lasts.
-
-    Args:
-        state: the lines to say; called from a thread of its own.
-    """
+def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
+    """Do something again and again in a thread of its own while the context lasts."""
     done = threading.Event()
 
-    def say() -> None:
-        while not done.wait(SECONDS):
-            for line in state():
-                print(line, flush=True)
+    def repeat() -> None:
+        while not done.wait(seconds):
+            do()
 
-    thread = threading.Thread(target=say, daemon=True)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
@@ -49,16 +48,44 @@ def said_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
 
 
 @contextmanager
-def shown(words: str) -> Iterator[None]:
-    """Show on a terminal that something goes on which says nothing itself, and leave no trace of it.
+def said_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Say how far work is, every ten seconds while the context lasts.
 
     Args:
-        words: what goes on.
+        state: the lines to say; called from a thread of its own.
     """
-    if not sys.stderr.isatty():
+
+    def say() -> None:
+        for line in state():
+            print(line, flush=True)
+
+    with _every(SECONDS, say):
         yield
+
+
+@contextmanager
+def shown(words: str | Callable[[], str], console: Console | None = None) -> Iterator[None]:
+    """Say that something goes on which says nothing itself.
+
+    On a terminal in a line that leaves no trace; elsewhere every ten seconds in a line of the error stream, so that
+    what a verb prints can be read by other programs.
+
+    Args:
+        words: what goes on, or what says it now.
+        console: of what is printed meanwhile, where it is printed by one.
+    """
+    began = time.monotonic()
+
+    def state() -> str:
+        return f"{words() if callable(words) else words}, {clock(time.monotonic() - began)} so far"
+
+    if console is None:
+        console = Console(stderr=True)
+    if not console.is_terminal:
+        with _every(SECONDS, lambda: print(state(), file=sys.stderr, flush=True)):
+            yield
         return
-    with Console(stderr=True).status(words):
+    with console.status(escape(state())) as status, _every(1.0, lambda: status.update(escape(state()))):
         yield
 
 
@@ -90,6 +117,52 @@ class _Left(ProgressColumn):
         speed = _speed(task)
         left = "-:--:--" if speed is None or task.total is None else clock((task.total - task.completed) / speed)
         return Text(left, style="progress.remaining")
+
+
+class FileBar(Progress):
+    """Shows nothing, and writes how far its tasks are to a file that another process reads.
+
+    Args:
+        file: JSON with `doing`, and `left` in seconds where they can be told; appears whole.
+        tasks: how many follow each other; what is left is told from the last one on.
+        seconds: between two writings.
+    """
+
+    def __init__(self, file: Path, tasks: int = 1, seconds: float = 2.0) -> None:
+        super().__init__(disable=True)
+        self.file, self.expected, self.seconds, self._written = file, tasks, seconds, 0.0
+
+    def add_task(
+        self,
+        description: str,
+        start: bool = True,
+        total: float | None = 100.0,
+        completed: int = 0,
+        visible: bool = True,
+        **fields: Any,
+    ) -> TaskID:
+        """Begin to count, and say so."""
+        made = super().add_task(description, start, total, completed, visible, before=completed, **fields)
+        self._written = 0.0
+        self._write()
+        return made
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """Count on."""
+        super().advance(task_id, advance)
+        self._write()
+
+    def _write(self) -> None:
+        if time.monotonic() - self._written < self.seconds:
+            return
+        self._written = time.monotonic()
+        task = self.tasks[-1]
+        total, speed = task.total or 0, _speed(task)
+        doing = f"{task.description}, {task.completed:.0f} of {total:.0f}"
+        left = None if speed is None or len(self.tasks) < self.expected else (total - task.completed) / speed
+        draft = self.file.with_suffix(".draft")
+        draft.write_text(json.dumps({"doing": doing, "left": left}), encoding="utf-8")
+        draft.replace(self.file)
 
 
 class _Bar(Progress):

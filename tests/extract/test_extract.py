@@ -1,6 +1,7 @@
 """Extraction gives what the encoders give, once, whatever interrupts it; training from it is training as before."""
 
 import itertools
+import json
 import multiprocessing
 import os
 import shutil
@@ -29,6 +30,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
+from tvr_lightning.progress import FileBar
 from tvr_lightning.store import FeatureStore, StoreError
 from tvr_lightning.synthetic.generate import synthesize
 from tvr_lightning.training.optim import OptimizerConfig
@@ -99,6 +101,13 @@ def test_the_store_holds_what_the_encoders_give(dataset, extracted):
     assert torch.allclose(found.words, expected.words, atol=1e-5)
     assert torch.allclose(found.sentence, expected.sentence, atol=1e-5)
     assert torch.equal(found.word_mask, expected.word_mask)
+
+
+def test_another_process_can_read_how_far_it_is(dataset, tmp_path):
+    file = tmp_path / "progress.json"
+    bar = FileBar(file, tasks=2, seconds=0)
+    extract(source_of_data(data_of(dataset)), *encoders(), options(tmp_path / "store"), bar)
+    assert json.loads(file.read_text()) == {"doing": "videos, 12 of 12", "left": 0.0}
 
 
 def test_the_report_counts_and_names_the_bottleneck(extracted):

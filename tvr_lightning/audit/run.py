@@ -30,6 +30,7 @@ from tvr_lightning.data.records import SplitName
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import File
+from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Range
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.run import RunCLI
@@ -55,12 +56,15 @@ def run_audit(
         seed: of the drawn videos, orders and partners.
         overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
     """
-    method, data = from_recipe(config, overrides)
+    with shown("audit: building the method"):
+        method, data = from_recipe(config, overrides)
     if ckpt is not None:
         checkpoint = read_checkpoint(ckpt)
         method.on_load_checkpoint(checkpoint)
         method.load_state_dict(checkpoint["state_dict"])
-    return report_audit(method, audit_method(method, data, videos, seed))
+    with shown(f"audit: scoring the same pairs of at most {videos} videos again and again"):
+        audit = audit_method(method, data, videos, seed)
+    return report_audit(method, audit)
 
 
 class LeakageAudit(Callback):

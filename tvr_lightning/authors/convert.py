@@ -26,6 +26,7 @@ from tvr_lightning.authors.xpool import import_xpool
 from tvr_lightning.checkpoints import CONVERTED
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import File, NewFile
+from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count
 
 IMPORT: Mapping[str, Callable[[Mapping[str, Tensor], str, int, int], RetrievalModule]] = {
@@ -121,7 +122,8 @@ def run_convert(method: str, source: File, out: NewFile, words: Count = 32, fram
         words: text positions the checkpoint was trained with, SOT and EOT included.
         frames: frames per video the checkpoint was trained with.
     """
-    made = convert(method, source, out, words=words, frames=frames)
+    with shown(f"convert: reading {source.name}"):
+        made = convert(method, source, out, words=words, frames=frames)
     count = sum(parameter.numel() for parameter in made.module.parameters())
     print(f"Wrote {out}: {type(made.module).__name__}, {count / 1e6:.2f} M parameters")
     settings = {"words": words, "frames": frames, **_unusual(made.module)}

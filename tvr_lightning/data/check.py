@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import combinations
@@ -18,6 +19,7 @@ from tvr_lightning.data.records import Problem, ProblemKind, Split, SplitName, V
 from tvr_lightning.media.read_many import Unread, read_all
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import probe, read_clip
+from tvr_lightning.progress import shown
 
 TOO_SHORT_SECONDS = 1.0  # one frame per second is what most methods look at
 HARMLESS: tuple[ProblemKind, ...] = ("silent",)
@@ -81,7 +83,8 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
         absent = [path for path in data.required_files(name) if not path.is_file()]
         report.problems += [_absent_annotation(path, data) for path in absent]
         if not absent:
-            split, findings = data.examine_split(name)
+            with shown(f"reading the annotations of {data.title}, {name}") if progress else nullcontext():
+                split, findings = data.examine_split(name)
             report.problems += findings.problems
             report.notes += findings.notes
             if split is not None:

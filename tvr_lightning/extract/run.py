@@ -40,7 +40,11 @@ def frozen(device: str, *models: nn.Module | None) -> Iterator[None]:
 
 
 def extract(
-    source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, options: ExtractOptions
+    source: ExtractSource,
+    encoder: Encoder,
+    audio_encoder: AudioEncoder | None,
+    options: ExtractOptions,
+    bar: Progress | None = None,
 ) -> ExtractReport:
     """Write the features of a source into a store; what the store holds already is left as it is.
 
@@ -52,6 +56,7 @@ def extract(
         encoder: of frames and texts; run in eval mode.
         audio_encoder: of sound, where it is extracted.
         options: parts, batch sizes, workers, folder.
+        bar: shows how far it is, in the place of the one that the options ask for.
 
     Raises:
         StoreError: the store was made otherwise, another process writes it, or the disk is full.
@@ -66,7 +71,7 @@ def extract(
     ):
         report.mended = writer.mended
         run = _Extraction(source, encoder, audio_encoder, options, writer, report)
-        with progress_bar(options.progress) as progress:
+        with bar or progress_bar(options.progress) as progress:
             if "text" in parts:
                 run.texts(progress)
             run.videos([part for part in parts if part != "text"], progress)

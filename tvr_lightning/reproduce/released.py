@@ -20,6 +20,7 @@ from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import Folder
+from tvr_lightning.progress import shown
 from tvr_lightning.ranges import NotNegative, Workers
 from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.recipe_files import RECIPES, read_recipe
@@ -126,7 +127,8 @@ def _verified(name: str, file: Path | None, workers: int) -> Line:
         line.remark = "no checkpoint"
         return line
     try:
-        method = measure(name, file, run, workers)
+        with shown(f"verify-released: testing {file.name}"):
+            method = measure(name, file, run, workers)
     except (UserError, ValueError) as error:
         line.remark = " ".join(str(error).split())
         return line

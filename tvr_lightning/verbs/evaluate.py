@@ -24,6 +24,7 @@ from tvr_lightning.evaluation.statistics import Comparison
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
 from tvr_lightning.places import File, Folder, NewFolder
+from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count
 from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.recipe_files import RecipeError
@@ -71,7 +72,9 @@ def evaluate_matrices(
         pairs = path.suffix == ".parquet"
         matrix = read_pairs(path, truth, video_ids) if pairs else read_scores(path).arranged(truth, video_ids)
         try:
-            evaluation = evaluate_scores(matrix, truth, normalization, banks, ks)
+            with shown(f"evaluate: ranking {path.name}"):
+                evaluation = evaluate_scores(matrix, truth, normalization, banks, ks)
+                drawn = intervals(evaluation, truth, ks)
         except ScoresError:
             raise
         except ValueError as error:
@@ -89,8 +92,8 @@ def evaluate_matrices(
             weights=Weights("outside", start=str(path)),
         )
         results.intervals = {
-            direction: {metric: {"low": drawn.low, "high": drawn.high} for metric, drawn in row.items()}
-            for direction, row in intervals(evaluation, truth, ks).items()
+            direction: {metric: {"low": ends.low, "high": ends.high} for metric, ends in row.items()}
+            for direction, row in drawn.items()
         }
         print_results(results)
         folder = _next_version(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
@@ -99,7 +102,9 @@ def evaluate_matrices(
         found.append((evaluation, folder))
     if len(found) == 2:
         (first, _), (second, folder) = found
-        _report(compare(first, second, truth, ks), scores, folder / "comparison.json")
+        with shown("evaluate: comparing both"):
+            comparison = compare(first, second, truth, ks)
+        _report(comparison, scores, folder / "comparison.json")
     return 0
 
 

@@ -31,6 +31,7 @@ from tvr_lightning.extract.source import source_of_data, source_of_files
 from tvr_lightning.extract.verify import verify as compare_store
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.places import NewFile, NewFolder, Place
+from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count, Range, Workers
 from tvr_lightning.recipe import data_from_recipe, from_recipe
 from tvr_lightning.recipe_files import RecipeError
@@ -99,13 +100,15 @@ def extract_features(
         actors=actors,
         address=address,
     )
-    source, encoder, audio_encoder = (
-        _recipe_source(config, overrides)
-        if config
-        else _file_source(videos, architecture, weights, audio_weights, frames, sampling, seed)
-    )
+    with shown("extract: loading the encoders"):
+        source, encoder, audio_encoder = (
+            _recipe_source(config, overrides)
+            if config
+            else _file_source(videos, architecture, weights, audio_weights, frames, sampling, seed)
+        )
     if verify:
-        return _verify(source, encoder, audio_encoder, options, verify_sample)
+        with shown(f"extract: computing {verify_sample} items again"):
+            return _verify(source, encoder, audio_encoder, options, verify_sample)
     for line in extract(source, encoder, audio_encoder, options).lines():
         print(line)
     print(f"Wrote {out}")
@@ -187,7 +190,9 @@ def caption_videos(
     stages = ["fit" if name == "train" else "validate" if name == "val" else "test" for name in chosen]
     check_present([*(partial(data.check_present, stage) for stage in stages), partial(Captioner.required_files, model)])
     videos = [video for name in chosen for video in data.read_split(name).videos]
-    for line in caption(videos, load_captioner(model, device), options).lines():
+    with shown(f"caption: loading {model}"):
+        captioner = load_captioner(model, device)
+    for line in caption(videos, captioner, options).lines():
         print(line)
     print(f"Wrote {out}")
     return 0

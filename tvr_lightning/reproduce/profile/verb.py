@@ -18,6 +18,7 @@ from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import NewFolder
+from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count, Range
 from tvr_lightning.recipe import RecipeCLI, plain
 from tvr_lightning.recipe_files import RecipeError
@@ -100,7 +101,8 @@ def run_profile(
     workload = Workload(batch_size, queries, repeats)
     plugin = cli.trainer.precision_plugin
     plugin.convert_module(module.to(chosen))
-    card = profile_card(module, options, workload, str(cli.trainer.precision), plugin.forward_context)
+    with shown("profile: measuring"):
+        card = profile_card(module, options, workload, str(cli.trainer.precision), plugin.forward_context)
     _print(card)
     Console(highlight=False, soft_wrap=True).print(f"Wrote {write_profile(card, out / 'profiles')}", markup=False)
     return 0

@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 from tvr_lightning.files import write_whole
 from tvr_lightning.media.workers import worker_context
 from tvr_lightning.places import Place
+from tvr_lightning.progress import shown
 from tvr_lightning.recipe_files import recipes_folder
 from tvr_lightning.reproduce.profile.card import read_profiles
 from tvr_lightning.reproduce.report.cells import TableView
@@ -50,9 +51,9 @@ def run_report(directory: Cards, recipes: Path = Path("recipes"), tables_only: b
     console = Console(highlight=False, soft_wrap=True)
     cards = read_folder(directory)
     order = sorted(cards.values(), key=lambda card: (card.name, card.run["seed"] or 0))
-    with _sections(order, directory, tables_only) as made:
+    sections: list[RunSection] = []
+    with shown(lambda: _how_far(len(sections), len(order)), console), _sections(order, directory, tables_only) as made:
         views = views_of(cards, directory, recipes_folder(recipes))
-        sections = []
         for place, section in enumerate(made, start=1):
             sections.append(section)
             if not tables_only:
@@ -60,9 +61,15 @@ def run_report(directory: Cards, recipes: Path = Path("recipes"), tables_only: b
             if section.missing:
                 console.print(f"No figures of {section.card.name}: {section.missing}", markup=False)
     pairs = [pair for view in views for pair in pairs_of(view)]
-    for path in write_report(views, sections, directory, pairs):
+    with shown("report: comparing the runs and writing the page", console):
+        written = write_report(views, sections, directory, pairs)
+    for path in written:
         console.print(f"Wrote {path}", markup=False)
     return 0
+
+
+def _how_far(done: int, runs: int) -> str:
+    return f"report: {done} of {runs} runs read and drawn"
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
+from tvr_lightning.progress import FileBar
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
@@ -112,7 +113,8 @@ def _extract(task: RunTask) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     store = Path(task.folder) / "features"
     options = ExtractOptions(str(store), num_workers=0, progress=False, device=device, command="tvr reproduce")
-    report = extract(source_of_data(data), method.encoder, getattr(method, "audio_encoder", None), options)
+    bar = FileBar(Path(task.folder) / PROGRESS, tasks=2)  # texts, then videos
+    report = extract(source_of_data(data), method.encoder, getattr(method, "audio_encoder", None), options, bar)
     print("\n".join(report.lines()))
     return {"features": str(store), "results": asdict(report)}
 
