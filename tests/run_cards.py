@@ -38,7 +38,9 @@ def make_answers(run: PlannedRun, cards: Path, right: int, questions: int = 40) 
 def _written(run, cards, found, ranks, changes) -> Card:
     results = {
         "method": "Method", "dataset": "MSR-VTT", "protocol": "1k-A", "select_on": "last", "precision": "32-true",
-        "skipped": [], "seed": run.seed or 0, "config": {"seed_everything": 0, "model": {}, "data": {}}, **found,
+        "skipped": [], "seed": run.seed or 0, "config": {"seed_everything": 0, "model": {}, "data": {}},
+        "environment": {"date": "2026-11-20T13:42:07+00:00", "packages": {"tvr-lightning": "1.2"}, "machine": "a host"},
+        **found,
     }  # fmt: skip
     card = Card(run.key, run.name, "finished", run.plain(), results=results, steps=10, epochs=1, seconds=30.0,
                 peak_memory_mib=800.0)  # fmt: skip

@@ -196,6 +196,30 @@ def test_no_column_is_cut_and_citations_are_words(browser):
     assert "luo2022clip4clip" not in browser.execute_script("return document.body.innerText")
 
 
+def test_dates_are_for_people_and_tables_are_called_by_their_titles(browser):
+    assert "Newest run\n20 November 2026, 13:42 UTC" in find(browser, "header").text
+    assert "2026-11-20T" not in find(browser, "body").text
+    headings = {heading.text for heading in browser.find_elements("css selector", "h2")}
+    assert {link.text for link in browser.find_elements("css selector", "nav a")} == headings
+
+
+def test_no_name_is_broken_on_a_phone(driver, folder):
+    broken = """
+        return [...document.querySelectorAll('tbody th.name')].filter(cell => cell.checkVisibility()).flatMap(cell => {
+          const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
+          for (let text; (text = walk.nextNode());)
+            for (const word of text.data.matchAll(/\\S+/g)) {
+              const range = document.createRange();
+              range.setStart(text, word.index);
+              range.setEnd(text, word.index + word[0].length);
+              const lines = new Set([...range.getClientRects()].map(r => r.top)).size;
+              if (!/[-/]/.test(word[0]) && lines > 1) found.push(word[0]);
+            }
+          return found;
+        })"""
+    assert opened(driver, folder, 390).execute_script(broken) == []
+
+
 def test_a_phone_keeps_the_method_in_view_while_columns_pass(driver, folder):
     browser = opened(driver, folder, 390)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
@@ -250,9 +274,17 @@ def test_queries_are_those_on_which_one_run_beats_the_other(browser, folder):
         assert heading.text == f"{winner} beats {loser}"
         block = heading.find_element("xpath", "..")
         higher = {int(query) for query in (ranks[winner] < ranks[loser]).nonzero()}
+        shown = [item for item in block.find_elements("css selector", "li") if item.is_displayed()]
+        assert len(shown) == min(6, len(higher))
+        if len(higher) > 6:
+            more = block.find_element("css selector", "button")
+            assert more.text == f"Show {len(higher) - 6} more"
+            more.click()
+            assert not more.is_displayed()
+            assert browser.switch_to.active_element == block.find_elements("css selector", "li")[6]
         captions = {item.text for item in block.find_elements("css selector", "li strong")}
         assert captions == {f"“caption <{query}>”" for query in higher}
-        assert f"on {len(higher)} of 60 queries" in block.text
+        assert f"on {len(higher)} of 60 queries:" in block.text
         first = block.find_element("css selector", "li")
         assert [figure.text for figure in first.find_elements("css selector", "figcaption")] == [
             f"right: {VIDEOS[0]}",

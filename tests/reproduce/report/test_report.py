@@ -16,7 +16,7 @@ from run_cards import make_answers, make_card
 from tvr_lightning.reproduce.profile.card import ProfileCard, read_profiles, write_profile
 from tvr_lightning.reproduce.profile.costs import Costs
 from tvr_lightning.reproduce.published import printed_figure, published_rows
-from tvr_lightning.reproduce.report.cells import field_of
+from tvr_lightning.reproduce.report.cells import field_of, in_words
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.drawing import Chart, new_figure, styled, to_chart
 from tvr_lightning.reproduce.report.figures.kinds import FiguresError, draw, figures_of
@@ -254,6 +254,8 @@ def _carded(cards, sources, folder):
         return command_of(cards[0])
     if made == "YAML":
         return yaml.safe_dump(values[0], sort_keys=False, allow_unicode=True).strip()
+    if made == "date":
+        return in_words(values[0])
     if made is None:
         return f"{values[0]:.1f}" if sources["data-field"] == "seconds" and "class" not in sources else str(values[0])
     if made.endswith("minus published"):

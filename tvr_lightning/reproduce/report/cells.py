@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ UNPRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "MnR")  # of figures, wh
 NAMES = ("method", "data", "backbone", "direction")
 """Headings of what a line is, before its cells."""
 
+DATE = "results.environment.date"
 RUN_FIELDS: dict[str, tuple[str, ...]] = {
     "seed": ("results.seed", "run.seed"),
     "state": ("status",),
@@ -52,7 +54,7 @@ RUN_FIELDS: dict[str, tuple[str, ...]] = {
     "weights": ("run.fingerprints.weights",),
     "code": ("run.fingerprints.code",),
     "machine": ("results.environment.machine",),
-    "date": ("results.environment.date",),
+    "date": (DATE,),
 }
 """What a reader needs to judge a run: the fields of its card, of which the first that is there counts."""
 
@@ -237,6 +239,16 @@ def field_of(record: object, path: str) -> object:
     for name in path.split("."):
         record = record.get(name) if isinstance(record, dict) else getattr(record, name, None)
     return record
+
+
+def in_words(date: str) -> str:
+    """Return a date of a card as people write it.
+
+    Args:
+        date: such as 2026-11-20T13:42:07+00:00.
+    """
+    found = datetime.fromisoformat(date).astimezone(timezone.utc)
+    return f"{found.day} {found:%B %Y, %H:%M} UTC"
 
 
 def run_fields(record: object) -> dict[str, tuple[str, object]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from tvr_lightning.reproduce.profile.card import ProfileCard
-from tvr_lightning.reproduce.report.cells import DIRECTIONS, NAMES, TableView, field_of, run_fields
+from tvr_lightning.reproduce.report.cells import DATE, DIRECTIONS, NAMES, TableView, field_of, in_words, run_fields
 from tvr_lightning.reproduce.report.contests import Contest, as_json
 from tvr_lightning.reproduce.report.efficiency import efficiency
 from tvr_lightning.reproduce.report.figures.drawing import Arrays, Chart
@@ -27,7 +27,7 @@ from tvr_lightning.reproduce.runs.commands import command_of
 
 TITLE = "Text-video retrieval: published and measured"
 MADE = {
-    "Newest run": "results.environment.date",
+    "Newest run": DATE,
     "Versions": "results.environment.packages.tvr-lightning",
     "Machines": "results.environment.machine",
 }
@@ -90,6 +90,8 @@ def page(
         contests=contests,
         contest_json=as_json,
         run_fields=run_fields,
+        date_field=DATE,
+        in_words=in_words,
         **efficiency(profiles, [section.card for section in runs]),
     )
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from tvr_lightning.reproduce.report.cells import BLOCKS
-from tvr_lightning.reproduce.report.figures.drawing import COLOURS, Chart, new_figure, styled, to_chart
+from tvr_lightning.reproduce.report.figures.drawing import COLOURS, PANEL, Chart, new_figure, styled, to_chart
 from tvr_lightning.reproduce.report.leaderboard import Entry
 
 MOST_RUNS = 24
 """Of a dataset: more could not be told apart."""
-_NAME = 30
+_NAME = 40
 """Letters of a method that fit above its marks on a phone."""
 
 
@@ -34,7 +34,8 @@ def _chart(dataset: str, entries: list[Entry]) -> Chart:
     shown = entries[:MOST_RUNS]
     directions = [name for name in ("t2v", "v2t") if any(entry.measured(name) is not None for entry in shown)]
     figures, axes = new_figure(len(directions), height=1.3 + 0.36 * len(shown))
-    for axis, direction in zip(axes, directions, strict=True):
+    for figure, axis, direction in zip(figures, axes, directions, strict=True):
+        figure.subplots_adjust(left=0.22 / PANEL)  # nothing stands beside the axis
         for place, entry in enumerate(shown):
             axis.annotate(
                 _label(entry, shown), (0, place), (0, 5), xycoords=("axes fraction", "data"), textcoords="offset points"

@@ -69,6 +69,7 @@ document.querySelectorAll(".enlarge").forEach((button) => {
 dialog.querySelector("button").addEventListener("click", () => dialog.close());
 
 // The query browser: what the loser of two runs fails on and the winner does not, the widest gap first.
+const FEW = 6;
 const element = (name, properties = {}, ...children) => {
   const made = Object.assign(document.createElement(name), properties);
   made.append(...children);
@@ -89,16 +90,23 @@ document.querySelectorAll(".contest").forEach((section) => {
       .filter(({ ranks }) => ranks[winner] < ranks[loser])
       .sort((a, b) => Math.log(b.ranks[loser] / b.ranks[winner]) - Math.log(a.ranks[loser] / a.ranks[winner]));
     const [ahead, behind] = [winner, loser].map((run) => contest.runs[run].words);
-    const items = found.map(({ caption, right, wrong, ranks }) => element("li", {},
+    const items = found.map(({ caption, right, wrong, ranks }, place) => element("li", { hidden: place >= FEW, tabIndex: -1 },
       element("p", {}, element("strong", {}, `“${caption}”`)),
       element("p", { className: "muted" }, `Right video ranked ${ranks[winner]} by ${ahead}, ${ranks[loser]} by ${behind}`),
       element("div", { className: "clips" }, clip(right, "right:", true), clip(wrong, `${behind} found`, false))));
+    const more = element("button", { type: "button", hidden: items.length <= FEW }, `Show ${items.length - FEW} more`);
+    more.addEventListener("click", () => {
+      items.forEach((item) => { item.hidden = false; });
+      more.hidden = true;
+      items[FEW].focus(); // the reader goes on where the shown ones ended
+    });
+    const higher = contest.better[winner][loser];
+    const told = items.length ? (items.length < higher ? `; ${items.length} of them:` : ":") : "; none of those that were drawn.";
     return element("div", {},
       element("h4", {}, `${ahead} beats ${behind}`),
       element("p", { className: "muted" },
-        `It ranks the right video higher on ${contest.better[winner][loser]} of ${contest.queries} queries`
-        + (items.length ? `; ${items.length} of them:` : "; none of those that were drawn.")),
-      element("ol", {}, ...items));
+        `It ranks the right video higher on ${higher} of ${contest.queries} queries${told}`),
+      element("ol", {}, ...items), more);
   };
   const show = () => {
     const [one, other] = [first, second].map(({ value }) => Number(value));
