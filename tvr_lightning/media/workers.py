@@ -66,12 +66,19 @@ def worker_context() -> BaseContext:
     Workers forked from this process hang now and then when it has decoded videos itself. They end when this process
     does, also when it is killed.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    if start_method() == "spawn":
         return _SpawnContext()
-    server = _ForkServerContext()
+    return _ForkServerContext()
+
+
+def start_method() -> str:
+    """Return multiprocessing's name for how worker processes start, and have their server import the package."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
     package = __name__.partition(".")[0]
-    server.set_forkserver_preload([name for name in sys.modules if name.partition(".")[0] == package])
-    return server
+    loaded = [name for name in sys.modules if name.partition(".")[0] == package]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(loaded)
+    return "forkserver"
 
 
 def _end_with_parent() -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from tvr_lightning.data.batch import AudioInput, PairBatch
 from tvr_lightning.features import PairedFeatures
+from tvr_lightning.media.workers import start_method
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.testing.small import BATCH, random_pairs, small, synthetic_data
 
@@ -206,7 +207,9 @@ def _work(rank: int, function: Callable[..., Any], world_size: int, folder: str,
 
 
 def run_processes(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
-    """Run `function(rank, *arguments)` in spawned processes that form a gloo group on the CPU; return their results.
+    """Run `function(rank, *arguments)` in processes that form a gloo group on the CPU; return their results.
+
+    They are forked from the server of worker processes, which has imported the package once.
 
     Args:
         function: importable, of a module; what it returns must survive `torch.save` as tensors and plain values.
@@ -218,8 +221,8 @@ def run_processes(function: Callable[..., Any], world_size: int, *arguments: Any
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
-            torch.multiprocessing.spawn(  # type: ignore[attr-defined]
-                _work, args=(function, world_size, folder, arguments), nprocs=world_size, join=True
+            torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
+                _work, (function, world_size, folder, arguments), world_size, start_method=start_method()
             )
         except Exception as error:
             texts = [path.read_text() for path in sorted(Path(folder).glob("*.error"))]
