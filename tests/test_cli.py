@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pandas as pd
 import pytest
 import torch
@@ -125,8 +126,7 @@ TIP = ("GPU available", "Tip:", "DataLoader 0")
 @pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 def test_a_run_says_one_line_of_itself_and_libraries_speak_when_asked(fixture_root, tmp_path):
     def said(*asked: str) -> str:
-        words = ["test", *overlay(fixture_root, tmp_path / str(len(asked)), *asked)]
-        run = subprocess.run([sys.executable, "-m", "tvr_lightning.cli", *words], capture_output=True, text=True)
+        run = forked.tvr(["test", *overlay(fixture_root, tmp_path / str(len(asked)), *asked)], tmp_path)
         assert run.returncode == 0, run.stderr
         return run.stdout + run.stderr
 

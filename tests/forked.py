@@ -1,0 +1,58 @@
+"""The command line in processes of their own, forked from a server that has imported the package once.
+
+What a start itself costs or loads, and how a terminal's signals reach it, is for `python -m tvr_lightning.cli` to show.
+"""
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tvr_lightning.media.workers import start_method
+
+
+def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, **environment: str):
+    """Run a command as a terminal would, or, of several devices, as a launcher such as torchrun starts it.
+
+    Args:
+        words: behind `tvr`.
+        folder: for what it says.
+        timeout: seconds until it is killed.
+        devices: how many processes make the run; the first one's words and status count, or a failing one's.
+        environment: variables on top of this process's.
+    """
+    context = multiprocessing.get_context(start_method())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = []
+    for rank in range(devices):
+        group = {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(devices), "MASTER_PORT": port}
+        own = {**os.environ, **environment, **({**group, "MASTER_ADDR": "127.0.0.1"} if devices > 1 else {})}
+        said = [str(folder / f"{stream}-{rank}.txt") for stream in ("out", "err")]
+        processes.append((context.Process(target=_command, args=(words, own, *said)), said))
+    for process, _ in processes:
+        process.start()
+    for process, _ in processes:
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    ended = next((each for each in processes if each[0].exitcode), processes[0])
+    texts = [Path(file).read_text(encoding="utf-8") for file in ended[1]]
+    return subprocess.CompletedProcess(["tvr", *words], ended[0].exitcode, *texts)
+
+
+def _command(words: list[str], environment: dict[str, str], out: str, err: str) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
+    for number, file in ((1, out), (2, err)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv = ["tvr", *words]
+    from tvr_lightning.cli import main
+
+    sys.exit(main())
