@@ -81,6 +81,16 @@ def test_the_temperature_never_exceeds_one_hundred():
     assert Temperature(7.0)().item() == pytest.approx(100.0)
 
 
+def test_an_encoder_built_in_python_is_not_copied(monkeypatch):
+    def refuse(self, memo):
+        raise AssertionError("copied")
+
+    monkeypatch.setattr(TinyClipEncoder, "__deepcopy__", refuse, raising=False)
+    method = CLIP4Clip(TinyClipEncoder(width=64), words=8, frames=2)
+    assert method.hparams["words"] == 8
+    assert "encoder" not in method.hparams
+
+
 def test_hyper_parameters_hold_plain_values_only(encoder):
     method = CLIP4Clip(encoder, evaluation=EvaluationConfig(recall=[1, 50]), words=8)
     assert method.hparams["words"] == 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from open_clip.tokenizer import SimpleTokenizer
@@ -129,6 +130,12 @@ class CaptionTokens:
         return self.tokenizer.encode(captions, self.words)
 
 
+@lru_cache
+def _byte_pairs(clean: str) -> SimpleTokenizer:
+    """Return CLIP's byte pairs, of which nothing but the cleaning differs; reading them takes a quarter of a second."""
+    return SimpleTokenizer(clean=clean)
+
+
 class ClipTokenizer(Tokenizer):
     """CLIP's byte pairs, `[SOT] tokens [EOT]`, zero-padded; text is cleaned and lower-cased as CLIP does.
 
@@ -143,7 +150,7 @@ class ClipTokenizer(Tokenizer):
     def __init__(self, context_length: int, clean: str = "lower"):
         super().__init__(context_length)
         self.clean = clean
-        self._bpe = SimpleTokenizer(context_length=context_length, clean=clean)
+        self._bpe = _byte_pairs(clean)
         self.vocabulary_size = self._bpe.vocab_size
 
     def tokens(self, caption: str, words: int | None = None) -> list[int]:

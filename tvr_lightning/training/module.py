@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin, _given_hyperparameters
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.parsing import collect_init_args
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tvr_lightning.checkpoints import CheckpointError
@@ -29,6 +32,13 @@ NAMED = 5
 """Tensors that an error names before it counts the others."""
 
 
+def _arguments(frame: FrameType | None) -> dict[str, Any]:
+    """Return the arguments of all constructors that a frame is in, as Lightning finds them."""
+    assert frame is not None
+    parts = collect_init_args(frame, [], classes=(HyperparametersMixin,))
+    return {name: value for part in parts for name, value in part.items()}
+
+
 class RecipeModule(LightningModule):
     """A model with an encoder of texts and videos, trained as a recipe says.
 
@@ -44,10 +54,11 @@ class RecipeModule(LightningModule):
 
     def __init__(self, optimizer: OptimizerConfig | None = None) -> None:
         super().__init__()
-        with warnings.catch_warnings():
-            # Built in Python rather than from a recipe, encoders are among the arguments; they are dropped below.
-            warnings.filterwarnings("ignore", message="Attribute '.*' is an instance of `nn.Module`")
-            self.save_hyperparameters(logger=False)
+        # Built in Python rather than from a recipe, encoders are among the arguments; Lightning would copy them, twice.
+        frame = inspect.currentframe()
+        arguments = {} if _given_hyperparameters.get() is not None else _arguments(frame)
+        modules = [name for name, value in arguments.items() if isinstance(value, nn.Module)]
+        self.save_hyperparameters(logger=False, ignore=modules, frame=frame)
         options = plain_options(dict(self.hparams))
         self.hparams.clear()
         self.hparams.update(options)
