@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tvr_lightning  # noqa: F401  declares the operators that a CPU torch beside a CUDA-built torchvision lacks
+from tvr_lightning import progress
 
 torch.set_num_threads(1)  # oversubscribed cores make small tensors slower, not faster
 
@@ -19,6 +20,14 @@ def user_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("state")
         patch.setenv("XDG_STATE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried() -> Iterator[None]:
+    """How far work is, is said in tests that ask for it, not where a busy machine takes longer than ten seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "SECONDS", 3600.0)
+        yield
 
 
 @pytest.fixture(scope="session")

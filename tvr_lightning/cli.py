@@ -249,7 +249,7 @@ def _look_at_files(verb: str, words: Sequence[str]) -> None:
         path = value if equals else following
         local = verb in EVALUATING and name == "--ckpt_path" and path != "null" and "://" not in path
         if local and not Path(path).exists():
-            raise RecipeError(f"--ckpt_path {path}: no such checkpoint; looked for it at {Path(path).absolute()}")
+            raise RecipeError(f"{path}: no such checkpoint; looked for it at {Path(path).absolute()}")
 
 
 def _overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:

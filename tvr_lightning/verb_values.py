@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.ranges import Range
 from tvr_lightning.verb_help import Parameter
+
+
+class PlaceError(UserError, ValueError):
+    """Nothing is at a path, or not what a verb takes; says what it takes."""
 
 
 def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: Sequence[str]) -> str | None:
@@ -16,6 +21,9 @@ def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: S
         words: those after the verb's own.
         parameters: of the verb.
         positional: names of those that are given without an option.
+
+    Raises:
+        PlaceError: a path is not what the verb takes.
     """
     given = list(_given(words, parameters, positional))
     for parameter, value in given:
@@ -77,5 +85,5 @@ def _refusal(parameter: Parameter, value: str) -> str | None:
         elif not value.startswith("["):
             said = limit.refusal(Path(value))
             if said is not None:
-                return said
+                raise PlaceError(said)
     return None

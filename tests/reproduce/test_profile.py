@@ -139,5 +139,5 @@ def test_random_weights_are_those_of_every_encoder(tmp_path, monkeypatch):
 
 def test_a_batch_of_one_is_refused(tmp_path, capsys):
     words = ["--config", str(RECIPES / "clip4clip.yaml"), "--config", str(RECIPES / "fixture.yaml")]
-    assert main(["profile", *words, "--out", str(tmp_path), "--batch_size", "1"]) == 1
-    assert "batch_size of at least 2" in capsys.readouterr().err
+    assert main(["profile", *words, "--out", str(tmp_path), "--batch_size", "1"]) == 2
+    assert "batch_size is 1; it must be at least 2" in capsys.readouterr().err

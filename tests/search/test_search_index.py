@@ -284,7 +284,7 @@ def test_what_cannot_become_an_index_leaves_nothing_and_says_so(
         ([str(tmp_path / "broken"), *ckpt], "no video could be read: " + str(tmp_path / "broken" / "fake.mp4")),
         ([str(tmp_path / "empty"), *ckpt], "no videos in"),
         ([*ckpt], "no videos given"),
-        ([str(gallery), "--ckpt", str(tmp_path / "nowhere.ckpt")], "no such checkpoint"),
+        ([str(gallery), "--ckpt", str(tmp_path / "nowhere.ckpt")], "no such file"),
         ([str(gallery), *ckpt, "--store", "elastic"], "no vector store"),
     ):
         assert main(["index", *words, "--out", str(out)]) == 1
