@@ -5,12 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Oversubscribed cores make small tensors slower, not faster; the variable is for the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 import tvr_lightning  # noqa: F401  declares the operators that a CPU torch beside a CUDA-built torchvision lacks
 from tvr_lightning import progress
 
-torch.set_num_threads(1)  # oversubscribed cores make small tensors slower, not faster
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

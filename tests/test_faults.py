@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,10 +23,17 @@ PROGRAM = Path(__file__).parent / "resume_run.py"
 PATIENCE = 900  # seconds, on machines that do other things too
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("whole")
+    synthesize("msrvtt", root, 16, 0, workers=1, progress=False)
+    return root
+
+
 @pytest.fixture
-def root(tmp_path) -> Path:
-    synthesize("msrvtt", tmp_path / "data", 16, 0, workers=1, progress=False)
-    return tmp_path / "data"
+def root(whole, tmp_path) -> Path:
+    """Data that a test may break."""
+    return shutil.copytree(whole, tmp_path / "data")
 
 
 @pytest.fixture(autouse=True)
