@@ -5,6 +5,7 @@ What a start itself costs or loads, and how a terminal's signals reach it, is fo
 
 import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from tvr_lightning.media.workers import start_method
 
 
-def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, **environment: str):
+def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, program: Path | None = None):
     """Run a command as a terminal would, or, of several devices, as a launcher such as torchrun starts it.
 
     Args:
@@ -22,7 +23,7 @@ def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, 
         folder: for what it says.
         timeout: seconds until it is killed.
         devices: how many processes make the run; the first one's words and status count, or a failing one's.
-        environment: variables on top of this process's.
+        program: a Python file to run in the place of `tvr`.
     """
     context = multiprocessing.get_context(start_method())
     with socket.socket() as free:
@@ -31,9 +32,9 @@ def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, 
     processes = []
     for rank in range(devices):
         group = {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(devices), "MASTER_PORT": port}
-        own = {**os.environ, **environment, **({**group, "MASTER_ADDR": "127.0.0.1"} if devices > 1 else {})}
+        own = {**os.environ, **({**group, "MASTER_ADDR": "127.0.0.1"} if devices > 1 else {})}
         said = [str(folder / f"{stream}-{rank}.txt") for stream in ("out", "err")]
-        processes.append((context.Process(target=_command, args=(words, own, *said)), said))
+        processes.append((context.Process(target=_command, args=(words, own, *said, program)), said))
     for process, _ in processes:
         process.start()
     for process, _ in processes:
@@ -46,13 +47,16 @@ def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, 
     return subprocess.CompletedProcess(["tvr", *words], ended[0].exitcode, *texts)
 
 
-def _command(words: list[str], environment: dict[str, str], out: str, err: str) -> None:
+def _command(words: list[str], environment: dict[str, str], out: str, err: str, program: Path | None) -> None:
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.argv = ["tvr", *words]
+    sys.argv = [str(program or "tvr"), *words]
+    if program is not None:
+        runpy.run_path(str(program), run_name="__main__")
+        return
     from tvr_lightning.cli import main
 
     sys.exit(main())

@@ -12,6 +12,7 @@ import sys
 from collections import OrderedDict
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -117,8 +118,8 @@ def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
 
 def strike_everywhere(name: str, first_step: int, folder: Path, arguments: list[str]) -> list[dict]:
     """Strike a run in every hook from a step on and resume it; return what came of each attempt."""
-    command = [sys.executable, str(PROGRAM.with_name("strike_everywhere.py")), name, str(folder), str(first_step)]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=1800)
+    words = [name, str(folder), str(first_step), *arguments]
+    done = forked.tvr(words, folder, timeout=1800, program=PROGRAM.with_name("strike_everywhere.py"))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

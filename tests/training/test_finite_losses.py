@@ -1,12 +1,10 @@
 """Behind a loss that is not finite there is no step, no checkpoint and no remembered pair."""
 
 import math
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -104,9 +102,7 @@ def test_an_accumulated_step_answers_for_all_of_its_batches(root, tmp_path, brok
 
 def test_a_kill_between_a_broken_loss_and_its_discovery_leaves_the_step_before(root, tmp_path):
     (tmp_path / "killed.py").write_text(KILLED)
-    command = [sys.executable, str(tmp_path / "killed.py"), *fit(root, tmp_path / "runs")]
-    paths = os.pathsep.join(filter(None, [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    done = forked.tvr(fit(root, tmp_path / "runs"), tmp_path, program=tmp_path / "killed.py")
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert saved(tmp_path / "runs")["global_step"] == BROKEN
     assert finite(saved(tmp_path / "runs"))
