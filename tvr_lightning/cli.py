@@ -26,6 +26,8 @@ from tvr_lightning.verb_values import refused
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
+    from tvr_lightning.audit.run import AuditedCLI
+
 
 @dataclass(frozen=True)
 class Verb:
@@ -361,7 +363,13 @@ def verb_parser(verb: Verb) -> ArgumentParser:
 
 
 def _help_all(verb: str) -> int:
-    """Print every option of one of Lightning's verbs, without building the options of the others."""
+    """Print every option of one of Lightning's verbs."""
+    _cli_of(verb)(args=[verb, "--help"])  # leaves through SystemExit
+    return 0
+
+
+def _cli_of(verb: str) -> type[AuditedCLI]:
+    """Return the command line of one of Lightning's verbs, which builds no options of the others."""
     from tvr_lightning.audit.run import AuditedCLI
 
     class OneVerb(AuditedCLI):
@@ -369,15 +377,14 @@ def _help_all(verb: str) -> int:
         def subcommands() -> dict[str, set[str]]:
             return {verb: AuditedCLI.subcommands()[verb]}
 
-    OneVerb(args=[verb, "--help"])  # leaves through SystemExit
-    return 0
+    return OneVerb
 
 
 def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
     from tvr_lightning.progress import shown
 
     with shown(f"{verb}: loading"):
-        from tvr_lightning.audit.run import AuditedCLI
+        command_line = _cli_of(verb)
     quieten()
 
     if verb == "fit" and "--estimate" in rest:
@@ -385,7 +392,7 @@ def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
 
         return estimate_fit([word for word in rest if word != "--estimate"])
     # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.
-    AuditedCLI(args=None if from_command_line else [verb, *rest])
+    command_line(args=None if from_command_line else [verb, *rest])
     return 0
 
 
