@@ -1,6 +1,6 @@
 """What the command line costs before it works: help, typos, import and search, now and at an earlier commit.
 
-    python benchmarks/startup.py --before COMMIT > benchmarks/results/startup.md
+    python benchmarks/startup.py [--before COMMIT] > benchmarks/results/startup.md
 
 Everything is processor time, the median of several starts, taken in turn within one run, so that whatever else the
 machine does meets all of them. `search` finds one of a few synthetic videos by a tiny model; `search, served` asks a
@@ -124,14 +124,14 @@ def make_index(folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--before", required=True, help="commit of the state to compare with")
+    parser.add_argument("--before", help="commit of the state to compare with; none by default")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        states = {folder / "before": options.before, folder / "now": "HEAD"}  # which nobody edits meanwhile
+        states = {folder / "now": "HEAD"} | ({folder / "before": options.before} if options.before else {})
         try:
-            for state, commit in states.items():
+            for state, commit in states.items():  # which nobody edits meanwhile
                 subprocess.run(["git", "worktree", "add", "--detach", state, commit], cwd=ROOT, check=True, stdout=2)
             page(folder, options)
         finally:
@@ -139,12 +139,19 @@ def main() -> None:
                 subprocess.run(["git", "worktree", "remove", "--force", state], cwd=ROOT, stdout=2)
 
 
+def described(commit: str) -> str:
+    """Return a commit and its day."""
+    words = ["git", "show", "--no-patch", "--format=%h of %as", commit]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
 def page(folder: Path, options: argparse.Namespace) -> None:
     """Measure everything in turn and print the page."""
-    index, now, before = make_index(folder), folder / "now", folder / "before"
+    index, now, before, measured = make_index(folder), folder / "now", folder / "before", described("HEAD")
     search = [*TVR, "search", "a red star", "--index", str(index), "--top", "1"]
     starts = {(name, "now"): (words, now) for name, words in {**ALONE, **BOTH, "tvr search": search}.items()}
-    starts |= {(name, "before"): (words, before) for name, words in BOTH.items()}  # which may read no index of today
+    if options.before:  # which may read no index of today
+        starts |= {(name, "before"): (words, before) for name, words in BOTH.items()}
     taken: dict[tuple[str, str], list[float]] = {start: [] for start in [*starts, ("tvr search, served", "now")]}
     for _ in range(options.repeats):
         for start, (words, checkout) in starts.items():
@@ -156,26 +163,23 @@ def page(folder: Path, options: argparse.Namespace) -> None:
             taken["tvr search, served", "now"].append(seconds(search, now))
     median = {start: statistics.median(values) for start, values in taken.items()}
     nothing, torch, lightning = (median[name, "now"] for name in ALONE)
-    then, here = (
-        subprocess.run(
-            ["git", "show", "--no-patch", "--format=%h of %as", commit], cwd=ROOT, capture_output=True, text=True
-        ).stdout.strip()
-        for commit in (options.before, "HEAD")
-    )
+    compared = f"before: {described(options.before)}, " if options.before else ""
     print("# What the command line costs before it works\n")
     print(
-        f"`python benchmarks/startup.py --before {options.before}`, {datetime.date.today()}, {platform.machine()}, "
+        f"`python benchmarks/startup.py{f' --before {options.before}' if options.before else ''}"
+        f" --repeats {options.repeats}`, {datetime.date.today()}, {platform.machine()}, "
         f"{os.cpu_count()} cores, Python {platform.python_version()}. Processor seconds, medians of "
         f"{options.repeats} (below {SHORT} s of {5 * options.repeats}), taken in turn beside other work; "
-        f"before: {then}, now: {here}.\n"
+        f"{compared}now: {measured}.\n"
     )
-    print("| start | before | now | now / `pass` | now / `import torch` | now / LightningCLI's help |")
-    print("|---|---|---|---|---|---|")
+    columns = ["start", *(["before"] if options.before else []), "now"]
+    print(f"| {' | '.join(columns)} | now / `pass` | now / `import torch` | now / LightningCLI's help |")
+    print("|---" * (len(columns) + 3) + "|")
     for name in [*ALONE, *BOTH, "tvr search", "tvr search, served"]:
         here, then = median[name, "now"], median.get((name, "before"))
         ratios = " | ".join(f"{here / other:.2f}" for other in (nothing, torch, lightning))
-        earlier = "" if then is None else f"{then:.2f}"
-        print(f"| {name if name.startswith('a ') else f'`{name}`'} | {earlier} | {here:.2f} | {ratios} |")
+        earlier = [] if not options.before else [" |" if then is None else f" {then:.2f} |"]
+        print(f"| {name if name.startswith('a ') else f'`{name}`'} |{''.join(earlier)} {here:.2f} | {ratios} |")
     print(f"\n{imported(search, now)}")
 
 
