@@ -108,7 +108,7 @@ class Federation(Source):
         """
         heard = self._states()
         if not heard.answers:
-            raise SearchError(_sentences(heard))
+            raise _refusal(heard)
         known = heard.answers[0]
         for member, state in heard.answers[1:]:
             first, other = known[1]["scorers"][0], state["scorers"][0]
@@ -190,7 +190,7 @@ class Federation(Source):
             raise _refusal(heard)
         merged = merge(kept, asked.top, asked.threshold, bool(asked.query.strip()))
         silent = [(name, str(error)) for name, error in heard.silent] + others
-        merged.unanswered = [name for name, _ in silent]
+        merged.unanswered = [name for name, _ in silent] + merged.unanswered
         merged.notes = [sentence for _, sentence in silent] + merged.notes
         if not asked.evidence:
             merged.evidence = None

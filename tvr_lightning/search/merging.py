@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from tvr_lightning.search.ranking import fuse
-from tvr_lightning.search.relevance import Scale, judge
+from tvr_lightning.search.relevance import NOTHING, Scale, judge
 from tvr_lightning.search.results import Answer, Evidence, Result
 
 NO_SCALE = "does not say how relevant its videos are; run tvr index on it again"
@@ -66,7 +66,9 @@ def merge(answers: Sequence[tuple[str, Answer]], top: int, threshold: float | No
     )
     for rank, result in enumerate(merged.results, 1):
         result.rank = rank
-    shared = [note for _, answer in answers for note in answer.notes]
+    merged.unanswered = [name for _, answer in answers for name in answer.unanswered]
+    # How well anything matches is judged anew.
+    shared = [note for _, answer in answers for note in answer.notes if not note.startswith(NOTHING)]
     empty = {"no video fits the filters", "the index holds no videos yet"} if merged.results else set()
     merged.notes = [note for note in dict.fromkeys(shared) if note not in empty]
     scaled = [(name, answer.evidence.background) for name, answer in answers if answer.evidence and answer.videos]
