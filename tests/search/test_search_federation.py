@@ -5,8 +5,12 @@ import http.server
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -534,3 +538,46 @@ def test_a_file_server_is_no_index(made, tmp_path):
         server.shutdown()
     assert len(answer.results) == 6
     assert "does not answer as a tvr serve" in answer.notes[0]
+
+
+@pytest.mark.slow
+def test_three_servers_of_which_one_is_killed(made):
+    """Processes as users start them: two servers, one more that asks them and has a folder, and a search."""
+    command = [sys.executable, "-m", "tvr_lightning.cli"]
+
+    def start(*indexes):
+        options = [option for each in indexes for option in ("--index", str(each))]
+        server = subprocess.Popen([*command, "serve", *options, "--port", "0"], stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        return server, line.split()[1].rstrip("/")
+
+    def ask(address):
+        with urllib.request.urlopen(f"{address}/api/search?query=a+red+square", timeout=60) as response:
+            return json.load(response)
+
+    one, first = start(made / "a")
+    other, second = start(made / "b")
+    server, address = start(first, second, made / "c")
+    try:
+        whole = ask(address)
+        assert (len(whole["results"]), whole["unanswered"]) == (8, [])
+        other.kill()
+        other.wait()
+        with ThreadPoolExecutor(20) as pool:
+            answers = list(pool.map(lambda _: ask(address), range(16)))
+        for answer in answers:
+            assert {r["path"] for r in answer["results"]} == {f"clip{number}.mp4" for number in (0, 1, 2, 6, 7)}
+            assert (answer["unanswered"], answer["notes"][0]) == (
+                [second],
+                f"{second} cannot be reached (Connection refused)",
+            )
+        words = [option for each in (first, second, made / "c") for option in ("--index", str(each))]
+        said = subprocess.run([*command, "search", "a red square", *words], capture_output=True, text=True, check=True)
+        assert f"note: {second} cannot be reached" in said.stdout
+        assert "  5. " in said.stdout
+    finally:
+        for process in (one, other, server):
+            process.terminate()
+            process.wait(60)
+            process.stdout.close()
