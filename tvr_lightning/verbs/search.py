@@ -173,7 +173,7 @@ def run_search(
 
             with open_indexes(indexes, patience, _device(device), store, trust or (), public=False)[0] as source:
                 answer = question.ask(source)
-    _print(answer, as_json=json)
+    show(answer, as_json=json)
     return 0
 
 
@@ -225,7 +225,7 @@ def _device(name: str | None) -> str:
     return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _print(answer: Answer, as_json: bool) -> None:
+def show(answer: Answer, as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer.plain(), indent=2, ensure_ascii=False))
         return
