@@ -52,6 +52,16 @@ class _Member:
     pool: ThreadPoolExecutor
     rests_until: float = 0.0
 
+    @property
+    def rests(self) -> bool:
+        """Whether it is not asked now."""
+        return time.monotonic() < self.rests_until
+
+    def rest(self) -> None:
+        """Leave it in peace for a while, unless it is on this machine, where it is busy and nothing worse."""
+        if not isinstance(self.source, LocalIndex):
+            self.rests_until = time.monotonic() + REST
+
 
 @dataclass
 class _Heard(Generic[T]):
@@ -285,6 +295,8 @@ class Federation(Source):
             SearchError: it may not be handed out.
         """
         member, own = self._owner(video)
+        if member.rests:
+            raise self._late(member)
         return member.source.file(own, wanted)  # a stream, which the time limit is not for
 
     def picture(self, video: str, time: float) -> bytes:
@@ -307,6 +319,9 @@ class Federation(Source):
         """
         member, own = self._owner(video)
         return member.source.texts(own, top, given_up)  # which may take long, and says itself when nobody waits
+
+    def _late(self, member: _Member) -> SlowError:
+        return SlowError(f"{member.source.name} did not answer within {self.patience:g} s")
 
     def _states(self) -> _Heard[dict[str, Any]]:
         return self._ask(self.members, lambda member: member.source.state())
@@ -334,26 +349,25 @@ class Federation(Source):
         """Ask some indexes at once; none is waited for longer than the patience."""
         asked: list[tuple[_Member, Future[T] | None]] = []
         for member in members:
-            rests = time.monotonic() < member.rests_until
             context = contextvars.copy_context()
-            asked.append((member, None if rests else member.pool.submit(context.run, work, member)))
+            asked.append((member, None if member.rests else member.pool.submit(context.run, work, member)))
         wait([future for _, future in asked if future is not None], self.patience)
         heard: _Heard[T] = _Heard()
         for member, future in asked:
             name = member.source.name
-            late = SlowError(f"{name} did not answer within {self.patience:g} s")
+            late = self._late(member)
             if future is None:
                 heard.silent.append((name, late))
             elif not future.done():
                 future.cancel()
-                member.rests_until = time.monotonic() + REST
+                member.rest()
                 heard.silent.append((name, late))
             else:
                 try:
                     heard.answers.append((member, future.result()))
                 except SearchError as error:
                     if isinstance(error, SlowError):
-                        member.rests_until = time.monotonic() + REST
+                        member.rest()
                     heard.silent.append((name, error))
         return heard
 

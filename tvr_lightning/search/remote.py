@@ -232,6 +232,8 @@ class RemoteIndex(Source):
             if response.status not in (200, 206, 416):
                 raise self._refusal(response.status, response.read(MOST_BYTES))
             headers = {name: value for name in PASSED if (value := response.headers.get(name)) is not None}
+            if not headers.get("content-length", "0").isdigit():
+                raise self._strange("Content-Length")
             return Passed(response.status, headers, self._chunks(response, undo.pop_all()))
         raise AssertionError("the block above returns or raises")
 

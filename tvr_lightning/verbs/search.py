@@ -226,6 +226,7 @@ def _device(name: str | None) -> str:
 
 
 def show(answer: Answer, as_json: bool) -> None:
+    """Print what was found, as text or as JSON."""
     if as_json:
         print(json.dumps(answer.plain(), indent=2, ensure_ascii=False))
         return

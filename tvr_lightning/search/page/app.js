@@ -352,7 +352,7 @@ function option(value, text = value) {
 }
 
 function drawOptions(index, facets) {
-  const several = index.indexes.length ? ` in ${index.indexes.length} indexes` : "";
+  const several = index.indexes.length ? ` in ${index.indexes.length} ${index.indexes.length > 1 ? "indexes" : "index"}` : "";
   const missing = index.indexes.filter((each) => each.problem).map((each) => `; ${each.problem}`).join("");
   $("state").textContent = `${index.videos} videos${several}` + (index.skipped ? `, ${index.skipped} could not be read` : "") + missing;
   const named = [...index.scorers.map((name) => option(name)), option("none", "the vectors alone")];
