@@ -3,7 +3,8 @@
 The long videos are made of clips one after another: of real ones, encoded alike and repeated until the length is
 reached, and of a synthetic dataset's (`tvr data synth msrvtt --videos 960 --seed 3`). Every caption is asked of the
 synthetic one; a hit is a first moment within ten seconds of its clip. Peak memory is that of a process that indexes the
-video, beside one that indexes its first ten minutes.
+video, beside one that indexes its first ten minutes. Whatever is done, the videos, the indexes' figures, the captions
+that were asked, stays in the work folder, and a run that was broken off goes on from there.
 
 Command: python benchmarks/long_videos.py --ckpt CHECKPOINT --synthetic FOLDER --clips FOLDER --work FOLDER
 """
@@ -11,22 +12,28 @@ Command: python benchmarks/long_videos.py --ckpt CHECKPOINT --synthetic FOLDER -
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import TypeVar
 
 import av
 
+from tvr_lightning.media.opening import VIDEO_SUFFIXES
+
 Span = tuple[float, float]
-WIDTH, HEIGHT, RATE = 320, 240, 12
+T = TypeVar("T")
+WIDTH, HEIGHT, RATE = 320, 240, 4
 TOLERANCE = 10.0
 """Seconds before and after the right clip that still count as the right moment."""
 
@@ -48,7 +55,9 @@ def pictures(path: Path, size: tuple[int, int], rate: int) -> Iterator[av.VideoF
     with av.open(str(path)) as container:
         following = 0.0
         for frame in container.decode(video=0):
-            while frame.time is not None and frame.time >= following:
+            # Read once: a frame that has the size already is given as it is, and whoever encodes it changes its time.
+            time = frame.time
+            while time is not None and time >= following:
                 yield frame.reformat(*size, "yuv420p")
                 following += 1 / rate
 
@@ -137,8 +146,19 @@ def first_minutes(path: Path, seconds: float) -> Path:
     return short
 
 
+def kept(path: Path, make: Callable[[], T]) -> T:
+    """Return what was made before, or make it and keep it as JSON."""
+    if not path.is_file():
+        made = make()
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(made))
+        draft.replace(path)
+    return json.loads(path.read_text())
+
+
 def indexed(video: Path, out: Path, arguments: argparse.Namespace) -> tuple[float, float]:
     """Index a video in a process of its own; return peak memory in MiB and processor seconds."""
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was broken off: what it had done is not to be saved here
     words = [str(video), str(out), str(arguments.ckpt), arguments.segments, str(arguments.length)]
     printed = subprocess.run([sys.executable, "-c", INDEX, *words], capture_output=True, text=True, check=True).stdout
     peak, took = map(float, printed.split()[-2:])
@@ -174,7 +194,7 @@ def captions_of(folder: Path, clips: list[Path]) -> dict[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ckpt", type=Path, required=True, help="the demo's checkpoint")
-    parser.add_argument("--synthetic", type=Path, required=True, help="folder of a synthetic msrvtt dataset")
+    parser.add_argument("--synthetic", type=Path, help="folder of a synthetic msrvtt dataset")
     parser.add_argument("--clips", type=Path, help="folder of real clips")
     parser.add_argument("--work", type=Path, required=True, help="where videos and indexes are written")
     parser.add_argument("--seconds", type=float, default=7200.0)
@@ -189,27 +209,31 @@ def main() -> None:
     heads = ["video", "seconds", "file", "peak memory", "of its first 10 min", "ratio", "processor s"]
     heads += ["captions asked", "right moment", "chance", "times chance"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    synthetic = sorted((arguments.synthetic / "msrvtt" / "videos").glob("*.mp4"), key=lambda path: path.stem.zfill(20))
+    folder = (arguments.synthetic or Path()) / "msrvtt" / "videos"
+    synthetic = sorted(folder.glob("*.mp4"), key=lambda path: path.stem.zfill(20)) if arguments.synthetic else []
     random.Random(0).shuffle(synthetic)
-    real = sorted(arguments.clips.rglob("*.mp4")) if arguments.clips else []
+    found = sorted(arguments.clips.rglob("*")) if arguments.clips else []
+    real = [path for path in found if path.suffix.lower() in VIDEO_SUFFIXES]
     for name, clips, size, rate in (("synthetic", synthetic, (112, 96), 10), ("real", real, (WIDTH, HEIGHT), RATE)):
         if not clips:
             continue
-        path = arguments.work / f"{name}.mp4"
-        if name == "synthetic":
-            spans = joined(clips, path, rate)
-        else:
-            spans = concatenate(clips, path, size, rate, arguments.seconds)
+        path, of = arguments.work / f"{name}.mp4", functools.partial
+        write = of(joined, clips, path, rate)
+        if name == "real":
+            write = of(concatenate, clips, path, size, rate, arguments.seconds)
+        spans = kept(arguments.work / f"{name}-spans.json", write)
         with av.open(str(path)) as container:
             seconds = float(container.duration / av.time_base)
-        peak, took = indexed(path, arguments.work / f"{name}-index", arguments)
-        less, _ = indexed(first_minutes(path, arguments.short), arguments.work / f"{name}-short-index", arguments)
+        out = arguments.work / f"{name}-index"
+        peak, took = kept(arguments.work / f"{name}-memory.json", of(indexed, path, out, arguments))
+        short, beside = first_minutes(path, arguments.short), arguments.work / f"{name}-short-index"
+        less, _ = kept(arguments.work / f"{name}-short-memory.json", of(indexed, short, beside, arguments))
         cells = [f"{name}, {len(clips)} clips", f"{seconds:.0f}", f"{path.stat().st_size / 2**20:.0f} MiB"]
         cells += [f"{peak:.0f} MiB", f"{less:.0f} MiB", f"{peak / less:.3f}", f"{took:.0f}"]
         if name == "synthetic":
             said = captions_of(arguments.synthetic, clips)
             asked = [(text, span) for clip, span in zip(clips, spans, strict=True) for text in said[clip.stem]]
-            right, chance = hits(arguments.work / f"{name}-index", asked, seconds, arguments.rerank)
+            right, chance = kept(arguments.work / f"{name}-hits.json", of(hits, out, asked, seconds, arguments.rerank))
             cells += [f"{len(asked):,}", f"{100 * right / len(asked):.1f} %", f"{100 * chance / len(asked):.2f} %"]
             cells += [f"{right / chance:.1f}"]
         else:

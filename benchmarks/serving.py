@@ -85,9 +85,10 @@ def load(port, clients, seconds):
     return took, statuses
 
 
-def start(index, port, *more):
-    """Start `tvr serve` and wait until it answers."""
-    command = [sys.executable, "-m", "tvr_lightning.cli", "serve", "--index", str(index), "--port", str(port), *more]
+def start(index, port, *others):
+    """Start `tvr serve` of an index, or of several, and wait until it answers."""
+    indexes = [option for each in (index, *others) for option in ("--index", str(each))]
+    command = [sys.executable, "-m", "tvr_lightning.cli", "serve", *indexes, "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     while not answers(port):
         if server.poll() is not None:
@@ -98,12 +99,12 @@ def start(index, port, *more):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--index", required=True)
+    parser.add_argument("--index", required=True, action="append", help="several by repeating it, asked as one")
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--port", type=int, default=8397)
     options = parser.parse_args()
-    server = start(options.index, options.port)
+    server = start(options.index[0], options.port, *options.index[1:])
     try:
         load(options.port, options.clients, options.seconds / 2)  # caches fill before memory is compared
         before = resident(server.pid)

@@ -141,13 +141,13 @@ VERBS = (
         "find videos in an index by words or by an example",
         "tvr_lightning.verbs.search:run_search",
         ("query",),
-        ("video", "picture", "trust"),
+        ("index", "video", "picture", "trust"),
     ),
     Verb(
         "serve",
         "serve a page and an API that search an index",
         "tvr_lightning.verbs.search:run_serve",
-        repeated=("videos", "trust"),
+        repeated=("index", "videos", "trust"),
     ),
     Verb("published", "print what the papers publish", "tvr_lightning.reproduce.published_verb:run_published"),
     Verb(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.places import Place
 from tvr_lightning.ranges import Range
 from tvr_lightning.verb_help import Parameter
 
@@ -37,6 +37,9 @@ def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: S
         return f"{' and '.join(shown)} must be given: {absent[0].help.rstrip('.')}"
     # Defaults are paths that may not be there.
     told = [(p, p.default) for p in left if p.limits and not p.many and p.default not in (None, "None")]
+    told += [
+        (p, limit.unless_given) for p in left for limit in p.limits if isinstance(limit, Place) and limit.unless_given
+    ]
     return next((said for parameter, value in told if (said := _refusal(parameter, str(value)))), None)
 
 
@@ -83,7 +86,7 @@ def _refusal(parameter: Parameter, value: str) -> str | None:
             if said is not None:
                 return f"{name} is {value}; it must be {said}"
         elif not value.startswith("["):
-            said = limit.refusal(Path(value))
+            said = limit.refusal(value)
             if said is not None:
                 raise PlaceError(said)
     return None

@@ -7,7 +7,7 @@ import torch
 
 from tvr_lightning.cli import main
 from tvr_lightning.search import Searcher, SearchError, index
-from tvr_lightning.search.relevance import BACKGROUND, Scale, scale_of
+from tvr_lightning.search.relevance import BACKGROUND, Scale, best_cosines
 
 
 def test_the_background_is_a_hundred_different_sentences():
@@ -18,16 +18,16 @@ def test_the_scale_is_where_most_unrelated_queries_end_and_few_that_fit_do_not_m
     torch.manual_seed(0)
     background = torch.nn.functional.normalize(torch.randn(100, 64), dim=1)
     videos = torch.nn.functional.normalize(torch.randn(500, 64), dim=1)
-    plain = scale_of(background, [videos[:300], videos[300:]])
+    plain = Scale.of(best_cosines(background, [videos[:300], videos[300:]]))
     best = (background @ videos.T).amax(1)
     assert plain.middle == pytest.approx(float(best.median()))
     assert plain.spread == pytest.approx(float(best.std()), rel=0.4)
-    shown = scale_of(background, [torch.cat([videos, background[:20]])])
+    shown = Scale.of(best_cosines(background, [torch.cat([videos, background[:20]])]))
     assert shown.middle - plain.middle < plain.spread
     assert shown.spread < 1.5 * plain.spread
     assert plain.relevance(1.0) > 0.999
     assert plain.relevance(plain.middle) == pytest.approx(0.5)
-    assert scale_of(background, []) is None
+    assert best_cosines(background, []) is None
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from tvr_lightning.cli import main
 from tvr_lightning.files import user_state
 from tvr_lightning.search import Searcher, SearchError, running
+from tvr_lightning.search.local import LocalIndex
 from tvr_lightning.search.question import Question
 from tvr_lightning.search.running import HEADER, ROUTE, announced, ask
 from tvr_lightning.search.server import ServerOptions, create_app
@@ -52,7 +53,7 @@ def test_a_running_server_answers_as_the_index_does_and_needs_no_torch(searcher,
         (file,) = entries()
         assert file.stat().st_mode & 0o077 == 0, "the key is the user's own"
         said = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
-        assert ask(indexed, by_example) == by_example.ask(searcher)
+        assert ask(indexed, by_example) == by_example.ask(LocalIndex(searcher, public=False))
     answer, _, imported = said.stdout.rpartition("}")
     assert imported.strip() == "False"
     assert json.loads(answer + "}") == searcher.search("a red square", 3).plain()

@@ -101,6 +101,17 @@ def test_a_search_beside_texts_is_answered_first_and_texts_are_encoded_once(sear
     assert [scores[BANK.index(each["text"])] for each in found] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
+def test_searches_beside_the_first_normalised_one_are_answered_while_the_bank_is_encoded(address):
+    with ThreadPoolExecutor(1) as pool:
+        normalised = pool.submit(get, address, "/api/search?query=a%20red%20square&normalize=sinkhorn")
+        assert until(lambda: running(address) == 1)
+        times = [get(address, "/api/search?query=a%20red%20square") for _ in range(2)]
+        status, _, answered = normalised.result()
+    assert [each[0] for each in times] == [200, 200]
+    assert status == 200
+    assert times[-1][2] < answered, "biases wait for the whole bank, and other searches for a block of it at most"
+
+
 def test_requests_whose_clients_left_stop_computing(searcher, address):
     host, _, port = address.partition(":")
     video = searcher.catalog.videos()[0].id

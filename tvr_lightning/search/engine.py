@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections import Counter, OrderedDict
@@ -39,7 +40,7 @@ from tvr_lightning.search.ranking import (
     likeness_to,
     strongest_of_each,
 )
-from tvr_lightning.search.relevance import THRESHOLD, Scale
+from tvr_lightning.search.relevance import Scale, judge
 from tvr_lightning.search.results import Answer, Moment, Normalize, Result, Said, clock
 from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.segmented import LongVideo
@@ -49,7 +50,6 @@ from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
 NONE = "none"
-NOTHING = "nothing here matches well"
 VIDEOS_IN_MEMORY = 4096
 CANDIDATES = 256
 EXAMPLE_QUERIES = 6
@@ -87,6 +87,7 @@ class Searcher:
         device: where the methods run.
         store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
         trust: modules whose classes its checkpoints may name besides this package's; they are imported.
+        beside: searchers of other indexes on that device, whose methods are used here as well where they are the same.
 
     Raises:
         SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
@@ -94,7 +95,12 @@ class Searcher:
     """
 
     def __init__(
-        self, path: str | Path, device: str = "cpu", store: str | None = None, trust: Sequence[str] = ()
+        self,
+        path: str | Path,
+        device: str = "cpu",
+        store: str | None = None,
+        trust: Sequence[str] = (),
+        beside: Sequence[Searcher] = (),
     ) -> None:
         with contextlib.ExitStack() as undo:
             self.catalog = Catalog(Path(path))
@@ -105,7 +111,8 @@ class Searcher:
             self.store = choose_store(self.catalog, store, "exact")
             if self.store != (self.catalog.fact("store") or "exact"):
                 raise SearchError(f"--store {store}: the vectors of {path} lie in {self.catalog.fact('store')}")
-            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust)
+            loaded = [scorer for other in beside for scorer in other.scorers.values()]
+            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust, loaded)
             self.vectors = open_vectors(self.store, self.catalog)
             undo.pop_all()
         self._lock = threading.RLock()
@@ -132,6 +139,12 @@ class Searcher:
     def first(self) -> str:
         """Name of the scorer whose vectors the first stage compares."""
         return next(iter(self.scorers))
+
+    @functools.cached_property
+    def dimension(self) -> int:
+        """D, the length of the vectors that the first stage compares."""
+        scorer = self.scorers[self.first]
+        return scorer.text_vectors(scorer.encode_texts(["a"])).shape[1]
 
     @property
     def roots(self) -> list[Path]:
@@ -196,34 +209,13 @@ class Searcher:
             if not rows:
                 answer.notes.append("no video fits the filters" if answer.videos else "the index holds no videos yet")
                 return answer
+            answer.nearest = max(cosines)
             biases = None if bias is None else [bias.get(row.key, 0.0) for row in rows]
             self._rank(answer, asked, reranker, rows, cosines, biases, top, spoken)
             if asked.words:
-                self._judge(answer, max(cosines), threshold)
+                known = self.catalog.fact("relevance")
+                judge(answer, None if known is None else Scale(known["middle"], known["spread"]), threshold)
         return answer
-
-    def _judge(self, answer: Answer, best: float, threshold: float | None) -> None:
-        """Say how well the results match, and keep those that match well enough.
-
-        Args:
-            answer: of a query in words.
-            best: largest cosine of a stretch that may be found.
-            threshold: as `search` has it.
-        """
-        known = self.catalog.fact("relevance")
-        if known is None or not answer.results:
-            return
-        scale = Scale(known["middle"], known["spread"])
-        for result in answer.results:
-            result.relevance = scale.relevance(result.cosine)
-        answer.threshold = THRESHOLD if threshold is None else threshold
-        answer.weak = scale.relevance(best) < answer.threshold and not any(each.said for each in answer.results)
-        if threshold is not None:
-            answer.results = [r for r in answer.results if r.said or (r.relevance or 0.0) >= threshold]
-            for rank, each in enumerate(answer.results, 1):
-                each.rank = rank
-        if answer.weak:
-            answer.notes.append(NOTHING + ("; these come nearest" if answer.results else ""))
 
     def search_video(
         self, path: str | Path, top: int = 10, only: Filter | None = None, name: str | None = None
@@ -543,6 +535,7 @@ class Searcher:
             found = videos[video]
             stretches = [self._moments(seen, rows[place], where) for place in found.places]
             result = self._result(rank, rows, cosines, found, stretches)
+            result.by_sight, result.by_sound = by_sight[video], by_sound.get(video)
             result.why = [f"{'seen' if asked.words else 'looks alike'} at {clock(result.start)}"]
             if video in spoken:
                 result.said = spoken[video][:BEST_MOMENTS]

@@ -34,7 +34,7 @@ from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
 from tvr_lightning.search.pictures import Keeping
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
-from tvr_lightning.search.relevance import BACKGROUND, scale_of
+from tvr_lightning.search.relevance import BACKGROUND, Scale, best_cosines
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.segmented import LongVideo, Stretch
 from tvr_lightning.search.segments import Segments
@@ -201,19 +201,26 @@ def tell(report: IndexReport) -> None:
         print(line, flush=True)
 
 
-def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
+def load_scorers(
+    facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = (), loaded: Sequence[Scorer] = ()
+) -> dict[str, Scorer]:
     """Load the scorers that an index was made with, by name.
 
     Args:
         facts: what the index says of them.
         device: where they run.
         trust: modules whose classes their checkpoints may name besides this package's.
+        loaded: scorers of other indexes, which serve here as well where they are the same.
 
     Raises:
         SearchError: the weights are not those that the index was made with; both fingerprints are shown.
     """
-    models = {}
+    models: dict[str, Scorer] = {}
     for fact in facts:
+        same = next((model for model in loaded if not differences(fact["fingerprint"], model.fingerprint)), None)
+        if same is not None:
+            models[fact["name"]] = same
+            continue
         try:
             model = Scorer(ScorerSource(**fact["source"]), device, trust)
         except MissingWeightsError as error:
@@ -418,14 +425,15 @@ class _Run:
         keys = sorted(self.catalog.keys())
         state = [len(keys), sum(keys) % 2**53]
         known = self.catalog.fact("relevance")
-        if known is not None and known["of"] == state:
+        if known is not None and known["of"] == state and "best" in known:
             return
         model = next(iter(self.models.values()))
         background = model.text_vectors(model.encode_texts(list(BACKGROUND)))
         blocks = (self.catalog.vectors(keys[start : start + 4096])[1] for start in range(0, len(keys), 4096))
-        scale = scale_of(background, blocks)
-        if scale is not None:
-            self.catalog.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})
+        best = best_cosines(background, blocks)
+        if best is not None:
+            facts = {"of": state, **dataclasses.asdict(Scale.of(best)), "best": best.tolist()}
+            self.catalog.set_fact("relevance", facts)
 
     def _gone(self, roots: Sequence[Path], there: set[str], unread: Sequence[Path]) -> list[str]:
         def below(path: Path, folders: Sequence[Path]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import optional
+from tvr_lightning.search.local import LocalIndex
 from tvr_lightning.search.question import Question
 from tvr_lightning.search.running import HEADER, REFUSED, ROUTE
 
@@ -28,6 +29,7 @@ def add_owner_search(
         key: what the search must show; only files of the server's own user hold it.
         run: runs work while the client is there, within the limits of all searches.
     """
+    source = LocalIndex(searcher, public=False)
 
     @app.post(ROUTE, include_in_schema=False)
     async def search(request: Request) -> Response:
@@ -35,7 +37,7 @@ def add_owner_search(
             return JSONResponse({"detail": "this address answers the searches of the server's own user"}, 401)
         question = await request.json()
         try:
-            answer = await run(request, lambda _: Question(**question).ask(searcher))
+            answer = await run(request, lambda _: Question(**question).ask(source))
         except MediaError as error:
             return JSONResponse({"detail": str(error)}, REFUSED)
         return JSONResponse(answer.plain())

@@ -11,7 +11,7 @@ from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import Answer, Normalize
 
 if TYPE_CHECKING:
-    from tvr_lightning.search.engine import Searcher
+    from tvr_lightning.search.source import Source
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Question:
         """Return the attributes by name."""
         return asdict(self)
 
-    def ask(self, searcher: Searcher) -> Answer:
-        """Return what an open index answers.
+    def ask(self, source: Source) -> Answer:
+        """Return what an index answers, or several.
 
         Raises:
             SearchError: an empty query, or an option that the index cannot serve.
@@ -70,22 +70,24 @@ class Question:
             PictureError: likewise.
         """
         from tvr_lightning.search.filters import Filter
-        from tvr_lightning.search.ranking import Example
+        from tvr_lightning.search.source import SearchRequest
 
         wanted = Filter(self.shortest, self.longest, self.path, self.caption)
         only = None if wanted == Filter() else wanted
-        like = [Example(Path(path).name, searcher.read_example(path)) for path in _several(self.video)]
-        like += [Example(Path(path).name, searcher.read_picture_example(path)) for path in _several(self.picture)]
-        return searcher.search(
-            self.query,
-            self.top,
-            self.rerank,
-            self.candidates,
-            self.normalize,
-            only,
-            self.threshold,
-            self.without,
-            like,
+        like = [source.read(Path(path), "clip", Path(path).name) for path in _several(self.video)]
+        like += [source.read(Path(path), "picture", Path(path).name) for path in _several(self.picture)]
+        return source.search(
+            SearchRequest(
+                self.query,
+                self.top,
+                self.rerank,
+                self.candidates,
+                self.normalize,
+                only,
+                self.threshold,
+                self.without,
+                like,
+            )
         )
 
 

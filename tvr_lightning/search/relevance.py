@@ -14,10 +14,14 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from tvr_lightning.search.results import Answer
+
 THRESHOLD = 0.9
 """Relevance of a good match, unless said otherwise: better than nine of ten unrelated queries would do."""
 LEAST_SPREAD = 1e-3
 """Of cosines, where an index is too small to tell."""
+
+NOTHING = "nothing here matches well"
 
 _SENTENCES = """
     a man mows the lawn behind a house
@@ -137,28 +141,53 @@ class Scale:
     middle: float
     spread: float
 
+    @classmethod
+    def of(cls, best: Tensor) -> Scale:
+        """Return the scale of an index whose best cosines with the sentences are (B,)."""
+        middle = float(best.median())
+        below = middle - best[best < middle]
+        spread = float(below.median()) / NormalDist().inv_cdf(0.75) if len(below) else 0.0
+        return cls(middle, max(spread, LEAST_SPREAD))
+
     def relevance(self, cosine: float) -> float:
         """Return the share of unrelated queries whose best match would be weaker, 0 to 1, were they normal."""
         return NormalDist(self.middle, self.spread).cdf(cosine)
 
 
-def scale_of(background: Tensor, blocks: Iterable[Tensor]) -> Scale | None:
-    """Measure an index.
+def best_cosines(background: Tensor, blocks: Iterable[Tensor]) -> Tensor | None:
+    """Measure an index; that of several indexes together is the greatest of theirs.
 
     Args:
         background: (B, D) vectors of length 1 of the sentences.
         blocks: (M, D) vectors of length 1 of the index's stretches, a part of them at a time.
 
     Returns:
-        The scale, None for an index without videos.
+        The best cosine (B,) of each sentence in it, None for an index without videos.
     """
     best: Tensor | None = None
     for vectors in blocks:
         here = (background @ vectors.T).amax(1)
         best = here if best is None else torch.maximum(best, here)
-    if best is None:
-        return None
-    middle = float(best.median())
-    below = middle - best[best < middle]
-    spread = float(below.median()) / NormalDist().inv_cdf(0.75) if len(below) else 0.0
-    return Scale(middle, max(spread, LEAST_SPREAD))
+    return best
+
+
+def judge(answer: Answer, scale: Scale | None, threshold: float | None) -> None:
+    """Say how well the results of a query in words match, and keep those that match well enough.
+
+    Args:
+        answer: its results' relevance, its threshold, its notes and whether it is weak are set.
+        scale: of the index, or of the indexes together; None where it was not measured, and nothing is said.
+        threshold: relevance that results have at least; None keeps all.
+    """
+    if scale is None or not answer.results or answer.nearest is None:
+        return
+    for result in answer.results:
+        result.relevance = scale.relevance(result.cosine)
+    answer.threshold = THRESHOLD if threshold is None else threshold
+    answer.weak = scale.relevance(answer.nearest) < answer.threshold and not any(each.said for each in answer.results)
+    if threshold is not None:
+        answer.results = [r for r in answer.results if r.said or (r.relevance or 0.0) >= threshold]
+        for rank, each in enumerate(answer.results, 1):
+            each.rank = rank
+    if answer.weak:
+        answer.notes.append(NOTHING + ("; these come nearest" if answer.results else ""))

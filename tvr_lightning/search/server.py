@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import functools
 import os
 import secrets
 import socket
 import sys
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from tvr_lightning._version import __version__
-from tvr_lightning.features import VideoFeatures
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.picture import PictureError
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
+from tvr_lightning.search.examples import Examples, content_id, pack
+from tvr_lightning.search.federation import Federation
 from tvr_lightning.search.files import inside, resolve_roots
 from tvr_lightning.search.filters import Filter
+from tvr_lightning.search.hops import HOPS, MOST_HOPS, hops
 from tvr_lightning.search.limits import (
     COOKIE,
     ConcurrencyLimit,
@@ -38,19 +41,20 @@ from tvr_lightning.search.limits import (
     upload_folder,
     while_wanted,
 )
+from tvr_lightning.search.local import LocalIndex
 from tvr_lightning.search.metrics import Metrics
 from tvr_lightning.search.owner import add_owner_search
-from tvr_lightning.search.places import handed_out, remembered
 from tvr_lightning.search.ranking import Example
-from tvr_lightning.search.results import Answer, Normalize
+from tvr_lightning.search.results import Normalize
 from tvr_lightning.search.running import ROUTE, announced
+from tvr_lightning.search.source import SearchRequest, Source, UnansweredError
 from tvr_lightning.search.texts import GivenUp
 
 optional("fastapi", "tvr serve")
 from fastapi import FastAPI, Query, Request  # noqa: E402
 from fastapi import Path as InPath  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
-from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response  # noqa: E402
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse  # noqa: E402
 from starlette.requests import ClientDisconnect  # noqa: E402
 
 POLICY = "default-src 'self'; media-src 'self' blob:; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
@@ -58,12 +62,6 @@ LONGEST_QUERY = 2000
 MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
 MOST_EXAMPLES = 8
-EXAMPLES_KEPT = 256
-"""Uploads whose features stay in memory, so that a page can ask by them again."""
-PREVIEWS = 12
-"""Pictures of a video that are shown one after another."""
-LENGTHS = (0.0, 30.0, 120.0, 600.0, 3600.0)
-"""Seconds at which a further class of lengths begins."""
 RETRY_AFTER = 5
 """Seconds after which a client that got 503 may ask again."""
 OPEN_ROUTES = ("/health", ROUTE)
@@ -71,10 +69,14 @@ OPEN_ROUTES = ("/health", ROUTE)
 COSTLY_ROUTES = ("/search", "/search/video", "/search/picture", "/similar", "/texts")
 """How the addresses end that compute something."""
 MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
+UNKNOWN_TYPE = "application/octet-stream"
+WANTED = ("range", "if-range")
+"""Headers that say which bytes of a file are wanted."""
 MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo"}
 
 T = TypeVar("T")
-Id = Annotated[str, InPath(pattern="^[0-9a-f]{16}$", description="id of a video in the index")]
+UploadKind = Literal["clip", "picture", "features"]
+Id = Annotated[str, InPath(pattern="^[0-9a-f]{16,48}$", description="id of a video in the index")]
 Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="how many results")]
 Seconds = Annotated[float | None, Query(ge=0, le=1e7, description="seconds")]
 Words = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="what the path contains")]
@@ -87,6 +89,8 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"description": "no such video"},
     422: {"description": "a value out of range, or no video that decodes"},
     429: {"description": "too many searches at once"},
+    502: {"description": "an index that another server has does not answer"},
+    508: {"description": "servers ask one another in a circle"},
 }
 
 
@@ -133,15 +137,18 @@ class ServerOptions:
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
 
 
-def create_app(searcher: Searcher, options: ServerOptions, token: str | None = None, key: str | None = None) -> FastAPI:
+def create_app(
+    searched: Searcher | Source, options: ServerOptions, token: str | None = None, key: str | None = None
+) -> FastAPI:
     """Make the application.
 
     Args:
-        searcher: answers the queries.
+        searched: answers the queries.
         options: limits.
         token: what clients must show; None for nothing.
         key: what `tvr search` of the same user shows; None where it is not answered.
     """
+    source = LocalIndex(searched, options.videos) if isinstance(searched, Searcher) else searched
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
     app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_waiting)
     app.state.decoding = ConcurrencyLimit(
@@ -151,26 +158,33 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     _guard(app, token, local=is_local(options.host))
     _explain(app)
     searches = _Searches(app, options)
-    _add_search(app, searcher, options, searches)
-    if key is not None:
-        add_owner_search(app, searcher, key, searches.run)
-    _add_videos(app, searcher, options, searches)
-    _add_state(app, searcher)
+    _add_search(app, source, options, searches)
+    if key is not None and isinstance(source, LocalIndex):
+        add_owner_search(app, source.searcher, key, searches.run)
+    _add_videos(app, source, searches)
+    _add_state(app, source)
     _add_page(app)
     return app
 
 
-def serve(searcher: Searcher, options: ServerOptions) -> None:
+def serve(searched: Searcher | Source, options: ServerOptions) -> None:
     """Serve until interrupted; requests under way are finished first.
+
+    Args:
+        searched: one index, or several as one.
+        options: where and how.
 
     Raises:
         SearchError: the port cannot be had.
     """
     uvicorn = optional("uvicorn", "tvr serve")
     token, key = options.required_token(), secrets.token_urlsafe(24)
-    app = create_app(searcher, options, token, key)
+    source = LocalIndex(searched, options.videos) if isinstance(searched, Searcher) else searched
+    app = create_app(source, options, token, key)
     shown = f"?token={token}" if token else ""
-    kept = [str(root) for root in searcher.roots if not inside(root, _folders(searcher, options))]
+    several = [member.source for member in source.members] if isinstance(source, Federation) else [source]
+    here = [one for one in several if isinstance(one, LocalIndex)]
+    kept = [str(root) for one in here for root in one.searcher.roots if not inside(root, one.handed_out)]
     if kept:
         print(
             f"Not handed out: the videos in {', '.join(kept)}. Only the index names these places; if they are yours to "
@@ -195,7 +209,10 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
         ) from error
     port = listening.getsockname()[1]
     print(f"Open http://{options.host}:{port}/{shown}  (Ctrl-C ends)", flush=True)
-    with listening, announced(searcher.catalog.folder, options.host, port, key):
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(listening)
+        if isinstance(source, LocalIndex):
+            undo.enter_context(announced(source.searcher.catalog.folder, options.host, port, key))
         uvicorn.Server(settings).run(sockets=[listening])
 
 
@@ -205,6 +222,7 @@ def _guard(app: FastAPI, token: str | None, local: bool) -> None:
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = _refusal(request, token, local)
+        hops.set(_hops(request))
         response = refusal or await call_next(request)
         route = request.scope.get("route")
         app.state.metrics.count(getattr(route, "path", "unknown"), response.status_code)
@@ -225,6 +243,8 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
     costly = request.method == "POST" or request.url.path.endswith(COSTLY_ROUTES)
     if costly and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return JSONResponse({"detail": "searches and uploads come from this server's own page, or from a program"}, 403)
+    if _hops(request) > MOST_HOPS:
+        return JSONResponse({"detail": "servers ask one another in a circle; look at what each --index names"}, 508)
     if token is None or request.url.path in OPEN_ROUTES:
         return None
     if request.url.path == "/" and shows_token(token, None, request.query_params.get("token")):
@@ -235,6 +255,12 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
         return None
     detail = "show the token: Authorization: Bearer TOKEN, or open /?token=TOKEN once"
     return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})
+
+
+def _hops(request: Request) -> int:
+    """Return over how many servers a request came."""
+    said = request.headers.get(HOPS, "0")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 4 else 0
 
 
 def _foreign(request: Request) -> bool:
@@ -257,6 +283,7 @@ def _explain(app: FastAPI) -> None:
         TooSlowError: 408,
         OverloadedError: 503,
         BusyError: 503,
+        UnansweredError: 502,
         GivenUpError: 499,  # nobody reads it; counted as other servers count clients that left
         SearchError: 400,
     }
@@ -294,41 +321,6 @@ def _filter(
     return None if wanted == Filter() else wanted
 
 
-def _public(answer: Answer, searcher: Searcher) -> dict[str, Any]:
-    """Return an answer with paths below the indexed folders only."""
-    plain = answer.plain()
-    for result in plain["results"]:
-        result["path"] = _shown(Path(result["path"]), searcher.roots)
-    return plain
-
-
-def _shown(path: Path, roots: list[Path]) -> str:
-    root = next((root for root in roots if root in path.parents), path.parent)
-    return path.relative_to(root).as_posix()
-
-
-class Examples:
-    """Uploaded examples by id, as they were read; the oldest make room for new ones."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, Example] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def keep(self, example: Example) -> str:
-        """Keep an example and return its id, which nobody guesses."""
-        with self._lock:
-            name = secrets.token_hex(8)
-            self._kept[name] = example
-            while len(self._kept) > EXAMPLES_KEPT:
-                self._kept.popitem(last=False)
-        return name
-
-    def get(self, name: str) -> Example | None:
-        """Return an example, None where it is none, or no more."""
-        with self._lock:
-            return self._kept.get(name)
-
-
 class _Searches:
     """Runs what clients ask for: so much at once and no more, in threads that nothing else waits for.
 
@@ -349,26 +341,30 @@ class _Searches:
             TooManyError: no place is free.
             GivenUpError: the client is gone.
         """
+        context = contextvars.copy_context()  # over how many servers the request came
         with self.limit.enter():
-            return await while_wanted(request.receive, self._pool, work)
+            return await while_wanted(request.receive, self._pool, lambda given_up: context.run(work, given_up))
 
-    async def search(self, request: Request, searcher: Searcher, ask: Callable[[], Answer]) -> dict[str, Any]:
-        """Run a search and return its answer as clients get it; how long it takes is counted."""
+    async def search(self, request: Request, source: Source, asked: Callable[[], SearchRequest]) -> dict[str, Any]:
+        """Run a search and return its answer in plain values; how long it takes is counted."""
 
         def work(_: GivenUp) -> dict[str, Any]:
             began = time.perf_counter()
-            answer = ask()
+            answer = source.search(asked())
             self.metrics.took(time.perf_counter() - began)
-            return _public(answer, searcher)
+            return answer.plain()
 
         return await self.run(request, work)
 
 
-def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, searches: _Searches) -> None:
+def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: _Searches) -> None:
     examples = Examples()
     uploads = ConcurrencyLimit(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
     decoding: ConcurrencyLimit = app.state.decoding  # each takes memory and a processor
     decoders = ThreadPoolExecutor(options.max_decoding, "tvr-decode")
+
+    def known(name: str) -> Example:
+        return examples.get(name) or source.example(name)
 
     @app.get("/api/search", responses=REFUSALS)
     async def search(
@@ -391,19 +387,18 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         folder: Folder = None,
         caption: Said = None,
         threshold: Annotated[float | None, Query(ge=0, le=1, description="relevance of results at least")] = None,
+        evidence: Annotated[bool, Query(description="say what merging with other answers takes")] = False,
     ) -> dict[str, Any]:
         """Find videos by words, by examples, or by both."""
         only = _filter(shortest, longest, path, caption, folder)
 
-        def ask() -> Answer:
-            wanted, unwanted = (
-                [examples.get(each) or searcher.example(each) for each in ids] for ids in (like, unlike)
-            )
-            return searcher.search(
-                query, top, rerank, candidates, normalize, only, threshold, without, wanted, unwanted
+        def asked() -> SearchRequest:
+            wanted, unwanted = ([known(each) for each in ids] for ids in (like, unlike))
+            return SearchRequest(
+                query, top, rerank, candidates, normalize, only, threshold, without, wanted, unwanted, evidence
             )
 
-        return await searches.search(request, searcher, ask)
+        return await searches.search(request, source, asked)
 
     @app.get("/api/videos/{video}/similar", responses=REFUSALS)
     async def similar(
@@ -418,7 +413,9 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
     ) -> dict[str, Any]:
         """Find videos that look like one of the index."""
         only = _filter(shortest, longest, path, caption, folder)
-        return await searches.search(request, searcher, lambda: searcher.similar(video, top, only))
+        return await searches.search(
+            request, source, lambda: SearchRequest(top=top, only=only, like=[source.example(video)])
+        )
 
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     body = {"required": True, "content": content}
@@ -428,27 +425,36 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         503: {"description": "too many uploads wait to be decoded; Retry-After says when to come again"},
     }
 
-    async def read_upload(request: Request, read: Callable[[Path], VideoFeatures]) -> VideoFeatures:
-        """Take the body in and make an example of it; nothing of it stays on the disk."""
+    async def read_upload(request: Request, kind: UploadKind, name: str) -> tuple[Example, str | None]:
+        """Take the body in and make an example of it, with its id where it has one; nothing stays on the disk."""
         decoding.require_place()  # before the body comes for nothing
         with upload_folder() as folder:
             clip = folder / "example"
             with uploads.enter():
                 promised = request.headers.get("content-length")
                 await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
+            if kind == "features":
+                content = clip.read_bytes()
+                return source.accept(content, name), content_id(content)
+            context = contextvars.copy_context()
             with decoding.enter():
-                return await while_wanted(request.receive, decoders, lambda _: read(clip))
+                read = functools.partial(source.read, clip, kind, name)
+                return await while_wanted(request.receive, decoders, lambda _: context.run(read)), None
 
     @app.post("/api/examples", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
     async def keep_example(
         request: Request,
-        kind: Annotated[Literal["clip", "picture"], Query(description="what the body is")] = "clip",
+        kind: Annotated[UploadKind, Query(description="what the body is")] = "clip",
         name: Annotated[str, Query(max_length=200, description="what it is called")] = "",
     ) -> dict[str, str]:
         """Take a clip or a picture as an example for searches to come, until others have taken its place."""
-        read = searcher.read_example if kind == "clip" else searcher.read_picture_example
-        example = Example(name or f"example {kind}", await read_upload(request, read))
-        return {"id": examples.keep(example), "name": example.name}
+        example, own = await read_upload(request, kind, name or f"example {kind}")
+        return {"id": examples.keep(example, own), "name": example.name}
+
+    @app.get("/api/features/{video}", responses=REFUSALS, response_class=Response)
+    def features(video: Id) -> Response:
+        """Return what a video or an example is compared by, for another server that compares its videos with it."""
+        return Response(pack(known(video)), media_type="application/octet-stream")
 
     @app.post("/api/search/video", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
     async def by_clip(
@@ -462,10 +468,8 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
     ) -> dict[str, Any]:
         """Find videos that look like the clip in the body."""
         only = _filter(shortest, longest, path, caption, folder)
-        example = await read_upload(request, searcher.read_example)
-        return await searches.search(
-            request, searcher, lambda: searcher.search_example(example, "example clip", top, only)
-        )
+        example, _ = await read_upload(request, "clip", "example clip")
+        return await searches.search(request, source, lambda: SearchRequest(top=top, only=only, like=[example]))
 
     @app.post("/api/search/picture", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
     async def by_picture(
@@ -479,13 +483,11 @@ def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, search
     ) -> dict[str, Any]:
         """Find videos that look like the picture in the body."""
         only = _filter(shortest, longest, path, caption, folder)
-        example = await read_upload(request, searcher.read_picture_example)
-        return await searches.search(
-            request, searcher, lambda: searcher.search_example(example, "example picture", top, only)
-        )
+        example, _ = await read_upload(request, "picture", "example picture")
+        return await searches.search(request, source, lambda: SearchRequest(top=top, only=only, like=[example]))
 
 
-def _add_videos(app: FastAPI, searcher: Searcher, options: ServerOptions, searches: _Searches) -> None:
+def _add_videos(app: FastAPI, source: Source, searches: _Searches) -> None:
     @app.get("/api/videos", responses=REFUSALS)
     def library(
         top: Annotated[int, Query(ge=1, le=MOST_RESULTS, description="how many")] = 24,
@@ -496,88 +498,57 @@ def _add_videos(app: FastAPI, searcher: Searcher, options: ServerOptions, search
         folder: Folder = None,
         caption: Said = None,
     ) -> dict[str, Any]:
-        """List videos, the latest first."""
-        only = _filter(shortest, longest, path, caption, folder) or Filter()
-        rows, count = searcher.catalog.listed(only, top, after, searcher.roots)
-        roots = searcher.roots
-        videos = [
-            {
-                "id": row.id,
-                "path": _shown(row.path, roots),
-                "duration": row.duration,
-                "width": row.width,
-                "height": row.height,
-            }
-            for row in rows
-        ]
-        return {"videos": videos, "count": count}
+        """List videos, the latest first; of several indexes one after the other."""
+        return source.library(_filter(shortest, longest, path, caption, folder) or Filter(), top, after)
 
     @app.get("/api/facets", responses=REFUSALS)
     def facets() -> dict[str, Any]:
         """Count videos by folder and by length."""
-        return {"folders": searcher.folders(), "lengths": searcher.catalog.lengths(LENGTHS)}
+        return source.facets()
 
     @app.get("/api/videos/{video}/about", responses=REFUSALS)
     def about(video: Id) -> dict[str, Any]:
         """Say what is known of one video, and which of its moments have pictures."""
-        row = searcher.catalog.video(video)
-        return {
-            "id": row.id,
-            "path": _shown(row.path, searcher.roots),
-            "duration": row.duration,
-            "width": row.width,
-            "height": row.height,
-            "captions": searcher.catalog.captions_of(video),
-            "pictures": searcher.catalog.picture_times(video, PREVIEWS),
-        }
+        return source.about(video)
 
     @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
-    def file(video: Id) -> FileResponse:
+    def file(request: Request, video: Id) -> Response:
         """Return the video itself, or the range of bytes that is asked for."""
-        path = handed_out(searcher.file_of(video), _folders(searcher, options))
-        return FileResponse(path, media_type=MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream"))
+        wanted = {name: value for name in WANTED if (value := request.headers.get(name)) is not None}
+        found = source.file(video, wanted)
+        if isinstance(found, Path):
+            return FileResponse(found, media_type=MEDIA_TYPES.get(found.suffix.lower(), UNKNOWN_TYPE))
+        kind = found.headers.get("content-type", UNKNOWN_TYPE)
+        known = kind if kind in MEDIA_TYPES.values() else UNKNOWN_TYPE  # never what a browser takes for a page
+        return StreamingResponse(found.chunks, found.status, {**found.headers, "content-type": known})
 
     @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
     def picture(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
         """Return the indexed frame nearest to a time as JPEG."""
-        return Response(searcher.catalog.picture(video, time), media_type="image/jpeg")
+        return Response(source.picture(video, time), media_type="image/jpeg")
 
     @app.get("/api/videos/{video}/texts", responses=REFUSALS)
     async def texts(request: Request, video: Id, top: Top = 10) -> list[dict[str, Any]]:
         """Return the queries of the index's bank, or without one the captions, that fit a video, best first."""
-        found = await searches.run(request, lambda given_up: searcher.describe(video, top, given_up=given_up))
-        return [{"text": text, "score": score} for text, score in found]
+        return await searches.run(request, lambda given_up: source.texts(video, top, given_up))
 
 
-def _folders(searcher: Searcher, options: ServerOptions) -> list[Path]:
-    """Return the files and folders whose videos may be handed out; what the index says of itself does not count."""
-    return resolve_roots(options.videos) if options.videos else remembered(searcher.catalog).roots
-
-
-def _add_state(app: FastAPI, searcher: Searcher) -> None:
-    @app.get("/api/index")
+def _add_state(app: FastAPI, source: Source) -> None:
+    @app.get("/api/index", responses={502: REFUSALS[502]})
     def index() -> dict[str, Any]:
-        """Say what is indexed, and which scorers there are."""
-        return {
-            "videos": searcher.catalog.count(),
-            "scorers": list(searcher.scorers),
-            "normalize": ["none", "sinkhorn"] if searcher.catalog.fact("bank") else ["none"],
-            "captioned": searcher.catalog.captioned(),
-            "examples": searcher.example_queries(),
-            "skipped": len(searcher.catalog.skipped()),
-            "store": searcher.store.partition("://")[0],
-        }
+        """Say what is indexed, which scorers there are, and of several indexes which do not answer."""
+        return source.state()
 
     @app.get("/health")
     def health() -> dict[str, str]:
         """Say that requests are answered."""
-        searcher.catalog.fact("version")
+        source.ready()
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=Response)
     def metrics() -> Response:
         """Return counters in the text format of Prometheus."""
-        text = app.state.metrics.text(searcher.catalog.count(), app.state.limit.inside, app.state.decoding.inside)
+        text = app.state.metrics.text(source.count(), app.state.limit.inside, app.state.decoding.inside)
         return Response(text, media_type="text/plain; version=0.0.4")
 
 

@@ -18,7 +18,11 @@ from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
 from tvr_lightning.search.running import ask
 
 CAPTIONS_SHOWN = 2
-Index = Annotated[Path, Place("folder", "make one with tvr index VIDEOS... --out {path}")]
+UNNAMED = "index"
+"""Index where none is named."""
+Index = Annotated[
+    str, Place("folder", "make one with tvr index VIDEOS... --out {path}", or_address=True, unless_given="index")
+]
 
 
 def run_index(
@@ -120,7 +124,7 @@ def run_index(
 
 def run_search(
     query: Sequence[str] = (),
-    index: Index = Path("index"),
+    index: list[Index] | None = None,
     video: list[File] | None = None,
     picture: list[File] | None = None,
     without: str = "",
@@ -134,6 +138,7 @@ def run_search(
     caption: str | None = None,
     threshold: Share | None = None,
     json: bool = False,
+    patience: Annotated[float, Range(above=0, at_most=600)] = 10.0,
     store: str | None = None,
     trust: list[str] | None = None,
     device: str | None = None,
@@ -142,7 +147,7 @@ def run_search(
 
     Args:
         query: what is to be seen.
-        index: folder of the index.
+        index: folder of the index, or address of a tvr serve; several by repeating it, "index" by default.
         video: an example clip in place of words or beside them, several by repeating it.
         picture: an example picture, likewise.
         without: what is not to be seen, in words.
@@ -156,6 +161,7 @@ def run_search(
         caption: words that a video's captions contain, all of them.
         threshold: relevance that results have at least, 0 to 1: the share of unrelated queries that would do worse.
         json: print JSON.
+        patience: seconds that each of several indexes may take; the others answer without it.
         store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
@@ -165,20 +171,22 @@ def run_search(
         " ".join(query), clips, top, rerank, candidates, normalize, shortest, longest, path, caption,
         threshold, pictures, without,
     )  # fmt: skip
+    indexes = index or [UNNAMED]
     # These say how the index is to be opened, which a server has done in its own way.
-    answer = ask(index, question) if store is None and device is None and not trust else None
+    alone = len(indexes) == 1 and "://" not in indexes[0]
+    answer = ask(Path(indexes[0]), question) if alone and store is None and device is None and not trust else None
     if answer is None:
         with shown("search: opening the index; tvr serve keeps it open"):
-            from tvr_lightning.search.engine import Searcher
+            from tvr_lightning.search.federation import open_indexes
 
-            with Searcher(index, _device(device), store, trust or ()) as searcher:
-                answer = question.ask(searcher)
-    _print(answer, as_json=json)
+            with open_indexes(indexes, patience, _device(device), store, trust or (), public=False)[0] as source:
+                answer = question.ask(source)
+    show(answer, as_json=json)
     return 0
 
 
 def run_serve(
-    index: Index = Path("index"),
+    index: list[Index] | None = None,
     host: str = "127.0.0.1",
     port: Annotated[int, Range(at_least=0, at_most=65535)] = 8321,
     token: str | None = None,
@@ -188,11 +196,12 @@ def run_serve(
     store: str | None = None,
     trust: list[str] | None = None,
     device: str | None = None,
+    patience: Annotated[float, Range(above=0, at_most=600)] = 10.0,
 ) -> int:
-    """Serve a page and an API that search an index.
+    """Serve a page and an API that search an index, or several at once.
 
     Args:
-        index: folder of the index.
+        index: folder of the index, or address of another tvr serve; several by repeating it, "index" by default.
         host: address to bind to; anything but this machine's own needs a token, drawn where none is given.
         port: to listen on.
         token: what clients must show, by header, or once in the page's address; TVR_SEARCH_TOKEN by default.
@@ -202,15 +211,19 @@ def run_serve(
         store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
         trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
         device: where the methods run; a GPU where there is one by default.
+        patience: seconds that each of several indexes may take; the others answer without it.
     """
     with shown("serve: loading"):
-        from tvr_lightning.search.engine import Searcher
+        from tvr_lightning.search.federation import open_indexes
         from tvr_lightning.search.server import ServerOptions, serve
 
     named = tuple(videos or ())
     options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting, videos=named)
-    with Searcher(index, _device(device), store, trust or ()) as searcher:
-        serve(searcher, options)
+    source, silent = open_indexes(index or [UNNAMED], patience, _device(device), store, trust or (), named)
+    for sentence in silent:
+        print(f"note: {sentence}; it is asked again with every search", file=sys.stderr)
+    with source:
+        serve(source, options)
     return 0
 
 
@@ -220,7 +233,8 @@ def _device(name: str | None) -> str:
     return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _print(answer: Answer, as_json: bool) -> None:
+def show(answer: Answer, as_json: bool) -> None:
+    """Print what was found, as text or as JSON."""
     if as_json:
         print(json.dumps(answer.plain(), indent=2, ensure_ascii=False))
         return
@@ -231,7 +245,7 @@ def _print(answer: Answer, as_json: bool) -> None:
         extra = "" if r.relevance is None else f"  relevance {r.relevance:.2f}"
         extra += "" if r.sound is None else f"  sound {r.sound:+.3f}"
         extra += "" if r.bias is None else f"  bias {r.bias:+.3f}"
-        path = _from_here(Path(r.path))
+        path = f"{r.index}: {r.path}" if "://" in r.index else str(_from_here(Path(r.path)))
         print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
         print(f"     best at {where}")
         for said in r.said:

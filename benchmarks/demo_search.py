@@ -1,0 +1,75 @@
+"""The last step of `make demo`: makes the held-out videos searchable and asks for some of them.
+
+The newest run under `--runs` says how well its model does: its test ranked every held-out caption among all held-out
+videos. Asked are the first three captions whose own video it found first, beside how many these are. Ends with status 1
+where the search does not answer the first of them as the test did.
+
+Command: python benchmarks/demo_search.py --runs runs --videos fixture/msrvtt --out runs/demo-index
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from tvr_lightning.cli import main as tvr
+from tvr_lightning.search import Searcher
+from tvr_lightning.verbs.search import show
+
+ASKED = 3
+SHOWN = 3
+
+
+def newest(runs: Path) -> Path:
+    """The folder of the newest run that trained to its end and was tested."""
+    tested = [path.parent for path in runs.glob("*/version_*/ranks.parquet")]
+    trained = [run for run in tested if (run / "checkpoints" / "last.ckpt").is_file()]
+    if not trained:
+        raise SystemExit(f"{runs}: holds no run with checkpoints/last.ckpt and ranks.parquet; make demo trains one")
+    return max(trained, key=lambda run: (run / "ranks.parquet").stat().st_mtime_ns)
+
+
+def ask(run: Path, videos: Path, out: Path) -> bool:
+    """Index the held-out videos, print answers, and return whether the first one is right."""
+    ranks = pd.read_parquet(run / "ranks.parquet")
+    texts = ranks[ranks["direction"] == "text-to-video"]
+    files = [str(videos / "videos" / f"{video}.mp4") for video in sorted(set(texts["video"]))]
+    shutil.rmtree(out, ignore_errors=True)
+    captions, checkpoint = videos / "captions.parquet", run / "checkpoints" / "last.ckpt"
+    status = tvr(["index", *files, "--out", str(out), "--captions", str(captions), "--ckpt", str(checkpoint)])
+    if status:
+        raise SystemExit(status)
+    known = texts[texts["rank"] == 1]
+    print(
+        f"\nOf {len(texts)} held-out captions the test found the own video of {len(known)} first; "
+        f"{min(ASKED, len(known))} of these:"
+    )
+    places = []
+    with Searcher(out) as searcher:
+        for query, video in zip(known["query"][:ASKED], known["video"][:ASKED], strict=True):
+            answer = searcher.search(query, SHOWN)
+            places.append(next((r.rank for r in answer.results if Path(r.path).stem == video), None))
+            print(f'\ntvr search "{query}"')
+            show(answer, as_json=False)
+            print(f"The video of this caption is {video}: " + (f"place {places[-1]}" if places[-1] else "not shown"))
+    return places[:1] == [1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="folder of runs")
+    parser.add_argument("--videos", type=Path, required=True, help="synthetic dataset in MSR-VTT's layout")
+    parser.add_argument("--out", type=Path, required=True, help="the index, which is made anew")
+    arguments = parser.parse_args()
+    if not ask(newest(arguments.runs), arguments.videos, arguments.out):
+        print("the search does not answer as the test did", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
