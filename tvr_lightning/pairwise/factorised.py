@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_of
 from tvr_lightning.pairwise.dense import DensePairVectors
-from tvr_lightning.pairwise.dropping import drop, left_over
+from tvr_lightning.pairwise.dropped import DroppedPairVectors, Summed
+from tvr_lightning.pairwise.dropping import drop, left_over, staying
 from tvr_lightning.pairwise.once import name_of, once, origin_of, share_of_a_block
 
 
@@ -236,7 +237,17 @@ class PairVectors(Pairwise):
         if not probability:
             return self
         scale = left_over(probability, self._like.device)
-        return DensePairVectors(drop(self.dense(times=scale).vectors, probability))
+        if self.sides.text is not None:
+            return DensePairVectors(drop(self.dense(times=scale).vectors, probability))
+        coefficients, basis = self._summed()
+        staying_ones = staying((*self.shape, basis.shape[-1]), probability, basis.device)
+        return DroppedPairVectors(Summed(coefficients, basis * scale), staying_ones)
+
+    def _summed(self) -> Summed:
+        """Return vectors without a part of the texts as sums over bases of the videos."""
+        of_videos = [(self._full(side), side.basis) for side, _ in self._all_sides()]
+        coefficients = torch.cat([each for each, _ in of_videos], dim=1)
+        return Summed(coefficients, torch.cat([basis.expand(self.videos, -1, -1) for _, basis in of_videos], dim=1))
 
     def dense(self, plus: Tensor | None = None, times: float = 1.0) -> DensePairVectors:
         """Return the vectors element by element, K D multiplications each.
@@ -270,6 +281,8 @@ class PairVectors(Pairwise):
 
     def __add__(self, other: Pairwise) -> Pairwise:
         """See `Pairwise.__add__`: parts that share their coefficients add their bases."""
+        if isinstance(other, DroppedPairVectors) and other.open and self.sides.text is None and self.shape == other.shape:
+            return other.plus(self._summed())
         if isinstance(other, DensePairVectors):
             alike = self.shape == (other.videos, other.texts, other.slots)
             return self.dense(other.vectors) if alike else self.dense() + other
