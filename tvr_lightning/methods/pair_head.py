@@ -32,7 +32,8 @@ class PairHead(nn.Module, ABC):
         dimension: D.
         basis: K, vectors of one side that the vectors of a pair are sums of; 0 for a head without such vectors.
         slots: Q, vectors per pair.
-        dropout: probability on the elements of pair vectors in training, which are dense from there on.
+        dropout: probability on the elements of pair vectors in training.
+        behind_dropout: vectors of D that a pair and slot then keeps; none where texts alone meet what dropout leaves.
         extra: numbers that a pair takes while it is scored besides its vectors.
         side: whose vectors the basis holds: few of its items are scored at a time, against all of the other side; both
             where there is none.
@@ -49,11 +50,13 @@ class PairHead(nn.Module, ABC):
         basis: int = 0,
         slots: int = 1,
         dropout: float = 0.0,
+        behind_dropout: int = 0,
         extra: int = 0,
         side: Literal["video", "text", "both"] = "video",
     ) -> None:
         super().__init__()
         self.dimension, self.basis, self.slots, self.pair_dropout, self.extra = dimension, basis, slots, dropout, extra
+        self.behind_dropout = behind_dropout
         self.side: Literal["video", "text", "both"] = side
         self.memory_gib = 2.0
         self.required_form: type[Pairwise] | None = None
@@ -71,7 +74,7 @@ class PairHead(nn.Module, ABC):
     def form(self) -> type[Pairwise]:
         """The form of pair vectors: factorised, but dense where D is no more than K.
 
-        Behind dropout they are dense in any case.
+        Behind dropout they are made element by element in any case.
         """
         if self.required_form is not None:
             return self.required_form
@@ -96,9 +99,10 @@ class PairHead(nn.Module, ABC):
             return self.extra
         if self.form is DensePairVectors:
             return 8 * self.slots * self.dimension + self.extra
-        if self.training and self.pair_dropout > 0:  # vectors before and behind a LayerNorm, and which were kept
-            return 4 * self.slots * self.dimension + self.extra
-        return 8 * self.slots * (self.basis + 4) + self.extra
+        numbers = 8 * self.slots * (self.basis + 4) + self.extra
+        if self.training and self.pair_dropout > 0:  # a byte per element says which dropout leaves
+            numbers += self.slots * self.dimension * (1 + 4 * self.behind_dropout) // 4
+        return numbers
 
     def forward(self, text: TextFeatures, video: VideoFeatures, *given: Any) -> Scores:
         """Score N texts against M videos in float32 at least, whatever autocast says.

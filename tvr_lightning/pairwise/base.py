@@ -276,6 +276,17 @@ class Pairwise(ABC):
             tensor([7., 2.])
         """
 
+    def dots(self, *vectors: Tensor) -> list[Tensor]:
+        """Return inner products with several sets of vectors of the own text, as `dot` gives each.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> [products.flatten().tolist() for products in x.dots(torch.ones(1, 1, 2), torch.zeros(1, 1, 2))]
+            [[7.0, 2.0], [0.0, 0.0]]
+        """
+        return [self.dot(each) for each in vectors]
+
     @abstractmethod
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return inner products with F vectors of the own video, or with what a matrix makes of them.

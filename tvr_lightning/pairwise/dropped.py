@@ -147,6 +147,10 @@ class DroppedPairVectors(DensePairVectors):
         products: Tensor = _Products.apply(eps, self.to_unit, vectors.to(self.dropped.basis.dtype), *tensors)
         return products
 
+    def dots(self, *vectors: Tensor) -> list[Tensor]:
+        """See `Pairwise.dots`; every vector is made once for all of them."""
+        return list(self.dot(torch.cat(vectors, dim=1)).split([each.shape[1] for each in vectors], dim=2))
+
     def _arguments(self, layer: nn.LayerNorm) -> tuple[Any, ...]:
         """Return what a `_Recipe` is made of, in its order."""
         dtype = self.dropped.basis.dtype
@@ -163,6 +167,24 @@ class DroppedPairVectors(DensePairVectors):
         if not self.to_unit:
             return made
         return made / torch.linalg.vector_norm(made, dim=-1, keepdim=True).clamp(min=COSINE_EPS)
+
+
+class _Piece(NamedTuple):
+    """The vectors (v, n, Q, D) of some videos and texts.
+
+    Attributes:
+        staying: 1 where dropout leaves the element, else 0.
+        before: in front of the LayerNorm.
+        normalised: behind it.
+        mean: (v, n, Q, 1) the LayerNorm's.
+        scale: (v, n, Q, 1) the LayerNorm's.
+    """
+
+    staying: Tensor
+    before: Tensor
+    normalised: Tensor
+    mean: Tensor
+    scale: Tensor
 
 
 class _Recipe:
@@ -199,17 +221,16 @@ class _Recipe:
             for video in range(0, videos, few):
                 yield slice(video, min(video + few, videos)), slice(text, min(text + many, texts))
 
-    def made(self, videos: slice, texts: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return a piece (v, n, Q, D) before and behind the LayerNorm, and the LayerNorm's means and scales."""
-        staying = self.staying[videos, texts]
+    def made(self, videos: slice, texts: slice) -> _Piece:
+        """Return the vectors of some videos and texts."""
+        staying = self.staying[videos, texts].to(self.dropped.basis.dtype)
         before = self.dropped.mixed(videos, texts).view(staying.shape).mul_(staying)
         if self.whole is not None:
             rows = before.view(len(before), -1, before.shape[-1])
             rows.baddbmm_(self.whole.rows(videos, texts).transpose(1, 2), self.whole.basis[videos])
-        normalised, mean, scale = torch.native_layer_norm(
-            before, [before.shape[-1]], self.weight, self.bias, self.eps
+        return _Piece(
+            staying, before, *torch.native_layer_norm(before, [before.shape[-1]], self.weight, self.bias, self.eps)
         )
-        return before, normalised, mean, scale
 
 
 class _Gradients:
@@ -221,17 +242,17 @@ class _Gradients:
         self.of_dropped = Summed(*(torch.zeros_like(tensor) for tensor in recipe.dropped))
         self.of_whole = None if recipe.whole is None else Summed(*map(torch.zeros_like, recipe.whole))
 
-    def add(self, videos: slice, texts: slice, gradient: Tensor, made: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    def add(self, videos: slice, texts: slice, gradient: Tensor, piece: _Piece) -> None:
         """Add what the gradient (v, n, Q, D) of a piece behind its LayerNorm gives."""
-        recipe, (before, _, mean, scale) = self.recipe, made
+        recipe, size = self.recipe, [gradient.shape[-1]]
         gradient, weight, bias = torch.ops.aten.native_layer_norm_backward(
-            gradient, before, [before.shape[-1]], mean, scale, recipe.weight, recipe.bias, [True, True, True]
+            gradient, piece.before, size, piece.mean, piece.scale, recipe.weight, recipe.bias, [True, True, True]
         )
         self.weight += weight
         self.bias += bias
         if recipe.whole is not None and self.of_whole is not None:
             recipe.whole.add_gradients(self.of_whole, videos, texts, gradient)
-        gradient.mul_(recipe.staying[videos, texts])
+        gradient.mul_(piece.staying)
         recipe.dropped.add_gradients(self.of_dropped, videos, texts, gradient)
 
     def all(self) -> tuple[Tensor | None, ...]:
@@ -247,7 +268,7 @@ class _Normalised(torch.autograd.Function):
         recipe = _Recipe(eps, *tensors)
         result = recipe.weight.new_empty(recipe.staying.shape)
         for videos, texts in recipe.pieces():
-            result[videos, texts] = recipe.made(videos, texts)[1]
+            result[videos, texts] = recipe.made(videos, texts).normalised
         ctx.save_for_backward(*tensors)
         ctx.eps = eps
         return result
@@ -272,7 +293,7 @@ class _Products(torch.autograd.Function):
         products = vectors.new_empty(videos, texts, vectors.shape[1], slots)
         lengths = vectors.new_empty(videos, texts, 1, slots) if to_unit else None
         for few, some in recipe.pieces():
-            normalised = recipe.made(few, some)[1]
+            normalised = recipe.made(few, some).normalised
             met = torch.bmm(vectors[some], _by_text(normalised).transpose(1, 2))  # (n, T, v Q)
             products[few, some] = met.unflatten(2, (-1, slots)).permute(2, 0, 1, 3)
             if lengths is not None:
@@ -295,15 +316,14 @@ class _Products(torch.autograd.Function):
             shrinking = (gradient * products).sum(2) / lengths[:, :, 0]
             shrinking = (shrinking * (lengths[:, :, 0] > COSINE_EPS)).unsqueeze(-1)
         for few, some in recipe.pieces():
-            made = recipe.made(few, some)
-            normalised = made[1]
+            piece = recipe.made(few, some)
             met = gradient[few, some].permute(1, 2, 0, 3).flatten(2)  # (n, T, v Q)
-            of_vectors[some].baddbmm_(met, _by_text(normalised))
-            piece = torch.bmm(met.transpose(1, 2), vectors[some])
-            piece = piece.unflatten(1, (-1, normalised.shape[2])).transpose(0, 1).contiguous()
+            of_vectors[some].baddbmm_(met, _by_text(piece.normalised))
+            behind = torch.bmm(met.transpose(1, 2), vectors[some])
+            behind = behind.unflatten(1, (-1, piece.normalised.shape[2])).transpose(0, 1).contiguous()
             if shrinking is not None:
-                piece.addcmul_(normalised, shrinking[few, some], value=-1)
-            gradients.add(few, some, piece, made)
+                behind.addcmul_(piece.normalised, shrinking[few, some], value=-1)
+            gradients.add(few, some, behind, piece)
         return (None, None, of_vectors, None, *gradients.all())
 
 

@@ -52,6 +52,7 @@ class GAREHead(PairHead):
             dimension,
             basis=frames + words * increment.words,
             dropout=increment.dropout,
+            behind_dropout=4,
             side="text" if increment.words else "video",
         )
         self.options, self.frames = options, frames
