@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.dense import DensePairVectors
 
-PIECE = 2**17
-"""Elements of a piece on a CPU: half a megabyte of float32."""
+PIECE = 2**18
+"""Elements of a piece on a CPU: a megabyte of float32."""
 LARGE_PIECE = 2**24
 """Elements of a piece elsewhere."""
 VIDEOS_AT_A_TIME = 16
@@ -33,10 +33,12 @@ class Summed(NamedTuple):
     Attributes:
         coefficients: (M, K, N, Q).
         basis: (M, K, D).
+        of: what the coefficients were made of.
     """
 
     coefficients: Tensor
     basis: Tensor
+    of: tuple[Tensor | None, ...] = ()
 
     def rows(self, videos: slice, texts: slice) -> Tensor:
         """Return the coefficients (v, K, n Q) of a piece."""
@@ -53,9 +55,13 @@ class Summed(NamedTuple):
         sums.coefficients[videos, :, texts] = (self.basis[videos] @ rows.transpose(1, 2)).unflatten(2, (-1, slots))
         sums.basis[videos].baddbmm_(self.rows(videos, texts), rows)
 
+    def zeros(self) -> Summed:
+        """Return sums of zero, for gradients."""
+        return Summed(torch.zeros_like(self.coefficients), torch.zeros_like(self.basis))
+
     def slots(self, start: int, stop: int) -> Summed:
         """Return the slots from `start` to before `stop`."""
-        return Summed(self.coefficients[..., start:stop], self.basis)
+        return Summed(self.coefficients[..., start:stop].contiguous(), self.basis)
 
 
 class DroppedPairVectors(DensePairVectors):
@@ -129,8 +135,10 @@ class DroppedPairVectors(DensePairVectors):
         """See `Pairwise.select`."""
         if self._made is not None:
             return super().select(start, stop)
-        whole = None if self.whole is None else self.whole.slots(start, stop)
-        dropped, staying = self.dropped.slots(start, stop), self.staying[:, :, start:stop]
+        dropped, whole, staying = self.dropped.slots(start, stop), self.whole, self.staying[:, :, start:stop]
+        if whole is not None:
+            alike = whole.coefficients is self.dropped.coefficients
+            whole = Summed(dropped.coefficients, whole.basis) if alike else whole.slots(start, stop)
         return DroppedPairVectors(dropped, staying, whole, self.layer, self.to_unit)
 
     def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:
@@ -154,8 +162,8 @@ class DroppedPairVectors(DensePairVectors):
     def _arguments(self, layer: nn.LayerNorm) -> tuple[Any, ...]:
         """Return what a `_Recipe` is made of, in its order."""
         dtype = self.dropped.basis.dtype
-        whole = (None, None) if self.whole is None else self.whole
-        return layer.eps, self.staying, layer.weight.to(dtype), layer.bias.to(dtype), *self.dropped, *whole
+        whole = (None, None) if self.whole is None else self.whole[:2]
+        return layer.eps, self.staying, layer.weight.to(dtype), layer.bias.to(dtype), *self.dropped[:2], *whole
 
     def _make(self) -> Tensor:
         """Return the vectors (M, N, Q, D)."""
@@ -239,8 +247,8 @@ class _Gradients:
     def __init__(self, recipe: _Recipe) -> None:
         self.recipe = recipe
         self.weight, self.bias = torch.zeros_like(recipe.weight), torch.zeros_like(recipe.bias)
-        self.of_dropped = Summed(*(torch.zeros_like(tensor) for tensor in recipe.dropped))
-        self.of_whole = None if recipe.whole is None else Summed(*map(torch.zeros_like, recipe.whole))
+        self.of_dropped = recipe.dropped.zeros()
+        self.of_whole = None if recipe.whole is None else recipe.whole.zeros()
 
     def add(self, videos: slice, texts: slice, gradient: Tensor, piece: _Piece) -> None:
         """Add what the gradient (v, n, Q, D) of a piece behind its LayerNorm gives."""
@@ -257,7 +265,8 @@ class _Gradients:
 
     def all(self) -> tuple[Tensor | None, ...]:
         """Return them in the order of a recipe, without those of eps and of what stays."""
-        return (self.weight, self.bias, *self.of_dropped, *(self.of_whole or (None, None)))
+        of_whole = (None, None) if self.of_whole is None else self.of_whole[:2]
+        return (self.weight, self.bias, *self.of_dropped[:2], *of_whole)
 
 
 class _Normalised(torch.autograd.Function):

@@ -239,15 +239,23 @@ class PairVectors(Pairwise):
         scale = left_over(probability, self._like.device)
         if self.sides.text is not None:
             return DensePairVectors(drop(self.dense(times=scale).vectors, probability))
-        coefficients, basis = self._summed()
-        staying_ones = staying((*self.shape, basis.shape[-1]), probability, basis.device)
-        return DroppedPairVectors(Summed(coefficients, basis * scale), staying_ones)
+        summed = self._summed()
+        left = staying((*self.shape, summed.basis.shape[-1]), probability, summed.basis.device)
+        return DroppedPairVectors(summed._replace(basis=summed.basis * scale), left)
 
-    def _summed(self) -> Summed:
-        """Return vectors without a part of the texts as sums over bases of the videos."""
-        of_videos = [(self._full(side), side.basis) for side, _ in self._all_sides()]
-        coefficients = torch.cat([each for each, _ in of_videos], dim=1)
-        return Summed(coefficients, torch.cat([basis.expand(self.videos, -1, -1) for _, basis in of_videos], dim=1))
+    def _summed(self, alike: Summed | None = None) -> Summed:
+        """Return vectors without a part of the texts as sums over bases of the videos.
+
+        Args:
+            alike: sums that may have the same coefficients, which are then not made again.
+        """
+        of_videos = [side for side, _ in self._all_sides()]
+        basis = torch.cat([side.basis.expand(self.videos, -1, -1) for side in of_videos], dim=1)
+        of = tuple(tensor for side in self.sides if side is not None for tensor in (side.coefficients, side.factor))
+        if alike is not None and alike.basis.shape == basis.shape and len(of) == len(alike.of):
+            if all(mine is theirs for mine, theirs in zip(of, alike.of, strict=True)):
+                return Summed(alike.coefficients, basis, of)
+        return Summed(torch.cat([self._full(side) for side in of_videos], dim=1), basis, of)
 
     def dense(self, plus: Tensor | None = None, times: float = 1.0) -> DensePairVectors:
         """Return the vectors element by element, K D multiplications each.
@@ -282,7 +290,7 @@ class PairVectors(Pairwise):
     def __add__(self, other: Pairwise) -> Pairwise:
         """See `Pairwise.__add__`: parts that share their coefficients add their bases."""
         if isinstance(other, DroppedPairVectors) and other.open and self.sides.text is None and self.shape == other.shape:
-            return other.plus(self._summed())
+            return other.plus(self._summed(other.dropped))
         if isinstance(other, DensePairVectors):
             alike = self.shape == (other.videos, other.texts, other.slots)
             return self.dense(other.vectors) if alike else self.dense() + other
