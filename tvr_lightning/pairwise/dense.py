@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
@@ -89,6 +90,13 @@ class DensePairVectors(Pairwise):
         """See `Pairwise.norm`; in one pass."""
         return torch.linalg.vector_norm(self.vectors, dim=-1).clamp(min=COSINE_EPS)
 
+    def cosine(self, other: Pairwise) -> Tensor:
+        """See `Pairwise.cosine`; one gradient of the vectors where the others are sums over a basis."""
+        if isinstance(other, DensePairVectors) or not torch.is_grad_enabled():
+            return super().cosine(other)
+        measured = _MeasuredVectors(self.vectors)
+        return other.inner(measured) / (measured.norm() * other.norm())
+
     def scale(self, factor: Tensor) -> DensePairVectors:
         """See `Pairwise.scale`."""
         return DensePairVectors(self._vectors, factor if self._factor is None else self._factor * factor)
@@ -147,3 +155,40 @@ class DensePairVectors(Pairwise):
     def materialize(self) -> Tensor:
         """See `Pairwise.materialize`."""
         return self.vectors.transpose(0, 1)
+
+
+class _MeasuredVectors(DensePairVectors):
+    """Vectors whose lengths come with their first products with vectors of the video."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        super().__init__(vectors)
+        self._lengths: Tensor | None = None
+
+    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
+        if weight is not None or self._lengths is not None:
+            return super().dot_frames(vectors, weight)
+        flat = self.vectors.flatten(1, 2)
+        products, lengths = _WithFrames.apply(flat, vectors.to(flat.dtype))
+        self._lengths = lengths.view(self.vectors.shape[:3])
+        return products.view(*vectors.shape[:2], *self.vectors.shape[1:3])
+
+    def norm(self) -> Tensor:
+        return super().norm() if self._lengths is None else self._lengths
+
+
+class _WithFrames(torch.autograd.Function):
+    """Products (M, F, P) of vectors (M, P, D) and frames (M, F, D), and the lengths (M, P) of the vectors."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        lengths = torch.linalg.vector_norm(vectors, dim=-1).clamp_(min=COSINE_EPS)
+        ctx.save_for_backward(vectors, frames, lengths)
+        return torch.bmm(frames, vectors.transpose(1, 2)), lengths
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_products: Tensor, of_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        vectors, frames, lengths = ctx.saved_tensors
+        stretch = (of_lengths / lengths * (lengths > COSINE_EPS)).unsqueeze(-1)
+        gradient = torch.bmm(of_products.transpose(1, 2), frames)
+        return gradient.addcmul_(vectors, stretch), torch.bmm(of_products, vectors)
