@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tvr_lightning.pairwise.dense import DensePairVectors
 
 P = TypeVar("P", bound="Pairwise")
+DropoutPer = Literal["pair", "video"]
+"""What dropout draws anew for: every pair, or every video, whose pairs then lose the same elements."""
 TEXTS_AT_A_TIME = 256
 """How many vectors of D are made at a time where each pair has its own: they stay in a processor's cache."""
 
@@ -173,12 +175,18 @@ class Pairwise(ABC):
         """
 
     @abstractmethod
-    def dropout(self, probability: float) -> Pairwise:
-        """Return the vectors with elements set to zero at random and the others scaled up: each element on its own.
+    def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
+        """Return the vectors with elements set to zero at random and the others scaled up.
 
-        What comes behind is dense in either form, since no basis spans vectors with holes. The factorised form makes
-        the elements from its basis, a K-th of what a linear layer of the dense form costs; so the draws are as many,
-        and distributed as in the dense form.
+        Drawn for every pair, each element is on its own, and what comes behind is dense in either form, since no basis
+        spans vectors with holes. The factorised form makes the elements from its basis, a K-th of what a linear layer
+        of the dense form costs; so the draws are as many, and distributed as in the dense form. Drawn for every video,
+        all its pairs and slots lose the same elements: each pair's vector is distributed as before, those of a video
+        are no longer independent, and the factorised form stays factorised, since its basis loses them.
+
+        Args:
+            probability: of an element to become zero.
+            per: what has draws of its own.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors

@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_of
-from tvr_lightning.pairwise.dropping import drop, left_over
+from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
+from tvr_lightning.pairwise.dropping import drop, left_over, staying
 
 
 class DensePairVectors(Pairwise):
@@ -67,11 +67,14 @@ class DensePairVectors(Pairwise):
         weight, bias = layer.weight.to(self.vectors.dtype), layer.bias.to(self.vectors.dtype)
         return DensePairVectors(F.layer_norm(self.vectors, layer.normalized_shape, weight, bias, layer.eps))
 
-    def dropout(self, probability: float) -> DensePairVectors:
-        """See `Pairwise.dropout`; each element of each pair is drawn on its own."""
+    def dropout(self, probability: float, per: DropoutPer = "pair") -> DensePairVectors:
+        """See `Pairwise.dropout`."""
         if not probability:
             return self
         scale = left_over(probability, self._vectors.device)
+        if per == "video":
+            left = staying((self.videos, 1, self._vectors.shape[-1]), probability, self._vectors.device)
+            return DensePairVectors(self.vectors * (left * scale).unsqueeze(1).to(self._vectors.dtype))
         return DensePairVectors(drop(self.vectors * scale, probability))
 
     def __add__(self, other: Pairwise) -> DensePairVectors:
@@ -93,7 +96,7 @@ class DensePairVectors(Pairwise):
     def cosine(self, other: Pairwise) -> Tensor:
         """See `Pairwise.cosine`; one gradient of the vectors where the others are sums over a basis."""
         if isinstance(other, DensePairVectors) or not torch.is_grad_enabled():
-            return super().cosine(other)
+            return self.inner(other) / (self.norm() * other.norm())
         measured = _MeasuredVectors(self.vectors)
         return other.inner(measured) / (measured.norm() * other.norm())
 

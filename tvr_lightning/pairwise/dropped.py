@@ -9,7 +9,6 @@ whether dropout left it, and the products.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -119,19 +118,19 @@ class DroppedPairVectors(DensePairVectors):
         """Whether there may still be something added: no LayerNorm follows yet, and nothing is in memory."""
         return self.layer is None and self.whole is None and self._made is None
 
-    def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:
+    def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:  # type: ignore[override]
         """See `Pairwise.layer_norm`; it waits for a verb that needs the vectors."""
         if self.layer is not None or self._made is not None:
             return super().layer_norm(layer)
         return DroppedPairVectors(self.dropped, self.staying, self.whole, layer)
 
-    def unit(self) -> DensePairVectors:
+    def unit(self) -> DensePairVectors:  # type: ignore[override]
         """See `Pairwise.unit`; lengths are taken where the products are."""
         if self.layer is None or self.to_unit or self._made is not None:
             return super().unit()
         return DroppedPairVectors(self.dropped, self.staying, self.whole, self.layer, to_unit=True)
 
-    def select(self, start: int, stop: int) -> DensePairVectors:
+    def select(self, start: int, stop: int) -> DensePairVectors:  # type: ignore[override]
         """See `Pairwise.select`."""
         if self._made is not None:
             return super().select(start, stop)
@@ -141,7 +140,7 @@ class DroppedPairVectors(DensePairVectors):
             whole = Summed(dropped.coefficients, whole.basis) if alike else whole.slots(start, stop)
         return DroppedPairVectors(dropped, staying, whole, self.layer, self.to_unit)
 
-    def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:
+    def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:  # type: ignore[override]
         """See `Pairwise.divided`."""
         if self._made is not None:
             return super().divided(start)

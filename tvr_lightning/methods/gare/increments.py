@@ -26,7 +26,7 @@ class Increments:
 
     Args:
         vectors: (N, M, D).
-        over: the axis that means and deviations are taken over, of at least 2 items: 0 texts, 1 videos. None takes none.
+        over: the axis of at least 2 items that means and deviations are taken over: 0 texts, 1 videos, None for none.
         products: whether lengths and cosines are asked for.
 
     Attributes:

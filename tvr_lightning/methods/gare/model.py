@@ -31,7 +31,7 @@ from tvr_lightning.methods.gare.options import (
     Variance,
 )
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.pairwise import Pairwise, PlainFrames
+from tvr_lightning.pairwise import DropoutPer, Pairwise, PlainFrames
 
 P = TypeVar("P", bound=Pairwise)
 
@@ -53,12 +53,17 @@ class GAREHead(PairHead):
             dimension,
             basis=frames + words * increment.words,
             dropout=increment.dropout,
+            dropout_per=increment.dropout_per,
             behind_dropout=4,
             side="text" if increment.words else "video",
         )
         self.options, self.frames = options, frames
         no_gap = isinstance(increment, TextIncrement)
-        self.psi = None if isinstance(increment, NoIncrement) else IncrementNetwork(dimension, increment.dropout)
+        self.psi = (
+            None
+            if isinstance(increment, NoIncrement)
+            else IncrementNetwork(dimension, increment.dropout, increment.dropout_per)
+        )
         self.magnitude = nn.Linear(frames, 1) if no_gap else None
 
     def score(self, text: TextFeatures, video: VideoFeatures, increments: bool = False) -> Scores:
@@ -172,11 +177,13 @@ class IncrementNetwork(nn.Module):
     Args:
         dimension: D.
         dropout: probability on the elements of W_1 h in training.
+        dropout_per: what it is drawn for anew, every pair or every video.
     """
 
-    def __init__(self, dimension: int, dropout: float = 0.3) -> None:
+    def __init__(self, dimension: int, dropout: float = 0.3, dropout_per: DropoutPer = "pair") -> None:
         super().__init__()
         self.dropout = dropout
+        self.dropout_per: DropoutPer = dropout_per
         self.layer_norm1 = nn.LayerNorm(dimension)
         self.layer_norm2 = nn.LayerNorm(dimension)
         self.layer_norm3 = nn.LayerNorm(dimension)
@@ -212,7 +219,7 @@ class IncrementNetwork(nn.Module):
         # W_O goes to the values: attention adds up to one, so that its bias may stand inside.
         values = PlainFrames(context).linear(self.v_proj, self.out_proj).frames
         hidden = type(query).mix(weights, values, side).layer_norm(self.layer_norm2)
-        branch = hidden.linear(self.linear1).dropout(self.dropout if self.training else 0.0)
+        branch = hidden.linear(self.linear1).dropout(self.dropout if self.training else 0.0, self.dropout_per)
         return (hidden + branch).layer_norm(self.layer_norm3).linear(self.mean_proj)
 
 

@@ -64,6 +64,7 @@ class TCMGCHead(PairHead):
             basis=attention.heads * frames,
             slots=1 + words,
             dropout=attention.dropout,
+            dropout_per=attention.dropout_per,
             extra=2 * words * frame_slots,
         )
         self.options, self.words, self.frames, self.frame_slots = options, words, frames, frame_slots
@@ -78,6 +79,7 @@ class TCMGCHead(PairHead):
                 attention.projections,
                 attention.residual,
                 initialization="normal",
+                dropout_per=attention.dropout_per,
             )
         self._build_contrasts()
         self.lsa = LinearSoftmaxAggregation(len(options.contrasts)) if options.aggregation == "lsa" else None
