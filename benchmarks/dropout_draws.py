@@ -1,4 +1,4 @@
-"""Does it matter whether dropout is drawn for every pair or for every video? Small heads in the worlds of mechanisms.py.
+"""Does it matter whether dropout is drawn for every pair or for every video? Small heads in mechanisms.py's worlds.
 
     python benchmarks/dropout_draws.py    # five seeds; writes results/dropout-draws.md
 
@@ -107,9 +107,10 @@ def _page(rows: list[str], args: argparse.Namespace, minutes: float) -> str:
     return f"""# Dropout drawn for every pair, and for every video
 
 `python benchmarks/dropout_draws.py`, {date.today()}, {platform.machine()}, torch {torch.__version__}, one thread,
-{minutes:.1f} minutes of processor time. Worlds and heads of `benchmarks/mechanisms.py` at strengths of 0.5 (untold scenes)
-and 1 (gap), the papers' dropout of {DROPOUT}, {args.seeds} seeds, {args.steps} steps with batches of 64; the settings were
-committed before the run. R@1 in percent, means over seeds; differences are paired by seed, brackets are 95 % t intervals.
+{minutes:.1f} minutes of processor time. Worlds and heads of `benchmarks/mechanisms.py` at strengths of 0.5 (untold
+scenes) and 1 (gap), the papers' dropout of {DROPOUT}, {args.seeds} seeds, {args.steps} steps with batches of
+64; the settings were committed before the run. R@1 in percent, means over seeds; differences are paired by seed,
+brackets are 95 % t intervals.
 
 | method | world | direction | per pair | per video | no dropout | video - pair | none - pair |
 |---|---|---|---:|---:|---:|---:|---:|

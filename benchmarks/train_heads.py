@@ -5,7 +5,8 @@
 Both compute the losses of the paper (its default options, dropout 0.3) on the same head and features, and all
 gradients; the optimiser is not part of it. "As released" is the released code restated plainly (released_<method>.py),
 with torch's dropout and GARE's released losses, all pairs at once as it trains; InfoNCE and TC-MGC's decorrelation are
-ours in both. Ours is timed with dropout drawn for every pair, as released, and for every video (`dropout_per`). Times are the least of several interleaved repetitions in one process.
+ours in both. Ours is timed with dropout drawn for every pair, as released, and for every video (`dropout_per`). Times
+are the least of several interleaved repetitions in one process.
 """
 
 from __future__ import annotations

@@ -168,7 +168,9 @@ class PairHead(nn.Module, ABC):
 
     def block_bytes(self, device: torch.device) -> int:
         """Return the memory of one block: all that may be held, on a CPU no more than its caches hold."""
-        if device.type != "cpu":
+        # What dropout leaves goes through the caches in pieces; where all of it is kept, joining blocks would copy it.
+        joined = self.training and self.pair_dropout > 0 and self.behind_dropout > 0
+        if device.type != "cpu" or joined:
             return self.kept_bytes
         return min(self.kept_bytes, TRAINING_CACHE if torch.is_grad_enabled() else CACHES[self.side])
 

@@ -292,7 +292,7 @@ class _Normalised(torch.autograd.Function):
 
 
 class _Products(torch.autograd.Function):
-    """Products (M, N, T, Q) of every vector behind the LayerNorm, at unit length or not, with (N, T, D) of the texts."""
+    """Products (M, N, T, Q) of vectors behind the LayerNorm, at unit length or not, with (N, T, D) of the texts."""
 
     @staticmethod
     def forward(ctx: Any, eps: float, to_unit: bool, vectors: Tensor, *tensors: Tensor) -> Tensor:
