@@ -191,8 +191,8 @@ class Pairwise(ABC):
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
             >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> type(x.dropout(0.5)).__name__
-            'DensePairVectors'
+            >>> [type(x.dropout(0.5, per)).__name__ for per in ("pair", "video")]
+            ['DroppedPairVectors', 'PairVectors']
         """
 
     @abstractmethod
