@@ -11,11 +11,13 @@ import math
 import torch
 from released_code import Sizes, Subject, away_from_start, of_form
 from torch import Tensor, nn
+from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn.functional import dropout, normalize
 
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods.gare import GapIncrement, GAREOptions
+from tvr_lightning.methods.gare import GARE, GapIncrement, GAREOptions, LogMeanExp, Variance
 from tvr_lightning.methods.gare.model import GAREHead
+from tvr_lightning.training.losses import info_nce
 
 
 def released_block(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> Tensor:
@@ -38,6 +40,26 @@ def released_pairs(head: GAREHead, text: TextFeatures, video: VideoFeatures) -> 
     increment = psi.mean_proj(read)
     psi.mean_proj(read)  # stands for log_std_proj, which has the same shape
     return (normalize(sentence.unsqueeze(1) + increment, dim=-1) * normalize(pooled, dim=-1)).sum(-1), increment
+
+
+def released_losses(method: GARE, text: TextFeatures, video: VideoFeatures) -> Tensor:
+    """Return the loss of B matching pairs as modeling.py has it (lines 208-259), directions text by text."""
+    similarity, increment = released_pairs(method.head, text, video)
+    options = method.options
+    mean, deviation = increment.mean(0), increment.std(0) + 1e-6
+    of_pairs = Independent(Normal(mean, deviation), 1)
+    prior = Independent(Normal(torch.zeros_like(mean), torch.ones_like(deviation)), 1)
+    bottleneck = kl_divergence(of_pairs, prior).mean()
+    loss = info_nce(method.temperature() * similarity) + options.bottleneck.weight * bottleneck
+    assert isinstance(options.direction, LogMeanExp)
+    assert isinstance(options.norm_variance, Variance)
+    agreements = []
+    for directions in normalize(increment, dim=2):
+        distance = 1 - directions @ directions.T
+        agreements.append((torch.exp(-options.direction.alpha * distance).mean() + 1e-8).log())
+    lengths = -increment.norm(dim=2).var(1).mean()
+    loss = loss + options.direction.weight * torch.stack(agreements).mean()
+    return loss + options.norm_variance.weight * torch.where(lengths >= -options.norm_variance.floor, lengths, 0.0)
 
 
 def build(form: str, budget: int | None, sizes: Sizes) -> nn.Module:

@@ -230,11 +230,13 @@ def test_a_small_budget_changes_nothing(context):
         torch.testing.assert_close(one, other)
 
 
-def test_dropout_draws_alike_in_both_forms_and_only_in_training():
+@pytest.mark.parametrize("per", ["pair", "video"])
+@pytest.mark.parametrize("kind", [GapIncrement, TextIncrement])
+def test_dropout_draws_alike_in_both_forms_and_only_in_training(per, kind):
     text, video = random_features()
     trained = []
     for form in FORMS:
-        head = random_head(form=form, increment=gap(dropout=0.3)).train()
+        head = random_head(form=form, increment=kind(dropout=0.3, dropout_per=per)).train()
         torch.manual_seed(0)
         scores = head(text, video, True)
         loss = scores.similarity.square().sum() + scores.parts["increment"].sin().sum()
@@ -243,7 +245,8 @@ def test_dropout_draws_alike_in_both_forms_and_only_in_training():
     for one, other in zip(*trained, strict=True):
         torch.testing.assert_close(one, other)
     head.eval()
-    torch.testing.assert_close(head(text, video).similarity, random_head().eval()(text, video).similarity)
+    without = random_head(increment=kind(dropout=0.0)).eval()
+    torch.testing.assert_close(head(text, video).similarity, without(text, video).similarity)
     assert random_head(increment=gap(dropout=0.3)).train().form is PairVectors
 
 
@@ -483,6 +486,16 @@ def test_trust_region_step_refuses_what_has_no_step():
 def test_conflicting_options_are_refused_at_construction(switches, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         random_head(**switches)
+
+
+def test_draws_per_video_are_refused_where_they_do_not_apply():
+    for kind in (GapIncrement, TextIncrement):
+        with pytest.raises(ValueError, match="dropout_per is video, but dropout is 0"):
+            kind(dropout=0.0, dropout_per="video")
+    with pytest.raises(ValueError, match="context: words psi mixes words"):
+        GapIncrement(context="words", dropout_per="video")
+    with pytest.raises(ValueError, match="dropout_per is text; it must be one of pair, video"):
+        random_head(increment=GapIncrement(dropout_per="text"))
 
 
 def test_a_bottleneck_out_of_range_is_refused():

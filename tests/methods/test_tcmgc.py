@@ -251,11 +251,14 @@ def test_a_small_budget_changes_nothing():
         torch.testing.assert_close(one, other)
 
 
-def test_dropout_draws_alike_in_both_forms_and_only_in_training():
+@pytest.mark.parametrize("per", ["pair", "video"])
+@pytest.mark.parametrize("options", [{}, {"heads": 2, "projections": True}, {"residual": False}])
+def test_dropout_draws_alike_in_both_forms_and_only_in_training(per, options):
     text, video = random_features()
     trained = []
     for form in FORMS:
-        head = random_head(form=form, attention=LanguageVideoAttention(dropout=0.3)).train()
+        attention = LanguageVideoAttention(dropout=0.3, dropout_per=per, **options)
+        head = random_head(form=form, attention=attention).train()
         torch.manual_seed(0)
         first = head(text, video, SCALE).similarity
         trained.append((first, *torch.autograd.grad(first.square().sum(), list(head.parameters()))))
@@ -263,7 +266,7 @@ def test_dropout_draws_alike_in_both_forms_and_only_in_training():
     for one, other in zip(*trained, strict=True):
         torch.testing.assert_close(one, other)
     head.eval()
-    without = random_head().eval()
+    without = random_head(attention=LanguageVideoAttention(dropout=0.0, **options)).eval()
     torch.testing.assert_close(head(text, video, SCALE).similarity, without(text, video, SCALE).similarity)
     assert random_head(attention=LanguageVideoAttention(dropout=0.3)).train().form is PairVectors
 
@@ -386,6 +389,8 @@ def test_conflicting_options_are_refused_at_construction(switches, message):
 def test_parts_out_of_range_are_refused():
     with pytest.raises(ValueError, match=r"dropout is 1\.0; it must be at least 0 and below 1"):
         LanguageVideoAttention(dropout=1.0)
+    with pytest.raises(ValueError, match="dropout_per is video, but dropout is 0"):
+        LanguageVideoAttention(dropout=0.0, dropout_per="video")
     with pytest.raises(ValueError, match=r"Decorrelation\.weight is -1\.0"):
         Decorrelation(weight=-1.0)
     with pytest.raises(ValueError, match=r"SlotReorganization\.words is none"):

@@ -30,9 +30,9 @@ def features(texts=N, videos=M, padded=True, seed=0):
     )
 
 
-def head(form=None, dropout=0.0, heads=1):
+def head(form=None, dropout=0.0, heads=1, per="pair"):
     torch.manual_seed(0)
-    made = XPoolHead(D, F, XPoolOptions(heads, dropout))
+    made = XPoolHead(D, F, XPoolOptions(heads, dropout, per))
     made.required_form = FORMS.get(form)
     for parameter in made.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
@@ -89,6 +89,18 @@ def test_dropout_is_drawn_in_training_alone():
     torch.manual_seed(0)
     first, second = made(text, video).similarity, made(text, video).similarity
     assert not torch.allclose(first, second, atol=1e-3)
+
+
+def test_draws_per_video_are_the_same_in_both_forms_and_refused_without_dropout():
+    text, video = features()
+    found = []
+    for form in ("dense", "factorised"):
+        made = head(form, dropout=0.5, per="video").train()
+        torch.manual_seed(0)
+        found.append(made(text, video).similarity)
+    torch.testing.assert_close(*found)
+    with pytest.raises(ValueError, match="dropout_per is video, but dropout is 0"):
+        XPoolOptions(dropout=0.0, dropout_per="video")
 
 
 def test_heads_change_the_scores():

@@ -58,9 +58,16 @@ class DuringSteps(Callback):
         self.questions.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("title", METHODS)
-def test_a_step_asks_the_device_only_what_is_known(title):
-    method, data = small(METHODS[title])
+OPTIONS = {
+    "TCMGC": ("attention.dropout_per=video", "mask_words=true", "decorrelation.pairs=negatives"),
+    "GARE": ("bottleneck.normalize=true",),
+    "XPool": ("dropout_per=video",),
+}
+
+
+def asked(title, *overrides):
+    """What two steps ask, by file."""
+    method, data = small(METHODS[title], *overrides)
     watch = DuringSteps()
     trainer = Trainer(
         accelerator="cpu", max_steps=2, limit_val_batches=0, logger=False, callbacks=[watch],
@@ -68,9 +75,20 @@ def test_a_step_asks_the_device_only_what_is_known(title):
         use_distributed_sampler=False,
     )  # fmt: skip
     trainer.fit(method, datamodule=data)
+    return watch.questions.found
+
+
+@pytest.mark.parametrize("title", METHODS)
+def test_a_step_asks_the_device_only_what_is_known(title):
+    found = asked(title)
     most, file = KNOWN.get(title, (0, ""))
-    assert set(watch.questions.found) <= {file}
-    assert watch.questions.found[file] <= most
+    assert set(found) <= {file}
+    assert found[file] <= most
+
+
+@pytest.mark.parametrize(("title", "option"), [(title, option) for title in OPTIONS for option in OPTIONS[title]])
+def test_options_ask_nothing_more(title, option):
+    assert not asked(title, f"--model.init_args.{title.lower()}.{option}")
 
 
 def test_questions_are_heard():

@@ -31,8 +31,10 @@ class InteractiveSimilarityAggregation(nn.Module):
     def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
         """Return (...) for similarities (S, ...), or with the slots at `dim`; `whole` promises that all are there."""
         logits = similarities if scaled else self.temperature * similarities
-        if not whole and bool((similarities == -torch.inf).all(dim).any()):  # a softmax over nothing is no number
-            logits = torch.where((similarities == -torch.inf).all(dim, keepdim=True), 0.0, logits)
+        if not whole:  # a softmax over nothing is no number
+            nothing = (similarities == -torch.inf).all(dim, keepdim=True)
+            if torch.is_grad_enabled() or bool(nothing.any()):  # a look would make a step wait
+                logits = torch.where(nothing, 0.0, logits)
         relevance = logits.softmax(dim)
         # The temperature of the second softmax stands in the matrix, which is smaller.
         matrix = self.temperature * self.weight.to(relevance.dtype).T
@@ -171,7 +173,7 @@ def weighted_sum(similarities: Tensor, logits: Tensor, dim: int = 0, whole: bool
         (...): minus infinity where no slot is there at all.
     """
     absent = None if whole else similarities == -torch.inf
-    if absent is None or not bool(absent.any()):
+    if absent is None or not (torch.is_grad_enabled() or bool(absent.any())):  # a look would make a step wait
         return summed(logits.softmax(dim), similarities, dim)
     weights = logits.masked_fill(absent, torch.finfo(logits.dtype).min).softmax(dim)
     total = (weights * similarities.masked_fill(absent, 0.0)).sum(dim)

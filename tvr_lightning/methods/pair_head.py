@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
-from tvr_lightning.pairwise import DensePairVectors, PairVectors, Pairwise, score_in_blocks
+from tvr_lightning.pairwise import DensePairVectors, DropoutPer, PairVectors, Pairwise, score_in_blocks
 
 H = TypeVar("H", bound="PairHead")
 GIB = 2**30
@@ -20,6 +20,16 @@ CACHES = {"video": 32 * MIB, "text": 32 * MIB, "both": 16 * MIB}
 
 TRAINING_CACHE = 64 * MIB
 """The same where a gradient is asked for, which a block keeps more for."""
+
+
+def check_dropout_per(per: DropoutPer, dropout: float) -> None:
+    """Refuse to draw dropout for every video where nothing is drawn.
+
+    Raises:
+        ValueError: names both options.
+    """
+    if per == "video" and not dropout:
+        raise ValueError("dropout_per is video, but dropout is 0 and draws nothing: leave dropout_per at pair")
 
 
 class PairHead(nn.Module, ABC):
@@ -32,7 +42,9 @@ class PairHead(nn.Module, ABC):
         dimension: D.
         basis: K, vectors of one side that the vectors of a pair are sums of; 0 for a head without such vectors.
         slots: Q, vectors per pair.
-        dropout: probability on the elements of pair vectors in training, which are dense from there on.
+        dropout: probability on the elements of pair vectors in training.
+        dropout_per: what it is drawn for anew, every pair or every video, which leaves vectors in their form.
+        behind_dropout: vectors of D that a pair and slot then keeps; none where texts alone meet what dropout leaves.
         extra: numbers that a pair takes while it is scored besides its vectors.
         side: whose vectors the basis holds: few of its items are scored at a time, against all of the other side; both
             where there is none.
@@ -49,11 +61,15 @@ class PairHead(nn.Module, ABC):
         basis: int = 0,
         slots: int = 1,
         dropout: float = 0.0,
+        dropout_per: DropoutPer = "pair",
+        behind_dropout: int = 0,
         extra: int = 0,
         side: Literal["video", "text", "both"] = "video",
     ) -> None:
         super().__init__()
-        self.dimension, self.basis, self.slots, self.pair_dropout, self.extra = dimension, basis, slots, dropout, extra
+        self.dimension, self.basis, self.slots, self.extra = dimension, basis, slots, extra
+        self.pair_dropout = dropout if dropout_per == "pair" else 0.0
+        self.behind_dropout = behind_dropout
         self.side: Literal["video", "text", "both"] = side
         self.memory_gib = 2.0
         self.required_form: type[Pairwise] | None = None
@@ -71,7 +87,7 @@ class PairHead(nn.Module, ABC):
     def form(self) -> type[Pairwise]:
         """The form of pair vectors: factorised, but dense where D is no more than K.
 
-        Behind dropout they are dense in any case.
+        Behind dropout that is drawn for every pair they are made element by element in any case.
         """
         if self.required_form is not None:
             return self.required_form
@@ -96,9 +112,10 @@ class PairHead(nn.Module, ABC):
             return self.extra
         if self.form is DensePairVectors:
             return 8 * self.slots * self.dimension + self.extra
-        if self.training and self.pair_dropout > 0:  # vectors before and behind a LayerNorm, and which were kept
-            return 4 * self.slots * self.dimension + self.extra
-        return 8 * self.slots * (self.basis + 4) + self.extra
+        numbers = 8 * self.slots * (self.basis + 4) + self.extra
+        if self.training and self.pair_dropout > 0:  # a byte per element says which dropout leaves
+            numbers += self.slots * self.dimension * (1 + 4 * self.behind_dropout) // 4
+        return numbers
 
     def forward(self, text: TextFeatures, video: VideoFeatures, *given: Any) -> Scores:
         """Score N texts against M videos in float32 at least, whatever autocast says.
@@ -151,7 +168,9 @@ class PairHead(nn.Module, ABC):
 
     def block_bytes(self, device: torch.device) -> int:
         """Return the memory of one block: all that may be held, on a CPU no more than its caches hold."""
-        if device.type != "cpu":
+        # What dropout leaves goes through the caches in pieces; where all of it is kept, joining blocks would copy it.
+        joined = self.training and self.pair_dropout > 0 and self.behind_dropout > 0
+        if device.type != "cpu" or joined:
             return self.kept_bytes
         return min(self.kept_bytes, TRAINING_CACHE if torch.is_grad_enabled() else CACHES[self.side])
 

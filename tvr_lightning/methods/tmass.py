@@ -12,6 +12,7 @@ Deviations:
 - radius: paper multiplies by S W with W (F, D) alone; released has a bias; here as released.
 - support weight: released 0 by default, 0.8 in its MSR-VTT command; here 0.8, and 0 in the recipes of other datasets
   (`support_weight`).
+- draws of dropout: released for every pair; here too, or for every video (`attention.dropout_per: video`).
 - padded frames, tokens, several captions, selection: released as X-Pool; here as X-Pool here.
 """
 

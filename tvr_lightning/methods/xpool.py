@@ -8,6 +8,8 @@ Deviations:
 - captions: released pads to the longest of a batch; here to `words`.
 - several captions per video: released scores them in a table padded with minus infinity; here texts and videos are
   scored once each and paired by index.
+- draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
+  (`xpool.dropout_per: video`).
 - selection: released on the test set, ten times per epoch; here by `results.select_on`.
 """
 
@@ -22,8 +24,8 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.pairwise import PairFrames, Pairwise, TextConditionedAttention
+from tvr_lightning.methods.pair_head import PairHead, check_dropout_per
+from tvr_lightning.pairwise import DropoutPer, PairFrames, Pairwise, TextConditionedAttention
 from tvr_lightning.ranges import Count, Dropout, Options
 
 
@@ -33,11 +35,21 @@ class XPoolOptions(Options):
 
     Attributes:
         heads: attention heads.
-        dropout: on the elements of FC(h) in training, drawn for every pair. The vectors are built from there on.
+        dropout: on the elements of FC(h) in training.
+        dropout_per: what has draws of its own, every `pair` (released), whose vectors are made from there on, or every
+            `video`, whose pairs then lose the same elements, which is cheaper.
+
+    Raises:
+        ValueError: draws per video of a dropout of 0.
     """
 
     heads: Count = 1
     dropout: Dropout = 0.3
+    dropout_per: DropoutPer = "pair"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dropout_per(self.dropout_per, self.dropout)
 
 
 @dataclass
@@ -66,8 +78,12 @@ class PoolingHead(PairHead):
 
     def __init__(self, dimension: int, frames: int, options: XPoolOptions, *, basis: int = 1, extra: int = 0) -> None:
         vectors = basis * options.heads * frames
-        super().__init__(dimension, basis=vectors, dropout=options.dropout, extra=extra)
-        self.attention = TextConditionedAttention(dimension, options.heads, options.dropout)
+        super().__init__(
+            dimension, basis=vectors, dropout=options.dropout, dropout_per=options.dropout_per, extra=extra
+        )
+        self.attention = TextConditionedAttention(
+            dimension, options.heads, options.dropout, dropout_per=options.dropout_per
+        )
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Query, VideoFeatures]:
         """Return what the texts ask with, and the videos."""

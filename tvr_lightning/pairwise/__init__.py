@@ -1,7 +1,7 @@
 """The algebra that makes scoring all pairs of texts and videos cheap."""
 
 from tvr_lightning.pairwise.attention import TextConditionedAttention
-from tvr_lightning.pairwise.base import Pairwise
+from tvr_lightning.pairwise.base import DropoutPer, Pairwise
 from tvr_lightning.pairwise.blends import BlendedFrames, DenseFrames, PairFrames, PairGate, PlainFrames
 from tvr_lightning.pairwise.blocks import score_in_blocks
 from tvr_lightning.pairwise.dense import DensePairVectors
@@ -12,6 +12,7 @@ __all__ = [
     "BlendedFrames",
     "DenseFrames",
     "DensePairVectors",
+    "DropoutPer",
     "PairFrames",
     "PairGate",
     "PairVectors",

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tvr_lightning.pairwise.base import Pairwise
+from tvr_lightning.pairwise.base import DropoutPer, Pairwise
 from tvr_lightning.pairwise.blends import PairFrames, PlainFrames
 
 
@@ -24,6 +24,7 @@ class TextConditionedAttention(nn.Module):
         dimension: D.
         heads: attention heads, each over D / heads columns.
         dropout: probability on the elements of FC(h) in training.
+        dropout_per: what it is drawn for anew, every pair or every video.
         projections: whether W_Q, W_K, W_V and W_O are applied.
         residual: whether h is added to FC(h) (TC-MGC, Table 11).
         initialization: of all linear layers, biases zero: the `identity` as in X-Pool, or `normal` with deviation 0.02
@@ -49,6 +50,7 @@ class TextConditionedAttention(nn.Module):
         projections: bool = True,
         residual: bool = True,
         initialization: Literal["identity", "normal"] = "identity",
+        dropout_per: DropoutPer = "pair",
     ) -> None:
         super().__init__()
         if heads < 1 or dimension % heads:
@@ -57,6 +59,7 @@ class TextConditionedAttention(nn.Module):
             raise ValueError(f"attention: dropout is {dropout}; it must be at least 0 and below 1")
         self.heads = heads
         self.dropout = dropout
+        self.dropout_per: DropoutPer = dropout_per
         self.residual = residual
         self.layer_norm1 = nn.LayerNorm(dimension)
         self.layer_norm2 = nn.LayerNorm(dimension)
@@ -98,7 +101,7 @@ class TextConditionedAttention(nn.Module):
     def _read(self, mixed: Pairwise) -> Pairwise:
         """Return z = LN3(h + dropout(FC(h))), h = LN2(o), of the mixed values o behind W_O."""
         hidden = mixed.layer_norm(self.layer_norm2)
-        branch = hidden.linear(self.linear_proj).dropout(self.dropout if self.training else 0.0)
+        branch = hidden.linear(self.linear_proj).dropout(self.dropout if self.training else 0.0, self.dropout_per)
         return (hidden + branch if self.residual else branch).layer_norm(self.layer_norm3)
 
     def _context(self, frames: Tensor | PairFrames) -> PairFrames:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tvr_lightning.pairwise.dense import DensePairVectors
 
 P = TypeVar("P", bound="Pairwise")
+DropoutPer = Literal["pair", "video"]
+"""What dropout draws anew for: every pair, or every video, whose pairs then lose the same elements."""
 TEXTS_AT_A_TIME = 256
 """How many vectors of D are made at a time where each pair has its own: they stay in a processor's cache."""
 
@@ -173,18 +175,24 @@ class Pairwise(ABC):
         """
 
     @abstractmethod
-    def dropout(self, probability: float) -> Pairwise:
-        """Return the vectors with elements set to zero at random and the others scaled up: each element on its own.
+    def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
+        """Return the vectors with elements set to zero at random and the others scaled up.
 
-        What comes behind is dense in either form, since no basis spans vectors with holes. The factorised form makes
-        the elements from its basis, a K-th of what a linear layer of the dense form costs; so the draws are as many,
-        and distributed as in the dense form.
+        Drawn for every pair, each element is on its own, and what comes behind is dense in either form, since no basis
+        spans vectors with holes. The factorised form makes the elements from its basis, a K-th of what a linear layer
+        of the dense form costs; so the draws are as many, and distributed as in the dense form. Drawn for every video,
+        all its pairs and slots lose the same elements: each pair's vector is distributed as before, those of a video
+        are no longer independent, and the factorised form stays factorised, since its basis loses them.
+
+        Args:
+            probability: of an element to become zero.
+            per: what has draws of its own.
 
         Example:
             >>> from tvr_lightning.pairwise import PairVectors
             >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
-            >>> type(x.dropout(0.5)).__name__
-            'DensePairVectors'
+            >>> [type(x.dropout(0.5, per)).__name__ for per in ("pair", "video")]
+            ['DroppedPairVectors', 'PairVectors']
         """
 
     @abstractmethod
@@ -275,6 +283,17 @@ class Pairwise(ABC):
             >>> x.dot(torch.tensor([[[1.0, 1.0]]])).flatten()
             tensor([7., 2.])
         """
+
+    def dots(self, *vectors: Tensor) -> list[Tensor]:
+        """Return inner products with several sets of vectors of the own text, as `dot` gives each.
+
+        Example:
+            >>> from tvr_lightning.pairwise import PairVectors
+            >>> x = PairVectors.from_videos(torch.tensor([[[3.0, 4.0]], [[0.0, 2.0]]]), texts=1)  # M 2, N 1, Q 1, D 2
+            >>> [products.flatten().tolist() for products in x.dots(torch.ones(1, 1, 2), torch.zeros(1, 1, 2))]
+            [[7.0, 2.0], [0.0, 0.0]]
+        """
+        return [self.dot(each) for each in vectors]
 
     @abstractmethod
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:

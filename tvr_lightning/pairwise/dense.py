@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_of
-from tvr_lightning.pairwise.dropping import drop, left_over
+from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
+from tvr_lightning.pairwise.dropping import drop, left_over, staying
 
 
 class DensePairVectors(Pairwise):
@@ -66,11 +67,14 @@ class DensePairVectors(Pairwise):
         weight, bias = layer.weight.to(self.vectors.dtype), layer.bias.to(self.vectors.dtype)
         return DensePairVectors(F.layer_norm(self.vectors, layer.normalized_shape, weight, bias, layer.eps))
 
-    def dropout(self, probability: float) -> DensePairVectors:
-        """See `Pairwise.dropout`; each element of each pair is drawn on its own."""
+    def dropout(self, probability: float, per: DropoutPer = "pair") -> DensePairVectors:
+        """See `Pairwise.dropout`."""
         if not probability:
             return self
         scale = left_over(probability, self._vectors.device)
+        if per == "video":
+            left = staying((self.videos, 1, self._vectors.shape[-1]), probability, self._vectors.device)
+            return DensePairVectors(self.vectors * (left * scale).unsqueeze(1).to(self._vectors.dtype))
         return DensePairVectors(drop(self.vectors * scale, probability))
 
     def __add__(self, other: Pairwise) -> DensePairVectors:
@@ -88,6 +92,13 @@ class DensePairVectors(Pairwise):
     def norm(self) -> Tensor:
         """See `Pairwise.norm`; in one pass."""
         return torch.linalg.vector_norm(self.vectors, dim=-1).clamp(min=COSINE_EPS)
+
+    def cosine(self, other: Pairwise) -> Tensor:
+        """See `Pairwise.cosine`; one gradient of the vectors where the others are sums over a basis."""
+        if isinstance(other, DensePairVectors) or not torch.is_grad_enabled():
+            return self.inner(other) / (self.norm() * other.norm())
+        measured = _MeasuredVectors(self.vectors)
+        return other.inner(measured) / (measured.norm() * other.norm())
 
     def scale(self, factor: Tensor) -> DensePairVectors:
         """See `Pairwise.scale`."""
@@ -147,3 +158,40 @@ class DensePairVectors(Pairwise):
     def materialize(self) -> Tensor:
         """See `Pairwise.materialize`."""
         return self.vectors.transpose(0, 1)
+
+
+class _MeasuredVectors(DensePairVectors):
+    """Vectors whose lengths come with their first products with vectors of the video."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        super().__init__(vectors)
+        self._lengths: Tensor | None = None
+
+    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
+        if weight is not None or self._lengths is not None:
+            return super().dot_frames(vectors, weight)
+        flat = self.vectors.flatten(1, 2)
+        products, lengths = _WithFrames.apply(flat, vectors.to(flat.dtype))
+        self._lengths = lengths.view(self.vectors.shape[:3])
+        return products.view(*vectors.shape[:2], *self.vectors.shape[1:3])
+
+    def norm(self) -> Tensor:
+        return super().norm() if self._lengths is None else self._lengths
+
+
+class _WithFrames(torch.autograd.Function):
+    """Products (M, F, P) of vectors (M, P, D) and frames (M, F, D), and the lengths (M, P) of the vectors."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        lengths = torch.linalg.vector_norm(vectors, dim=-1).clamp_(min=COSINE_EPS)
+        ctx.save_for_backward(vectors, frames, lengths)
+        return torch.bmm(frames, vectors.transpose(1, 2)), lengths
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_products: Tensor, of_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        vectors, frames, lengths = ctx.saved_tensors
+        stretch = (of_lengths / lengths * (lengths > COSINE_EPS)).unsqueeze(-1)
+        gradient = torch.bmm(of_products.transpose(1, 2), frames)
+        return gradient.addcmul_(vectors, stretch), torch.bmm(of_products, vectors)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_of
+from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
 from tvr_lightning.pairwise.dense import DensePairVectors
-from tvr_lightning.pairwise.dropping import drop, left_over
+from tvr_lightning.pairwise.dropped import DroppedPairVectors, Summed
+from tvr_lightning.pairwise.dropping import drop, left_over, staying
 from tvr_lightning.pairwise.once import name_of, once, origin_of, share_of_a_block
 
 
@@ -185,6 +186,7 @@ class PairVectors(Pairwise):
         self.sides = sides
         self.offset = offset
         self._like = like
+        self._thin: Summed | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -231,12 +233,47 @@ class PairVectors(Pairwise):
         scaled = scaled.scale((variance + layer.eps).rsqrt())
         return PairVectors(self.shape, scaled.sides, bias)
 
-    def dropout(self, probability: float) -> Pairwise:
+    def dropout(self, probability: float, per: DropoutPer = "pair") -> Pairwise:
         """See `Pairwise.dropout`: what it is given is made element by element, from K vectors and without a matrix."""
         if not probability:
             return self
         scale = left_over(probability, self._like.device)
-        return DensePairVectors(drop(self.dense(times=scale).vectors, probability))
+        if per == "video":
+            return self._thinned(probability, scale)
+        if self.sides.text is not None:
+            return DensePairVectors(drop(self.dense(times=scale).vectors, probability))
+        summed = self._summed()
+        left = staying((*self.shape, summed.basis.shape[-1]), probability, summed.basis.device)
+        return DroppedPairVectors(summed._replace(basis=summed.basis * scale), left)
+
+    def _thinned(self, probability: float, scale: float) -> PairVectors:
+        """Return the vectors without some elements of the basis of every video, the same for all its vectors."""
+        if self.sides.text is not None:
+            raise ValueError("dropout that is drawn for every video does not apply to vectors with a part of the texts")
+        summed = self._summed()
+        left = staying((self.videos, 1, summed.basis.shape[-1]), probability, summed.basis.device)
+        thinned = summed._replace(basis=summed.basis * (left * scale).to(self._dtype))
+        result = PairVectors(self.shape, Sides(video=Side(thinned.coefficients, thinned.basis)))
+        result._thin = thinned
+        return result
+
+    def _summed(self, alike: Summed | None = None) -> Summed:
+        """Return vectors without a part of the texts as sums over bases of the videos.
+
+        Args:
+            alike: sums that may have the same coefficients, which are then not made again.
+        """
+        of_videos = [side for side, _ in self._all_sides()]
+        basis = torch.cat([side.basis.expand(self.videos, -1, -1) for side in of_videos], dim=1)
+        of = tuple(tensor for side in self.sides if side is not None for tensor in (side.coefficients, side.factor))
+        if alike is not None and alike.basis.shape == basis.shape and len(of) == len(alike.of):
+            same = all(mine is theirs for mine, theirs in zip(of, alike.of, strict=True))
+            coefficients = alike.coefficients if same else None
+        else:
+            coefficients = None
+        if coefficients is None:
+            coefficients = torch.cat([self._full(side) for side in of_videos], dim=1)
+        return Summed(coefficients, basis, of)
 
     def dense(self, plus: Tensor | None = None, times: float = 1.0) -> DensePairVectors:
         """Return the vectors element by element, K D multiplications each.
@@ -270,10 +307,17 @@ class PairVectors(Pairwise):
 
     def __add__(self, other: Pairwise) -> Pairwise:
         """See `Pairwise.__add__`: parts that share their coefficients add their bases."""
+        of_videos = self.sides.text is None and self.shape == (other.videos, other.texts, other.slots)
+        if isinstance(other, DroppedPairVectors) and other.open and of_videos:
+            return other.plus(self._summed(other.dropped))
         if isinstance(other, DensePairVectors):
             alike = self.shape == (other.videos, other.texts, other.slots)
             return self.dense(other.vectors) if alike else self.dense() + other
         assert isinstance(other, PairVectors)
+        if other._thin is not None and of_videos:
+            mine = self._summed(other._thin)
+            if mine.coefficients is other._thin.coefficients:
+                return PairVectors(self.shape, Sides(video=Side(mine.coefficients, mine.basis + other._thin.basis)))
         return self._combined(other)
 
     def __sub__(self, other: Pairwise) -> Pairwise:

@@ -17,6 +17,7 @@ Deviations:
 - support text: paper "along the variance direction"; released towards the mean of the pooled videos, each dimension as
   far as its radius; here as released.
 - temperature: released detaches it, so that it stays CLIP's 100; here as released.
+- draws of dropout: released for every pair; here too, or for every video (`attention.dropout_per: video`).
 - silence: released feeds zeros, and wav2vec2's projection then adds its bias; here a frame without sound is zero
   behind the projection too.
 - sound of other lengths than 30 s: paper concatenates and resamples longer sound (A.1); released pads and cuts to 30 s;

@@ -23,6 +23,8 @@ Deviations:
 - precision: released CLIP's matrices in float16, where most steps of 1e-7 round to nothing
   (`encoder_precision: fp16-master`); here float32.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
+- draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
+  (`increment.dropout_per: video`).
 - ties: released counts a tied query several times; here they are ranked by their expectation.
 """
 
@@ -39,7 +41,14 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare.model import GAREHead, directional_diversity, norm_variance, relaxed_bottleneck
+from tvr_lightning.methods.gare.increments import Increments
+from tvr_lightning.methods.gare.model import (
+    GAREHead,
+    anchored,
+    directional_diversity,
+    norm_variance,
+    relaxed_bottleneck,
+)
 from tvr_lightning.methods.gare.options import GAREOptions, NoIncrement
 from tvr_lightning.training.losses import info_nce
 
@@ -102,10 +111,12 @@ class GARE(RetrievalModule):
         if not shaped:
             return terms
         increment = scores.parts["increment"]
+        plain = bool(bottleneck.weight) and not bottleneck.normalize
+        found = Increments(increment, anchored(bottleneck) if plain else None, bool(lengths.weight or direction.weight))
         if bottleneck.weight:
-            terms["bottleneck"] = bottleneck.weight * relaxed_bottleneck(increment, bottleneck)
+            terms["bottleneck"] = bottleneck.weight * relaxed_bottleneck(found if plain else increment, bottleneck)
         if lengths.weight:
-            terms["norm_variance"] = lengths.weight * norm_variance(increment, lengths)
+            terms["norm_variance"] = lengths.weight * norm_variance(found, lengths)
         if direction.weight:
-            terms["direction"] = direction.weight * directional_diversity(increment, direction)
+            terms["direction"] = direction.weight * directional_diversity(found, direction)
         return terms

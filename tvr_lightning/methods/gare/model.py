@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.methods.gare.increments import Increments
 from tvr_lightning.methods.gare.options import (
     Bottleneck,
     DirectionRegularization,
@@ -30,7 +31,7 @@ from tvr_lightning.methods.gare.options import (
     Variance,
 )
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.pairwise import Pairwise, PlainFrames
+from tvr_lightning.pairwise import DropoutPer, Pairwise, PlainFrames
 
 P = TypeVar("P", bound=Pairwise)
 
@@ -52,11 +53,17 @@ class GAREHead(PairHead):
             dimension,
             basis=frames + words * increment.words,
             dropout=increment.dropout,
+            dropout_per=increment.dropout_per,
+            behind_dropout=4,
             side="text" if increment.words else "video",
         )
         self.options, self.frames = options, frames
         no_gap = isinstance(increment, TextIncrement)
-        self.psi = None if isinstance(increment, NoIncrement) else IncrementNetwork(dimension, increment.dropout)
+        self.psi = (
+            None
+            if isinstance(increment, NoIncrement)
+            else IncrementNetwork(dimension, increment.dropout, increment.dropout_per)
+        )
         self.magnitude = nn.Linear(frames, 1) if no_gap else None
 
     def score(self, text: TextFeatures, video: VideoFeatures, increments: bool = False) -> Scores:
@@ -170,11 +177,13 @@ class IncrementNetwork(nn.Module):
     Args:
         dimension: D.
         dropout: probability on the elements of W_1 h in training.
+        dropout_per: what it is drawn for anew, every pair or every video.
     """
 
-    def __init__(self, dimension: int, dropout: float = 0.3) -> None:
+    def __init__(self, dimension: int, dropout: float = 0.3, dropout_per: DropoutPer = "pair") -> None:
         super().__init__()
         self.dropout = dropout
+        self.dropout_per: DropoutPer = dropout_per
         self.layer_norm1 = nn.LayerNorm(dimension)
         self.layer_norm2 = nn.LayerNorm(dimension)
         self.layer_norm3 = nn.LayerNorm(dimension)
@@ -210,11 +219,11 @@ class IncrementNetwork(nn.Module):
         # W_O goes to the values: attention adds up to one, so that its bias may stand inside.
         values = PlainFrames(context).linear(self.v_proj, self.out_proj).frames
         hidden = type(query).mix(weights, values, side).layer_norm(self.layer_norm2)
-        branch = hidden.linear(self.linear1).dropout(self.dropout if self.training else 0.0)
+        branch = hidden.linear(self.linear1).dropout(self.dropout if self.training else 0.0, self.dropout_per)
         return (hidden + branch).layer_norm(self.layer_norm3).linear(self.mean_proj)
 
 
-def norm_variance(increment: Tensor, options: NormRegularization) -> Tensor:
+def norm_variance(increment: Tensor | Increments, options: NormRegularization) -> Tensor:
     """Return -E_i Var_j |Delta_ij| (Eq. 10), or its smooth form (appendix C.3); its weight is not applied.
 
     Args:
@@ -225,7 +234,7 @@ def norm_variance(increment: Tensor, options: NormRegularization) -> Tensor:
         Scalar; of `Variance`, 0 without gradient where it would be below minus the floor, as released:
         https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
     """
-    length = increment.norm(dim=-1)
+    length = Increments.of(increment).lengths
     if isinstance(options, Variance):
         value = -length.var(1).mean()
         return torch.where(value >= -options.floor, value, 0.0)
@@ -233,7 +242,7 @@ def norm_variance(increment: Tensor, options: NormRegularization) -> Tensor:
     return (1 + (-spread).exp().mean(1)).log().mean()
 
 
-def directional_diversity(increment: Tensor, options: DirectionRegularization) -> Tensor:
+def directional_diversity(increment: Tensor | Increments, options: DirectionRegularization) -> Tensor:
     """Return E_i log E_jk exp(-alpha (1 - z_ij . z_ik)) (Eq. 11), or E_i E_jk (z_ij . z_ik)^2 (appendix C.2).
 
     Args:
@@ -243,8 +252,7 @@ def directional_diversity(increment: Tensor, options: DirectionRegularization) -
     Returns:
         Scalar. A direction is compared with itself too in `LogMeanExp` (as released), and not in `Orthogonal`.
     """
-    direction = unit(increment)
-    cosine = direction @ direction.transpose(1, 2)  # (N, M, M)
+    cosine = Increments.of(increment).cosines  # (N, M, M)
     if isinstance(options, LogMeanExp):
         agreement = (-options.alpha * (1 - cosine)).exp().mean((1, 2))
         return (agreement + 1e-8).log().mean()
@@ -252,27 +260,29 @@ def directional_diversity(increment: Tensor, options: DirectionRegularization) -
     return (cosine.square() * others).mean((1, 2)).mean()
 
 
-def relaxed_bottleneck(increment: Tensor, options: Bottleneck) -> Tensor:
+def relaxed_bottleneck(increment: Tensor | Increments, options: Bottleneck) -> Tensor:
     """Return E_j KL(N(mu_j, sigma_j^2) || N(0, prior^2)) (Eq. 15).
 
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
 
     Args:
-        increment: (N, M, D); at least two on the side that is no anchor.
+        increment: (N, M, D), or measured over the side that is no anchor; at least two there.
         options: anchor, prior and reduction over D; its weight is not applied.
 
     Returns:
         Scalar. Variances are unbiased, and 1e-6 is added to the deviations, as released.
     """
-    increment = unit(increment) if options.normalize else increment
-    over = 0 if options.anchor == "video" else 1
-    # An anchor's increments may be as good as equal. Their deviation, and its gradient most of all, would then be the
-    # rounding of their mean; differences from one of them are exact in float32, and have the same deviation.
-    differences = increment - increment.narrow(over, 0, 1).detach()
-    mean, deviation = increment.mean(over), differences.std(over) + 1e-6
-    ratio = deviation / options.prior
-    divergence = 0.5 * (ratio.square() + (mean / options.prior).square() - 1) - ratio.log()
+    if options.normalize and isinstance(increment, Tensor):
+        increment = unit(increment)
+    found = Increments.of(increment, anchored(options), products=False)
+    ratio = (found.deviation + 1e-6) / options.prior
+    divergence = 0.5 * (ratio.square() + (found.mean / options.prior).square() - 1) - ratio.log()
     return (divergence.sum(-1) if options.reduction == "sum" else divergence.mean(-1)).mean()
+
+
+def anchored(options: Bottleneck) -> int:
+    """Return the axis of the increments (N, M, D) that an anchor's distribution runs over."""
+    return 0 if options.anchor == "video" else 1
 
 
 def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from tvr_lightning.methods.pair_head import check_dropout_per
+from tvr_lightning.pairwise import DropoutPer
 from tvr_lightning.ranges import Dropout, Kind, Layers, NotNegative, Options, Positive, Range, kind
 
 Side = Literal["text", "video"]
@@ -37,6 +39,7 @@ class Increment(Kind):
 
     corrected: Side = "text"
     dropout: float = 0.0
+    dropout_per: DropoutPer = "pair"
     words: bool = False
 
 
@@ -51,10 +54,14 @@ class GapIncrement(Increment):
         corrected: the side that the increment is added to (Table 7).
         context: what psi attends to, `frames` (V_frame) or `words` (T_word) (Table 4).
         sign: eta; 1 asks with the gap v - t, -1 with t - v (Table 7).
-        dropout: on the elements inside psi in training, which then builds every increment, block by block
-            (psi_module.py).
+        dropout: on the elements inside psi in training (psi_module.py).
+        dropout_per: what has draws of its own, every `pair` (released), whose increments are made element by element
+            from there on, or every `video`, whose pairs then lose the same elements, which is cheaper.
         mask_context: leave padding out of what psi attends to; by default padded words only, as padded frames are
             attended to (psi_module.py).
+
+    Raises:
+        ValueError: draws per video of a dropout of 0, or where psi attends to words, whose basis is no video's.
     """
 
     def __init__(
@@ -64,12 +71,20 @@ class GapIncrement(Increment):
         sign: Literal[1, -1] = 1,
         dropout: Dropout = 0.3,
         mask_context: bool | None = None,
+        dropout_per: DropoutPer = "pair",
     ) -> None:
+        check_dropout_per(dropout_per, dropout)
+        if dropout_per == "video" and context == "words":
+            raise ValueError(
+                "dropout_per is video, but with context: words psi mixes words, whose basis is the text's: leave it at "
+                "pair"
+            )
         self.corrected = corrected
         self.context = context
         self.sign = sign
         self.dropout = dropout
         self.mask_context = mask_context
+        self.dropout_per = dropout_per
 
     @property
     def words(self) -> bool:  # type: ignore[override]
@@ -85,9 +100,15 @@ class TextIncrement(Increment):
     Args:
         dropout: as of `GapIncrement`.
         mask_context: leave padded frames out of what psi attends to.
+        dropout_per: as of `GapIncrement`.
+
+    Raises:
+        ValueError: draws per video of a dropout of 0.
     """
 
-    def __init__(self, dropout: Dropout = 0.3, mask_context: bool = False) -> None:
+    def __init__(self, dropout: Dropout = 0.3, mask_context: bool = False, dropout_per: DropoutPer = "pair") -> None:
+        check_dropout_per(dropout_per, dropout)
+        self.dropout_per = dropout_per
         self.dropout = dropout
         self.mask_context = mask_context
 

@@ -19,6 +19,8 @@ Deviations:
 - precision: released CLIP's matrices in float16, where most steps of 1e-7 round to nothing
   (`encoder_precision: fp16-master`); here float32.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
+- draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
+  (`attention.dropout_per: video`).
 - ties: released counts a tied query several times; here they are ranked by their expectation.
 """
 

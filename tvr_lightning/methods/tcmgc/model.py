@@ -64,6 +64,7 @@ class TCMGCHead(PairHead):
             basis=attention.heads * frames,
             slots=1 + words,
             dropout=attention.dropout,
+            dropout_per=attention.dropout_per,
             extra=2 * words * frame_slots,
         )
         self.options, self.words, self.frames, self.frame_slots = options, words, frames, frame_slots
@@ -78,6 +79,7 @@ class TCMGCHead(PairHead):
                 attention.projections,
                 attention.residual,
                 initialization="normal",
+                dropout_per=attention.dropout_per,
             )
         self._build_contrasts()
         self.lsa = LinearSoftmaxAggregation(len(options.contrasts)) if options.aggregation == "lsa" else None
@@ -138,19 +140,25 @@ class TCMGCHead(PairHead):
         """
         coarse, fine = self.visual_vectors(text, video)
         contrasts, parts, whole = self.options.contrasts, {}, self._whole
+        of_videos = {"video_sentence": text.interacting_sentence, "video_word": text.words}
+        of_frames = {"sentence_frame": text.sentence, "frame_word": text.interacting_words}
+        met: dict[str, Tensor] = {}
+        for vectors, met_by in ((coarse, of_videos), (fine, of_frames)):
+            chosen = {name: each for name, each in met_by.items() if name in contrasts}
+            if chosen:
+                met.update(zip(chosen, vectors.dots(*chosen.values()), strict=True))
         if "video_sentence" in contrasts:  # Eq. 12; the matrix G is the released code's
-            parts["video_sentence"] = coarse.dot(text.interacting_sentence)[:, :, 0, 0].T
+            parts["video_sentence"] = met["video_sentence"][:, :, 0, 0].T
         if "video_word" in contrasts:  # Eqs. 13, 18-19
-            similarity = self._without_padding(coarse.dot(text.words), text, video, words=True, frames=False)
+            similarity = self._without_padding(met["video_word"], text, video, words=True, frames=False)
             similarity = self._reorganized(similarity, "video_word", dim=2)  # (k, M, N, 1)
             parts["video_word"] = self.video_word_aggregation(similarity, whole=whole)[:, :, 0].T
         if "sentence_frame" in contrasts:  # Eqs. 14, 20-21
-            similarity = self._without_padding(fine.dot(text.sentence), text, video, words=False, frames=True)
+            similarity = self._without_padding(met["sentence_frame"], text, video, words=False, frames=True)
             similarity = self._reorganized(similarity, "sentence_frame", dim=3)  # (k + 1, M, N, 1)
             parts["sentence_frame"] = self.sentence_frame_aggregation(similarity, whole=whole)[:, :, 0].T
         if "frame_word" in contrasts:  # Eqs. 15-17, 22-30; the matrix L is the released code's
-            similarity = fine.dot(text.interacting_words)
-            similarity = self._without_padding(similarity, text, video, words=True, frames=True)
+            similarity = self._without_padding(met["frame_word"], text, video, words=True, frames=True)
             similarity = self._reorganized(similarity, "words", dim=2)  # (k, M, N, frame slots)
             similarity = self._reorganized(similarity, "frames", dim=3)  # (k, k, M, N)
             parts["frame_word"] = self.frame_word_aggregation(similarity, whole=whole).T

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from tvr_lightning.layers.aggregation import ISA, Aggregation
+from tvr_lightning.methods.pair_head import check_dropout_per
 from tvr_lightning.methods.tcmgc.reorganization import Reorganization
+from tvr_lightning.pairwise import DropoutPer
 from tvr_lightning.ranges import Count, Dropout, Layers, NotNegative, Options, Range, kind
 from tvr_lightning.training.losses import Reduction
 
@@ -24,16 +26,25 @@ class LanguageVideoAttention(Options):
 
     Attributes:
         heads: attention heads (Table 12).
-        dropout: on the elements of FC(h) in training, drawn for every pair, whose vectors are built from there on
-            (module_xpool.py).
+        dropout: on the elements of FC(h) in training (module_xpool.py).
+        dropout_per: what has draws of its own, every `pair` (released), whose vectors are made from there on, or every
+            `video`, whose pairs then lose the same elements, which is cheaper.
         projections: W_Q, W_K, W_V and W_O of Eqs. 2-6, which the released code leaves out.
         residual: around FC (Table 11).
+
+    Raises:
+        ValueError: draws per video of a dropout of 0.
     """
 
     heads: Count = 1
     dropout: Dropout = 0.3
     projections: bool = False
     residual: bool = True
+    dropout_per: DropoutPer = "pair"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dropout_per(self.dropout_per, self.dropout)
 
 
 @dataclass

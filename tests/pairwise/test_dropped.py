@@ -1,0 +1,112 @@
+"""Vectors behind dropout: pieces change nothing, and draws per video leave each pair's vector its distribution."""
+
+import pytest
+import torch
+from torch import nn
+
+from tvr_lightning.pairwise import DensePairVectors, PairVectors
+
+M, K, N, D, T = 20, 5, 45, 64, 7
+FORMS = {"dense": DensePairVectors, "factorised": PairVectors}
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+
+
+def layers(seed=1):
+    torch.manual_seed(seed)
+    made = nn.LayerNorm(D), nn.Linear(D, D), nn.LayerNorm(D)
+    for layer in made:
+        for parameter in layer.parameters():
+            parameter.data = torch.randn_like(parameter, dtype=torch.double) / 4
+    return [layer.double() for layer in made]
+
+
+def behind_dropout(form, slots, per="pair", whole=True, weights=None, frames=None):
+    """X-Pool's feed-forward over mixed frames, and all that a gradient may reach."""
+    first, branch, last = layers()
+    weights = normal(M, K, N, slots).softmax(1) if weights is None else weights
+    frames = normal(M, K, D, seed=2) if frames is None else frames
+    hidden = form.mix(weights, frames).layer_norm(first)
+    dropped = hidden.linear(branch).dropout(0.3, per)
+    parameters = [weights, frames, *first.parameters(), *branch.parameters(), *last.parameters()]
+    return (hidden + dropped if whole else dropped).layer_norm(last), parameters
+
+
+@pytest.mark.parametrize("to_unit", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("per", ["pair", "video"])
+@pytest.mark.parametrize("slots", [1, 12])  # more elements than a piece has
+def test_products_and_gradients_are_those_of_all_vectors_in_memory(slots, per, whole, to_unit):
+    found = []
+    for form in FORMS.values():
+        torch.manual_seed(0)
+        texts = normal(N, T, D, seed=3).requires_grad_()
+        weights, frames = normal(M, K, N, slots).softmax(1).requires_grad_(), normal(M, K, D, seed=2).requires_grad_()
+        vectors, parameters = behind_dropout(form, slots, per, whole, weights, frames)
+        vectors = vectors.unit() if to_unit else vectors
+        first, others = vectors.divided(slots // 2) if slots > 1 else (vectors, vectors)
+        products = [*first.dots(texts[:, :2], texts[:, 2:]), others.dot(texts)]
+        loss = torch.stack([(each.sin() * place).sum() for place, each in enumerate(products, 1)]).sum()
+        found.append([*products, *torch.autograd.grad(loss, [texts, *parameters])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("slots", [1, 12])
+def test_vectors_in_memory_have_the_gradients_of_the_dense_form(slots):
+    found = []
+    for form in FORMS.values():
+        torch.manual_seed(0)
+        weights, frames = normal(M, K, N, slots).softmax(1).requires_grad_(), normal(M, K, D, seed=2).requires_grad_()
+        vectors, parameters = behind_dropout(form, slots, weights=weights, frames=frames)
+        made = vectors.materialize()
+        found.append([made, *torch.autograd.grad(made.sin().sum(), parameters)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_dropout_leaves_is_kept_in_a_byte_per_element():
+    weights, frames = torch.rand(8, K, 64, 9).requires_grad_(), torch.randn(8, K, 512).requires_grad_()
+    hidden = PairVectors.mix(weights, frames).layer_norm(nn.LayerNorm(512))
+    vectors = (hidden + hidden.linear(nn.Linear(512, 512)).dropout(0.3)).layer_norm(nn.LayerNorm(512)).unit()
+    texts, kept = torch.randn(64, 3, 512), {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
+        vectors.dot(texts).sum().backward()
+    assert (
+        sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) < 1.5 * 8 * 64 * 9 * 512
+    )  # vectors of float32 take 4
+
+
+def test_draws_per_video_leave_each_pair_s_vector_its_distribution():
+    """Means, variances and covariances of a pair's elements over many draws; only pairs of a video hang together."""
+    torch.manual_seed(0)
+    draws, found = 4000, {}
+    hidden = PairVectors.mix(torch.rand(2, K, 3, 1).softmax(1), torch.randn(2, K, 16) + 1)
+    for per in ("pair", "video"):
+        found[per] = torch.stack([hidden.dropout(0.3, per).materialize() for _ in range(draws)]).flatten(3)
+    for power in (1, 2):
+        one, other = (found[per] ** power for per in found)
+        error = ((one.var(0) + other.var(0)) / draws).sqrt()
+        assert ((one.mean(0) - other.mean(0)).abs() < 5 * error + 1e-6).all()
+    zero = {per: 1.0 * (values == 0) for per, values in found.items()}  # (draws, N, M, D)
+    for values in zero.values():
+        alone = values[:, 0, 0]
+        correlations = torch.corrcoef(alone.T) - torch.eye(alone.shape[1])
+        assert correlations.abs().max() < 5 / draws**0.5
+        assert torch.corrcoef(torch.stack([values[:, 0, 0].flatten(), values[:, 0, 1].flatten()]))[0, 1].abs() < 0.05
+    assert torch.equal(zero["video"][:, 0], zero["video"][:, 2])
+    assert torch.corrcoef(torch.stack([zero["pair"][:, 0, 0].flatten(), zero["pair"][:, 2, 0].flatten()]))[0, 1] < 0.05
+
+
+def test_draws_per_video_keep_the_factorised_form_and_its_basis():
+    vectors, _ = behind_dropout(PairVectors, 3, "video")
+    assert isinstance(vectors, PairVectors)
+    assert vectors.sides.video.basis.shape == (M, K + 1, D)
+
+
+def test_draws_per_video_are_refused_for_vectors_of_texts():
+    words = PairVectors.mix(torch.rand(2, 4, 3, 1), torch.randn(3, 4, D), side="text")
+    with pytest.raises(ValueError, match="does not apply to vectors with a part of the texts"):
+        words.dropout(0.3, "video")

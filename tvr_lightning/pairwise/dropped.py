@@ -1,0 +1,340 @@
+"""Vectors of all pairs behind dropout, made in pieces that stay in a processor's caches and are lost again.
+
+No basis spans vectors with holes, so each of them has to be made, normalised and multiplied with the text's vectors.
+Operator by operator, every one of these steps would read and write all elements of all pairs. Here a piece of some
+texts and videos goes through all steps, and the backward pass makes it again: kept are one byte per element, which says
+whether dropout left it, and the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tvr_lightning.layers.cosine import COSINE_EPS
+from tvr_lightning.pairwise.dense import DensePairVectors
+
+PIECE = 2**18
+"""Elements of a piece on a CPU: a megabyte of float32."""
+LARGE_PIECE = 2**24
+"""Elements of a piece elsewhere."""
+VIDEOS_AT_A_TIME = 16
+"""Videos of a piece where a pair has a single vector: the vectors of a text then meet several at once."""
+
+
+class Summed(NamedTuple):
+    """Vectors as sums over the basis of their video.
+
+    Attributes:
+        coefficients: (M, K, N, Q).
+        basis: (M, K, D).
+        of: what the coefficients were made of.
+    """
+
+    coefficients: Tensor
+    basis: Tensor
+    of: tuple[Tensor | None, ...] = ()
+
+    def rows(self, videos: slice, texts: slice) -> Tensor:
+        """Return the coefficients (v, K, n Q) of a piece."""
+        return self.coefficients[videos, :, texts].flatten(2)
+
+    def mixed(self, videos: slice, texts: slice) -> Tensor:
+        """Return the vectors (v, n Q, D) of a piece."""
+        return torch.bmm(self.rows(videos, texts).transpose(1, 2), self.basis[videos])
+
+    def add_gradients(self, sums: Summed, videos: slice, texts: slice, gradient: Tensor) -> None:
+        """Add to the sums what the gradient (v, n, Q, D) of a piece gives."""
+        rows = gradient.flatten(1, 2)
+        slots = self.coefficients.shape[-1]
+        sums.coefficients[videos, :, texts] = (self.basis[videos] @ rows.transpose(1, 2)).unflatten(2, (-1, slots))
+        sums.basis[videos].baddbmm_(self.rows(videos, texts), rows)
+
+    def zeros(self) -> Summed:
+        """Return sums of zero, for gradients."""
+        return Summed(torch.zeros_like(self.coefficients), torch.zeros_like(self.basis))
+
+    def slots(self, start: int, stop: int) -> Summed:
+        """Return the slots from `start` to before `stop`."""
+        return Summed(self.coefficients[..., start:stop].contiguous(), self.basis)
+
+
+class DroppedPairVectors(DensePairVectors):
+    """Dense vectors x = staying * dropped + whole, or their LayerNorm, which are made where a verb needs them.
+
+    Args:
+        dropped: what dropout acts on, already scaled up.
+        staying: (M, N, Q, D) uint8, 1 where dropout leaves the element.
+        whole: what is added to it.
+        layer: a LayerNorm that all vectors went through; their products with vectors of texts then need none in memory.
+        to_unit: whether they are brought to unit length behind it.
+
+    Example:
+        >>> from tvr_lightning.pairwise import PairVectors
+        >>> x = PairVectors.mix(torch.rand(2, 12, 5, 1), torch.randn(2, 12, 64))  # M 2, K 12, N 5, Q 1, D 64
+        >>> normalised = (x + x.dropout(0.3)).layer_norm(nn.LayerNorm(64)).unit()
+        >>> normalised.dot(torch.randn(5, 3, 64)).shape  # (M, N, T, Q)
+        torch.Size([2, 5, 3, 1])
+    """
+
+    def __init__(
+        self,
+        dropped: Summed,
+        staying: Tensor,
+        whole: Summed | None = None,
+        layer: nn.LayerNorm | None = None,
+        to_unit: bool = False,
+    ) -> None:
+        self.dropped, self.staying, self.whole, self.layer, self.to_unit = dropped, staying, whole, layer, to_unit
+        self.videos, self.texts, self.slots = staying.shape[:3]
+        self._factor: Tensor | None = None
+        self._made: Tensor | None = None
+
+    @property
+    def _vectors(self) -> Tensor:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    @_vectors.setter
+    def _vectors(self, vectors: Tensor) -> None:
+        self._made = vectors
+
+    def plus(self, whole: Summed) -> DroppedPairVectors:
+        """Return the sum with vectors that dropout does not touch."""
+        return DroppedPairVectors(self.dropped, self.staying, whole)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, N, Q)."""
+        return self.videos, self.texts, self.slots
+
+    @property
+    def open(self) -> bool:
+        """Whether there may still be something added: no LayerNorm follows yet, and nothing is in memory."""
+        return self.layer is None and self.whole is None and self._made is None
+
+    def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:  # type: ignore[override]
+        """See `Pairwise.layer_norm`; it waits for a verb that needs the vectors."""
+        if self.layer is not None or self._made is not None:
+            return super().layer_norm(layer)
+        return DroppedPairVectors(self.dropped, self.staying, self.whole, layer)
+
+    def unit(self) -> DensePairVectors:  # type: ignore[override]
+        """See `Pairwise.unit`; lengths are taken where the products are."""
+        if self.layer is None or self.to_unit or self._made is not None:
+            return super().unit()
+        return DroppedPairVectors(self.dropped, self.staying, self.whole, self.layer, to_unit=True)
+
+    def select(self, start: int, stop: int) -> DensePairVectors:  # type: ignore[override]
+        """See `Pairwise.select`."""
+        if self._made is not None:
+            return super().select(start, stop)
+        dropped, whole, staying = self.dropped.slots(start, stop), self.whole, self.staying[:, :, start:stop]
+        if whole is not None:
+            alike = whole.coefficients is self.dropped.coefficients
+            whole = Summed(dropped.coefficients, whole.basis) if alike else whole.slots(start, stop)
+        return DroppedPairVectors(dropped, staying, whole, self.layer, self.to_unit)
+
+    def divided(self, start: int) -> tuple[DensePairVectors, DensePairVectors]:  # type: ignore[override]
+        """See `Pairwise.divided`."""
+        if self._made is not None:
+            return super().divided(start)
+        return self.select(0, start), self.select(start, self.slots)
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        """See `Pairwise.dot`."""
+        if self.layer is None or self._made is not None:
+            return super().dot(vectors)
+        eps, *tensors = self._arguments(self.layer)
+        products: Tensor = _Products.apply(eps, self.to_unit, vectors.to(self.dropped.basis.dtype), *tensors)
+        return products
+
+    def dots(self, *vectors: Tensor) -> list[Tensor]:
+        """See `Pairwise.dots`; every vector is made once for all of them."""
+        return list(self.dot(torch.cat(vectors, dim=1)).split([each.shape[1] for each in vectors], dim=2))
+
+    def _arguments(self, layer: nn.LayerNorm) -> tuple[Any, ...]:
+        """Return what a `_Recipe` is made of, in its order."""
+        dtype = self.dropped.basis.dtype
+        whole = (None, None) if self.whole is None else self.whole[:2]
+        return layer.eps, self.staying, layer.weight.to(dtype), layer.bias.to(dtype), *self.dropped[:2], *whole
+
+    def _make(self) -> Tensor:
+        """Return the vectors (M, N, Q, D)."""
+        if self.layer is None:
+            parts = [part for part in (self.dropped, self.whole) if part is not None]
+            mixed = [part.mixed(slice(None), slice(None)).view(self.staying.shape) for part in parts]
+            return mixed[0] * self.staying if len(mixed) == 1 else mixed[0] * self.staying + mixed[1]
+        made: Tensor = _Normalised.apply(*self._arguments(self.layer))
+        if not self.to_unit:
+            return made
+        return made / torch.linalg.vector_norm(made, dim=-1, keepdim=True).clamp(min=COSINE_EPS)
+
+
+class _Piece(NamedTuple):
+    """The vectors (v, n, Q, D) of some videos and texts.
+
+    Attributes:
+        staying: 1 where dropout leaves the element, else 0.
+        before: in front of the LayerNorm.
+        normalised: behind it.
+        mean: (v, n, Q, 1) the LayerNorm's.
+        scale: (v, n, Q, 1) the LayerNorm's.
+    """
+
+    staying: Tensor
+    before: Tensor
+    normalised: Tensor
+    mean: Tensor
+    scale: Tensor
+
+
+class _Recipe:
+    """How the vectors of a piece are made, and where their gradients go."""
+
+    def __init__(
+        self,
+        eps: float,
+        staying: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        coefficients: Tensor,
+        basis: Tensor,
+        whole_coefficients: Tensor | None,
+        whole_basis: Tensor | None,
+    ) -> None:
+        self.eps, self.staying, self.weight, self.bias = eps, staying, weight, bias
+        self.dropped = Summed(coefficients, basis)
+        self.whole = None
+        if whole_coefficients is not None and whole_basis is not None:
+            self.whole = Summed(whole_coefficients, whole_basis)
+
+    def pieces(self) -> Iterator[tuple[slice, slice]]:
+        """Yield the videos and the texts of every piece."""
+        videos, texts, slots, size = self.staying.shape
+        if self.staying.device.type == "cpu":
+            pairs = max(PIECE // (slots * size), 1)
+            few = min(videos, VIDEOS_AT_A_TIME if slots == 1 else 1, pairs)
+        else:
+            pairs = max(LARGE_PIECE // (slots * size), 1)
+            few = min(videos, pairs)
+        many = max(pairs // few, 1)
+        for text in range(0, texts, many):
+            for video in range(0, videos, few):
+                yield slice(video, min(video + few, videos)), slice(text, min(text + many, texts))
+
+    def made(self, videos: slice, texts: slice) -> _Piece:
+        """Return the vectors of some videos and texts."""
+        staying = self.staying[videos, texts].to(self.dropped.basis.dtype)
+        before = self.dropped.mixed(videos, texts).view(staying.shape).mul_(staying)
+        if self.whole is not None:
+            rows = before.view(len(before), -1, before.shape[-1])
+            rows.baddbmm_(self.whole.rows(videos, texts).transpose(1, 2), self.whole.basis[videos])
+        return _Piece(
+            staying, before, *torch.native_layer_norm(before, [before.shape[-1]], self.weight, self.bias, self.eps)
+        )
+
+
+class _Gradients:
+    """Sums over pieces of the gradients of what their vectors are made of."""
+
+    def __init__(self, recipe: _Recipe) -> None:
+        self.recipe = recipe
+        self.weight, self.bias = torch.zeros_like(recipe.weight), torch.zeros_like(recipe.bias)
+        self.of_dropped = recipe.dropped.zeros()
+        self.of_whole = None if recipe.whole is None else recipe.whole.zeros()
+
+    def add(self, videos: slice, texts: slice, gradient: Tensor, piece: _Piece) -> None:
+        """Add what the gradient (v, n, Q, D) of a piece behind its LayerNorm gives."""
+        recipe, size = self.recipe, [gradient.shape[-1]]
+        gradient, weight, bias = torch.ops.aten.native_layer_norm_backward(
+            gradient, piece.before, size, piece.mean, piece.scale, recipe.weight, recipe.bias, [True, True, True]
+        )
+        self.weight += weight
+        self.bias += bias
+        if recipe.whole is not None and self.of_whole is not None:
+            recipe.whole.add_gradients(self.of_whole, videos, texts, gradient)
+        gradient.mul_(piece.staying)
+        recipe.dropped.add_gradients(self.of_dropped, videos, texts, gradient)
+
+    def all(self) -> tuple[Tensor | None, ...]:
+        """Return them in the order of a recipe, without those of eps and of what stays."""
+        of_whole = (None, None) if self.of_whole is None else self.of_whole[:2]
+        return (self.weight, self.bias, *self.of_dropped[:2], *of_whole)
+
+
+class _Normalised(torch.autograd.Function):
+    """Every vector (M, N, Q, D) behind the LayerNorm."""
+
+    @staticmethod
+    def forward(ctx: Any, eps: float, *tensors: Tensor) -> Tensor:
+        recipe = _Recipe(eps, *tensors)
+        result = recipe.weight.new_empty(recipe.staying.shape)
+        for videos, texts in recipe.pieces():
+            result[videos, texts] = recipe.made(videos, texts).normalised
+        ctx.save_for_backward(*tensors)
+        ctx.eps = eps
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        recipe = _Recipe(ctx.eps, *ctx.saved_tensors)
+        gradients = _Gradients(recipe)
+        for videos, texts in recipe.pieces():
+            gradients.add(videos, texts, gradient[videos, texts].contiguous(), recipe.made(videos, texts))
+        return (None, None, *gradients.all())
+
+
+class _Products(torch.autograd.Function):
+    """Products (M, N, T, Q) of vectors behind the LayerNorm, at unit length or not, with (N, T, D) of the texts."""
+
+    @staticmethod
+    def forward(ctx: Any, eps: float, to_unit: bool, vectors: Tensor, *tensors: Tensor) -> Tensor:
+        recipe = _Recipe(eps, *tensors)
+        videos, texts, slots, _ = recipe.staying.shape
+        products = vectors.new_empty(videos, texts, vectors.shape[1], slots)
+        lengths = vectors.new_empty(videos, texts, 1, slots) if to_unit else None
+        for few, some in recipe.pieces():
+            normalised = recipe.made(few, some).normalised
+            met = torch.bmm(vectors[some], _by_text(normalised).transpose(1, 2))  # (n, T, v Q)
+            products[few, some] = met.unflatten(2, (-1, slots)).permute(2, 0, 1, 3)
+            if lengths is not None:
+                lengths[few, some, 0] = torch.linalg.vector_norm(normalised, dim=-1)
+        if lengths is not None:
+            products /= lengths.clamp_(min=COSINE_EPS)
+        ctx.save_for_backward(vectors, products, lengths, *tensors)
+        ctx.eps = eps
+        return products
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        vectors, products, lengths, *tensors = ctx.saved_tensors
+        recipe = _Recipe(ctx.eps, *tensors)
+        gradients, of_vectors = _Gradients(recipe), torch.zeros_like(vectors)
+        shrinking = None
+        if lengths is not None:  # a longer vector has smaller products
+            gradient = gradient / lengths
+            shrinking = (gradient * products).sum(2) / lengths[:, :, 0]
+            shrinking = (shrinking * (lengths[:, :, 0] > COSINE_EPS)).unsqueeze(-1)
+        for few, some in recipe.pieces():
+            piece = recipe.made(few, some)
+            met = gradient[few, some].permute(1, 2, 0, 3).flatten(2)  # (n, T, v Q)
+            of_vectors[some].baddbmm_(met, _by_text(piece.normalised))
+            behind = torch.bmm(met.transpose(1, 2), vectors[some])
+            behind = behind.unflatten(1, (-1, piece.normalised.shape[2])).transpose(0, 1).contiguous()
+            if shrinking is not None:
+                behind.addcmul_(piece.normalised, shrinking[few, some], value=-1)
+            gradients.add(few, some, behind, piece)
+        return (None, None, of_vectors, None, *gradients.all())
+
+
+def _by_text(vectors: Tensor) -> Tensor:
+    """Return (v, n, Q, D) as (n, v Q, D), without a copy where v or Q is 1."""
+    return vectors.transpose(0, 1).flatten(1, 2)
