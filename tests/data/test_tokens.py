@@ -48,6 +48,7 @@ def test_worker_processes_bring_the_token_ids_of_the_encoder_s_own_tokenizer():
         assert torch.equal(tokens.ids, expected.ids)
         assert torch.equal(tokens.mask, expected.mask)
         assert tokens.needed == expected.needed
+        assert list(tokens) == tokens.captions
 
 
 @pytest.mark.parametrize("recipe", ["clip4clip.yaml", "dpdv.yaml"])

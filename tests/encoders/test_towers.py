@@ -152,7 +152,8 @@ def test_fewer_words_are_read_where_fewer_are_asked_for(models):
 def test_with_a_text_mask_padding_is_hidden(models):
     for kind in ("siglip", "clipa", "coca", "mobileclip"):
         hidden, seen = (ClipEncoder(models(kind), "folder", text_mask=mask).eval() for mask in (True, False))
-        ids, mask = hidden.tokenizer.encode(["two dogs"], 12)
+        tokens = hidden.tokenizer.encode(["two dogs"], 12)
+        ids, mask = tokens.ids, tokens.mask
         other = torch.where(mask, ids, ids.new_tensor(7))
         for encoder in (hidden, seen) if kind != "coca" else (hidden,):  # CoCa's is causal
             apart = encoder.encode_tokens(ids, mask).words - encoder.encode_tokens(other, mask).words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +59,7 @@ class Media(Record):
 
 @dataclass
 class Tokens(Record):
-    """N captions as token ids, as worker processes bring them.
+    """N captions as token ids, as worker processes bring them; iterating gives the strings.
 
     Attributes:
         captions: the N strings.
@@ -71,6 +72,10 @@ class Tokens(Record):
     ids: Tensor
     mask: Tensor
     needed: list[int]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the N captions, so that texts are read alike whether they are tokenised or not."""
+        return iter(self.captions)
 
 
 @dataclass
