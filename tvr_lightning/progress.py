@@ -119,7 +119,23 @@ class _Left(ProgressColumn):
         return Text(left, style="progress.remaining")
 
 
-class FileBar(Progress):
+class _Counted(Progress):
+    """Rich's, whose tasks know what was done before they began."""
+
+    def add_task(
+        self,
+        description: str,
+        start: bool = True,
+        total: float | None = 100.0,
+        completed: int = 0,
+        visible: bool = True,
+        **fields: Any,
+    ) -> TaskID:
+        """Begin to count; what was done before, by an earlier call, says nothing of the speed."""
+        return super().add_task(description, start, total, completed, visible, before=completed, **fields)
+
+
+class FileBar(_Counted):
     """Shows nothing, and writes how far its tasks are to a file that another process reads.
 
     Args:
@@ -132,17 +148,9 @@ class FileBar(Progress):
         super().__init__(disable=True)
         self.file, self.expected, self.seconds, self._written = file, tasks, seconds, 0.0
 
-    def add_task(
-        self,
-        description: str,
-        start: bool = True,
-        total: float | None = 100.0,
-        completed: int = 0,
-        visible: bool = True,
-        **fields: Any,
-    ) -> TaskID:
+    def add_task(self, *given: Any, **named: Any) -> TaskID:
         """Begin to count, and say so."""
-        made = super().add_task(description, start, total, completed, visible, before=completed, **fields)
+        made = super().add_task(*given, **named)
         self._written = 0.0
         self._write()
         return made
@@ -165,22 +173,10 @@ class FileBar(Progress):
         draft.replace(self.file)
 
 
-class _Bar(Progress):
+class _Bar(_Counted):
     """Rich's, which by itself says nothing until the end where there is no terminal."""
 
     _saying: ExitStack | None = None
-
-    def add_task(
-        self,
-        description: str,
-        start: bool = True,
-        total: float | None = 100.0,
-        completed: int = 0,
-        visible: bool = True,
-        **fields: Any,
-    ) -> TaskID:
-        """Begin to count; what was done before, by an earlier call, says nothing of the speed."""
-        return super().add_task(description, start, total, completed, visible, before=completed, **fields)
 
     def start(self) -> None:
         """Show the bar, or begin to say how far it is."""
