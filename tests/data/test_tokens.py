@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
+from quick_trainer import quick_trainer
 
 from tvr_lightning.data.batch import TextBatch, Tokens
 from tvr_lightning.testing.small import random_pairs, small
@@ -29,12 +29,7 @@ def trained(*overrides):
     """Train three steps; return the method and the batches that it saw."""
     method, data = small(RECIPES / "clip4clip.yaml", *overrides)
     seen = Seen()
-    trainer = Trainer(
-        accelerator="cpu", max_steps=3, limit_val_batches=1, logger=False, callbacks=[seen],
-        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
-        use_distributed_sampler=False,
-    )  # fmt: skip
-    trainer.fit(method, datamodule=data)
+    quick_trainer(max_steps=3, limit_val_batches=1, callbacks=[seen]).fit(method, datamodule=data)
     return method, seen.batches
 
 

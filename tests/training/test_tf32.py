@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from quick_trainer import quick_trainer
 
 from tvr_lightning.cli import main
 from tvr_lightning.testing.small import small, synthetic_data
@@ -42,11 +42,7 @@ def test_products_are_rounded_in_training_steps_and_nowhere_else(monkeypatch, br
 
     monkeypatch.setattr(method, "training_step", training_step)
     monkeypatch.setattr(method, "validation_step", validation_step)
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=2, limit_train_batches=2, logger=False, callbacks=[OnACard()],
-        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False, num_sanity_val_steps=1,
-        use_distributed_sampler=False,
-    )  # fmt: skip
+    trainer = quick_trainer(max_epochs=2, limit_train_batches=2, num_sanity_val_steps=1, callbacks=[OnACard()])
     try:
         trainer.fit(method, datamodule=data)
     except BrokenError:

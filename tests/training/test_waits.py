@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
+from quick_trainer import quick_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tvr_lightning.testing.small import method_recipes, small
@@ -69,12 +69,7 @@ def asked(title, *overrides):
     """What two steps ask, by file."""
     method, data = small(METHODS[title], *overrides)
     watch = DuringSteps()
-    trainer = Trainer(
-        accelerator="cpu", max_steps=2, limit_val_batches=0, logger=False, callbacks=[watch],
-        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
-        use_distributed_sampler=False,
-    )  # fmt: skip
-    trainer.fit(method, datamodule=data)
+    quick_trainer(max_steps=2, limit_val_batches=0, callbacks=[watch]).fit(method, datamodule=data)
     return watch.questions.found
 
 
