@@ -4,12 +4,17 @@ import pytest
 import torch
 
 from tvr_lightning.methods.gare.increments import Increments
-from tvr_lightning.pairwise import DensePairVectors, PairVectors
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, pieces
 
 
 def increments(texts=5, videos=4, size=6):
     generator = torch.Generator().manual_seed(0)
     return torch.randn(videos, texts, size, generator=generator, dtype=torch.double).transpose(0, 1).requires_grad_()
+
+
+@pytest.fixture(params=[pieces.PIECE, 50], ids=["at once", "in pieces"], autouse=True)
+def piece(request, monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE", request.param)
 
 
 @pytest.mark.parametrize("over", [0, 1, None])
@@ -45,14 +50,34 @@ def test_equal_increments_have_finite_gradients():
     assert nothing.grad.isfinite().all()
 
 
-def test_cosines_of_vectors_in_memory_with_mixed_frames_have_the_gradients_of_plain_operators():
+@pytest.mark.parametrize("slots", [1, 2])
+def test_cosines_of_corrected_texts_with_mixed_frames_have_the_gradients_of_plain_operators(slots):
     generator = torch.Generator().manual_seed(1)
-    vectors = torch.randn(3, 5, 1, 6, generator=generator, dtype=torch.double, requires_grad=True)
-    weights = torch.rand(3, 2, 5, 1, generator=generator, dtype=torch.double, requires_grad=True)
-    frames = torch.randn(3, 2, 6, generator=generator, dtype=torch.double, requires_grad=True)
-    found = []
-    for form in (PairVectors, DensePairVectors):
-        cosine = DensePairVectors(vectors).cosine(form.mix(weights, frames))
-        found.append((cosine, *torch.autograd.grad(cosine.sin().sum(), [vectors, weights, frames])))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.double, requires_grad=True)
+
+    vectors, texts, weights, frames = drawn(3, 5, slots, 6), drawn(5, 1, 6), drawn(3, 2, 5, slots), drawn(3, 2, 6)
+    for corrects in (True, False):
+        found = []
+        for form in (PairVectors, DensePairVectors):
+            corrected = DensePairVectors(vectors)
+            if corrects:
+                corrected = form.from_texts(texts, videos=3) + corrected
+            cosine = corrected.cosine(form.mix(weights, frames))
+            ask = [vectors, weights, frames, texts]
+            found.append((cosine, *torch.autograd.grad(cosine.sin().sum(), ask, materialize_grads=True)))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_corrected_texts_are_the_same_sums_for_every_verb():
+    vectors, texts, others = torch.randn(3, 5, 2, 6), torch.randn(5, 1, 6), torch.randn(5, 4, 6)
+    corrected = PairVectors.from_texts(texts, videos=3) + DensePairVectors(vectors)
+    sums = DensePairVectors(vectors + texts)
+    factor = torch.rand(3, 5, 2)
+    torch.testing.assert_close(corrected.dot(others), sums.dot(others))
+    torch.testing.assert_close(corrected.scale(factor).dot(others), sums.scale(factor).dot(others))
+    torch.testing.assert_close(corrected.select(1, 2).norm(), sums.select(1, 2).norm())
+    torch.testing.assert_close(corrected.cosine(sums), torch.ones(3, 5, 2))
+    torch.testing.assert_close(corrected.materialize(), sums.materialize())

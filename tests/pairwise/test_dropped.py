@@ -54,13 +54,17 @@ def test_products_and_gradients_are_those_of_all_vectors_in_memory(slots, per, w
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("projection", ["none", "weight", "weight and bias"])
 @pytest.mark.parametrize("slots", [1, 12])
-def test_vectors_in_memory_have_the_gradients_of_the_dense_form(slots):
+def test_vectors_in_memory_have_the_gradients_of_the_dense_form(slots, projection):
     found = []
+    layer = nn.Linear(D, D, bias=projection != "weight").double()
     for form in FORMS.values():
         torch.manual_seed(0)
         weights, frames = normal(M, K, N, slots).softmax(1).requires_grad_(), normal(M, K, D, seed=2).requires_grad_()
         vectors, parameters = behind_dropout(form, slots, weights=weights, frames=frames)
+        if projection != "none":
+            vectors, parameters = vectors.linear(layer), [*parameters, *layer.parameters()]
         made = vectors.materialize()
         found.append([made, *torch.autograd.grad(made.sin().sum(), parameters)])
     for one, other in zip(*found, strict=True):

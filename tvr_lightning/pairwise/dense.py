@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.base import DropoutPer, Pairwise, at_least_float32, parameters_of
 from tvr_lightning.pairwise.dropping import drop, left_over, staying
+from tvr_lightning.pairwise.pieces import pieces_of
 
 
 class DensePairVectors(Pairwise):
@@ -81,6 +82,10 @@ class DensePairVectors(Pairwise):
         """See `Pairwise.__add__`."""
         return DensePairVectors(self.vectors + other.dense().vectors)
 
+    def plus_texts(self, vectors: Tensor) -> DensePairVectors:
+        """Return the sum with vectors (N, 1, D) or (N, Q, D) of the texts, not made for a cosine in training."""
+        return _Corrected(self.vectors, vectors.expand(-1, self.slots, -1))
+
     def __sub__(self, other: Pairwise) -> DensePairVectors:
         """See `Pairwise.__sub__`."""
         return DensePairVectors(self.vectors - other.dense().vectors)
@@ -97,7 +102,7 @@ class DensePairVectors(Pairwise):
         """See `Pairwise.cosine`; one gradient of the vectors where the others are sums over a basis."""
         if isinstance(other, DensePairVectors) or not torch.is_grad_enabled():
             return self.inner(other) / (self.norm() * other.norm())
-        measured = _MeasuredVectors(self.vectors)
+        measured = self._measured()
         return other.inner(measured) / (measured.norm() * other.norm())
 
     def scale(self, factor: Tensor) -> DensePairVectors:
@@ -159,39 +164,85 @@ class DensePairVectors(Pairwise):
         """See `Pairwise.materialize`."""
         return self.vectors.transpose(0, 1)
 
+    def _measured(self) -> _MeasuredVectors:
+        return _MeasuredVectors(self.vectors)
 
-class _MeasuredVectors(DensePairVectors):
+
+class _Corrected(DensePairVectors):
+    """Sums of vectors (M, N, Q, D) and those (N, Q, D) of the texts, which are made where a verb needs them."""
+
+    def __init__(self, vectors: Tensor, texts: Tensor | None) -> None:
+        self._of_pairs = vectors = at_least_float32(vectors)
+        self._of_texts = None if texts is None else at_least_float32(texts)
+        self._made = vectors if texts is None else None
+        self._factor: Tensor | None = None
+        self.videos, self.texts, self.slots = vectors.shape[:3]
+
+    @property
+    def _vectors(self) -> Tensor:
+        if self._made is None:
+            assert self._of_texts is not None  # without texts the vectors are those of the pairs
+            self._made = self._of_pairs + self._of_texts
+        return self._made
+
+    @_vectors.setter
+    def _vectors(self, vectors: Tensor) -> None:
+        self._made = vectors
+
+    def _measured(self) -> _MeasuredVectors:
+        return _MeasuredVectors(self._of_pairs, self._of_texts)
+
+
+class _MeasuredVectors(_Corrected):
     """Vectors whose lengths come with their first products with vectors of the video."""
 
-    def __init__(self, vectors: Tensor) -> None:
-        super().__init__(vectors)
+    def __init__(self, vectors: Tensor, texts: Tensor | None = None) -> None:
+        super().__init__(vectors, texts)
         self._lengths: Tensor | None = None
 
     def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
         if weight is not None or self._lengths is not None:
             return super().dot_frames(vectors, weight)
-        flat = self.vectors.flatten(1, 2)
-        products, lengths = _WithFrames.apply(flat, vectors.to(flat.dtype))
-        self._lengths = lengths.view(self.vectors.shape[:3])
-        return products.view(*vectors.shape[:2], *self.vectors.shape[1:3])
+        flat = self._of_pairs.flatten(1, 2)
+        texts = None if self._of_texts is None else self._of_texts.flatten(0, 1)
+        products, lengths = _WithFrames.apply(flat, texts, vectors.to(flat.dtype))
+        self._lengths = lengths.view(self._of_pairs.shape[:3])
+        return products.view(*vectors.shape[:2], *self._of_pairs.shape[1:3])
 
     def norm(self) -> Tensor:
         return super().norm() if self._lengths is None else self._lengths
 
 
 class _WithFrames(torch.autograd.Function):
-    """Products (M, F, P) of vectors (M, P, D) and frames (M, F, D), and the lengths (M, P) of the vectors."""
+    """Products (M, F, P) of vectors (M, P, D), plus texts (P, D), with frames (M, F, D), and lengths (M, P).
+
+    The sums with the texts are made in pieces, and again in the backward pass, which writes one gradient.
+    """
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        lengths = torch.linalg.vector_norm(vectors, dim=-1).clamp_(min=COSINE_EPS)
-        ctx.save_for_backward(vectors, frames, lengths)
-        return torch.bmm(frames, vectors.transpose(1, 2)), lengths
+    def forward(ctx: Any, vectors: Tensor, texts: Tensor | None, frames: Tensor) -> tuple[Tensor, Tensor]:
+        products, lengths = torch.bmm(frames, vectors.transpose(1, 2)), vectors.new_empty(vectors.shape[:2])
+        for some in pieces_of(vectors):
+            piece = vectors[some] if texts is None else vectors[some] + texts
+            torch.linalg.vector_norm(piece, dim=-1, out=lengths[some])
+        if texts is not None:
+            products += F.linear(frames, texts)
+        lengths.clamp_(min=COSINE_EPS)
+        ctx.save_for_backward(vectors, texts, frames, lengths)
+        return products, lengths
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_products: Tensor, of_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        vectors, frames, lengths = ctx.saved_tensors
+    def backward(ctx: Any, of_products: Tensor, of_lengths: Tensor) -> tuple[Tensor | None, ...]:
+        vectors, texts, frames, lengths = ctx.saved_tensors
         stretch = (of_lengths / lengths * (lengths > COSINE_EPS)).unsqueeze(-1)
-        gradient = torch.bmm(of_products.transpose(1, 2), frames)
-        return gradient.addcmul_(vectors, stretch), torch.bmm(of_products, vectors)
+        of_vectors, of_frames = torch.empty_like(vectors), torch.empty_like(frames)
+        of_texts = None if texts is None else torch.zeros_like(texts)
+        for some in pieces_of(vectors):
+            piece = vectors[some] if texts is None else vectors[some] + texts
+            torch.bmm(of_products[some], piece, out=of_frames[some])
+            gradient = torch.bmm(of_products[some].transpose(1, 2), frames[some], out=of_vectors[some])
+            gradient.addcmul_(piece, stretch[some])
+            if of_texts is not None:
+                of_texts += gradient.sum(0)
+        return of_vectors, of_texts, of_frames

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
+from tvr_lightning.pairwise.base import parameters_of
 from tvr_lightning.pairwise.dense import DensePairVectors
+from tvr_lightning.pairwise.pieces import LARGE_PIECE, PIECE
 
-PIECE = 2**18
-"""Elements of a piece on a CPU: a megabyte of float32."""
-LARGE_PIECE = 2**24
-"""Elements of a piece elsewhere."""
 VIDEOS_AT_A_TIME = 16
 """Videos of a piece where a pair has a single vector: the vectors of a text then meet several at once."""
 
@@ -124,6 +123,12 @@ class DroppedPairVectors(DensePairVectors):
             return super().layer_norm(layer)
         return DroppedPairVectors(self.dropped, self.staying, self.whole, layer)
 
+    def linear(self, layer: nn.Linear | Tensor) -> DensePairVectors:  # type: ignore[override]
+        """See `Pairwise.linear`; what it is applied to is not kept."""
+        if self.layer is None or self.to_unit or self._made is not None:
+            return super().linear(layer)
+        return DensePairVectors(self._behind(self.layer, *parameters_of(layer, self.dropped.basis.dtype)))
+
     def unit(self) -> DensePairVectors:  # type: ignore[override]
         """See `Pairwise.unit`; lengths are taken where the products are."""
         if self.layer is None or self.to_unit or self._made is not None:
@@ -170,10 +175,16 @@ class DroppedPairVectors(DensePairVectors):
             parts = [part for part in (self.dropped, self.whole) if part is not None]
             mixed = [part.mixed(slice(None), slice(None)).view(self.staying.shape) for part in parts]
             return mixed[0] * self.staying if len(mixed) == 1 else mixed[0] * self.staying + mixed[1]
-        made: Tensor = _Normalised.apply(*self._arguments(self.layer))
+        made = self._behind(self.layer)
         if not self.to_unit:
             return made
         return made / torch.linalg.vector_norm(made, dim=-1, keepdim=True).clamp(min=COSINE_EPS)
+
+    def _behind(self, layer: nn.LayerNorm, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """Return the vectors (M, N, Q, E) behind a LayerNorm and, where its weight (E, D) is given, a linear layer."""
+        eps, *tensors = self._arguments(layer)
+        made: Tensor = _Normalised.apply(eps, weight, bias, *tensors)
+        return made
 
 
 class _Piece(NamedTuple):
@@ -269,26 +280,38 @@ class _Gradients:
 
 
 class _Normalised(torch.autograd.Function):
-    """Every vector (M, N, Q, D) behind the LayerNorm."""
+    """Every vector (M, N, Q, E) behind the LayerNorm and a linear layer (E, D), or (M, N, Q, D) without one."""
 
     @staticmethod
-    def forward(ctx: Any, eps: float, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, eps: float, weight: Tensor | None, bias: Tensor | None, *tensors: Tensor) -> Tensor:
         recipe = _Recipe(eps, *tensors)
-        result = recipe.weight.new_empty(recipe.staying.shape)
+        *pairs, size = recipe.staying.shape
+        result = recipe.weight.new_empty(*pairs, size if weight is None else len(weight))
         for videos, texts in recipe.pieces():
-            result[videos, texts] = recipe.made(videos, texts).normalised
-        ctx.save_for_backward(*tensors)
+            normalised = recipe.made(videos, texts).normalised
+            result[videos, texts] = normalised if weight is None else F.linear(normalised, weight, bias)
+        ctx.save_for_backward(weight, bias, *tensors)
         ctx.eps = eps
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        recipe = _Recipe(ctx.eps, *ctx.saved_tensors)
+        weight, bias, *tensors = ctx.saved_tensors
+        recipe = _Recipe(ctx.eps, *tensors)
         gradients = _Gradients(recipe)
+        of_weight = None if weight is None else torch.zeros_like(weight)
+        of_bias = None if bias is None else torch.zeros_like(bias)
         for videos, texts in recipe.pieces():
-            gradients.add(videos, texts, gradient[videos, texts].contiguous(), recipe.made(videos, texts))
-        return (None, None, *gradients.all())
+            piece, behind = recipe.made(videos, texts), gradient[videos, texts].contiguous()
+            if of_weight is not None:
+                rows = behind.flatten(0, 2)
+                of_weight.addmm_(rows.T, piece.normalised.flatten(0, 2))
+                if of_bias is not None:
+                    of_bias += rows.sum(0)
+                behind = behind @ weight
+            gradients.add(videos, texts, behind, piece)
+        return (None, of_weight, of_bias, None, *gradients.all())
 
 
 class _Products(torch.autograd.Function):

@@ -6,7 +6,6 @@ their gradients write as many. Here one backward pass writes one gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,11 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-
-PIECE = 2**18
-"""Elements of a piece on a CPU."""
-LARGE_PIECE = 2**26
-"""Elements of a piece elsewhere."""
+from tvr_lightning.pairwise.pieces import pieces_of
 
 
 class Increments:
@@ -42,10 +37,7 @@ class Increments:
     """
 
     def __init__(self, vectors: Tensor, over: int | None = None, products: bool = True) -> None:
-        met, self.mean, self.deviation = _Measured.apply(vectors, over, products)
-        if products:
-            self.lengths = met.diagonal(dim1=1, dim2=2).clamp(min=COSINE_EPS**2).sqrt()
-            self.cosines = met / (self.lengths.unsqueeze(1) * self.lengths.unsqueeze(2))
+        self.lengths, self.cosines, self.mean, self.deviation = _Measured.apply(vectors, over, products)
 
     @classmethod
     def of(cls, vectors: Tensor | Increments, over: int | None = None, products: bool = True) -> Increments:
@@ -54,69 +46,95 @@ class Increments:
 
 
 class _Measured(torch.autograd.Function):
-    """Products (N, M, M) of every text's increments, and means and deviations, each None where it is not asked for."""
+    """Lengths (N, M), cosines (N, M, M), means and deviations, each None where it is not asked for."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, over: int | None, products: bool) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        met = torch.bmm(vectors, vectors.transpose(1, 2)) if products else None
-        mean = deviation = None
+        lengths = cosines = None
+        if products:
+            cosines = torch.bmm(vectors, vectors.transpose(1, 2))
+            lengths = cosines.diagonal(dim1=1, dim2=2).clamp(min=COSINE_EPS**2).sqrt()
+            for some in pieces_of(cosines, 0):
+                cosines[some].div_(lengths[some].unsqueeze(1)).div_(lengths[some].unsqueeze(2))
+        mean = deviation = shift = None
         if over is not None:
-            count, kept = vectors.shape[over], 1 - over
-            mean = vectors.new_empty(vectors.shape[kept], vectors.shape[2])
-            deviation = torch.empty_like(mean)
-            for some in _pieces(vectors, kept):
-                piece = vectors[:, some] if over == 0 else vectors[some]
-                mean[some], away = _centred(piece, over)
-                deviation[some] = (away.square_().sum(over) / (count - 1)).sqrt()
-        ctx.save_for_backward(vectors, deviation)
+            # An anchor's increments may be as good as equal. What they are away from their mean, and gradients most of
+            # all, would then be the rounding of the mean; differences from one of them are exact in float32.
+            first, count = vectors.narrow(over, 0, 1), vectors.shape[over]
+            shift, deviation = torch.empty_like(first), torch.empty_like(first)
+            for some in pieces_of(vectors, 1 - over):
+                away = vectors[_at(some, 1 - over)] - first[_at(some, 1 - over)]
+                shift[_at(some, 1 - over)] = mean_away = away.mean(over, keepdim=True)
+                squares = away.sub_(mean_away).square_().sum(over, keepdim=True)
+                deviation[_at(some, 1 - over)] = squares.div_(count - 1).sqrt_()
+            mean, deviation = (first + shift).squeeze(over), deviation.squeeze(over)
+        ctx.save_for_backward(vectors, lengths, cosines, shift, deviation)
         ctx.over = over
-        return met, mean, deviation
+        return lengths, cosines, mean, deviation
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, of_met: Tensor | None, of_mean: Tensor | None, of_deviation: Tensor | None
+        ctx: Any,
+        of_lengths: Tensor | None,
+        of_cosines: Tensor | None,
+        of_mean: Tensor | None,
+        of_deviation: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        vectors, deviation = ctx.saved_tensors
+        vectors, lengths, cosines, shift, deviation = ctx.saved_tensors
+        over, move, stretch = ctx.over, None, None
+        if of_mean is not None:
+            move = (of_mean / vectors.shape[over]).unsqueeze(over)
+        if of_deviation is not None:
+            stretch = of_deviation / (deviation * (vectors.shape[over] - 1))
+            stretch = stretch.masked_fill(deviation == 0, 0.0).unsqueeze(over)
         gradient = torch.empty_like(vectors)
-        if of_met is None:
-            gradient.zero_()
-        else:
-            both = of_met + of_met.transpose(1, 2)
-            for some in _pieces(vectors, 0):
-                gradient[some] = torch.bmm(both[some], vectors[some])
-        over = ctx.over
-        if over is None or (of_mean is None and of_deviation is None):
-            return gradient, None, None
-        count = vectors.shape[over]
-        shift = torch.zeros_like(deviation) if of_mean is None else of_mean / count
-        stretch = torch.zeros_like(deviation) if of_deviation is None else of_deviation / (deviation * (count - 1))
-        stretch = stretch.masked_fill(deviation == 0, 0.0)
-        for some in _pieces(vectors, 1 - over):
-            chosen = (slice(None), some) if over == 0 else some
-            piece = gradient[chosen]
-            piece.addcmul_(_centred(vectors[chosen], over)[1], stretch[some].unsqueeze(over))
-            piece.add_(shift[some].unsqueeze(over))
+        for some in pieces_of(vectors, 0):
+            own, piece = vectors[some], gradient[some]
+            if lengths is None or (of_lengths is None and of_cosines is None):
+                piece.zero_()
+            else:
+                of_met = _of_met(
+                    lengths[some],
+                    cosines[some],
+                    None if of_lengths is None else of_lengths[some],
+                    None if of_cosines is None else of_cosines[some],
+                )
+                torch.bmm(of_met, own, out=piece)
+            chosen = slice(None) if over == 0 else some
+            if stretch is not None:
+                away = (own - (vectors[:1] if over == 0 else own[:, :1])).sub_(shift[chosen])
+                piece.addcmul_(away, stretch[chosen])
+            if move is not None:
+                piece.add_(move[chosen])
         return gradient, None, None
 
 
-def _pieces(vectors: Tensor, axis: int) -> Iterator[slice]:
-    """Yield slices of an axis of (N, M, D) with as many items as a piece has."""
-    count = vectors.shape[axis]
-    elements = PIECE if vectors.device.type == "cpu" else LARGE_PIECE
-    step = max(elements * count // max(vectors.numel(), 1), 1)
-    for start in range(0, count, step):
-        yield slice(start, min(start + step, count))
+def _of_met(lengths: Tensor, cosines: Tensor, of_lengths: Tensor | None, of_cosines: Tensor | None) -> Tensor:
+    """Return what times the increments (n, M, D) of some texts is their gradient.
 
+    Args:
+        lengths: (n, M).
+        cosines: (n, M, M).
+        of_lengths: (n, M) gradient of the lengths.
+        of_cosines: (n, M, M) gradient of the cosines.
 
-def _centred(vectors: Tensor, over: int) -> tuple[Tensor, Tensor]:
-    """Return the mean over an axis, and what vectors (n, m, D) are away from it.
-
-    An anchor's increments may be as good as equal. What they are away, and gradients most of all, would then be the
-    rounding of their mean; differences from one of them are exact in float32.
+    Returns:
+        (n, M, M), symmetric.
     """
-    first = vectors.narrow(over, 0, 1)
-    away = vectors - first
-    mean = away.mean(over, keepdim=True)
-    return (first + mean).squeeze(over), away.sub_(mean)
+    if of_cosines is None:
+        both, of_length = torch.zeros_like(cosines), torch.zeros_like(lengths)
+    else:
+        both = of_cosines + of_cosines.transpose(1, 2)
+        of_length = -(both * cosines).sum(2) / lengths  # a longer increment has smaller cosines
+        both.div_(lengths.unsqueeze(1)).div_(lengths.unsqueeze(2))
+    if of_lengths is not None:
+        of_length = of_length + of_lengths
+    both.diagonal(dim1=1, dim2=2).add_(of_length / lengths * (lengths > COSINE_EPS))
+    return both
+
+
+def _at(some: slice, axis: int) -> tuple[slice, ...]:
+    """Return the index of some items of an axis, 0 or 1."""
+    return (slice(None),) * axis + (some,)

@@ -254,7 +254,7 @@ def directional_diversity(increment: Tensor | Increments, options: DirectionRegu
     """
     cosine = Increments.of(increment).cosines  # (N, M, M)
     if isinstance(options, LogMeanExp):
-        agreement = (-options.alpha * (1 - cosine)).exp().mean((1, 2))
+        agreement = (options.alpha * cosine - options.alpha).exp().mean((1, 2))
         return (agreement + 1e-8).log().mean()
     others = ~torch.eye(cosine.shape[1], dtype=torch.bool, device=cosine.device)
     return (cosine.square() * others).mean((1, 2)).mean()
