@@ -197,6 +197,9 @@ def test_examples_are_compared_in_all_indexes_wherever_they_lie(several, union, 
     like = [source.read(clip, "clip", "clip2.mp4") for source in (several, union)]
     by_clip = [source.search(SearchRequest(like=[each])) for source, each in zip((several, union), like, strict=True)]
     same(comparable(by_clip[0]), comparable(by_clip[1]))
+    itself = by_clip[0].results[0]
+    assert itself.path == "clip2.mp4"
+    assert [moment.time for moment in itself.best] == sorted(moment.time for moment in itself.moments)[:3], "all equal"
     for name in ("clip1.mp4", "clip7.mp4"):  # of this machine, and of the other server
         ids = [
             next(v["id"] for v in s.library(Filter(), 100, 0)["videos"] if v["path"] == name) for s in (several, union)

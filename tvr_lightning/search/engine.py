@@ -573,11 +573,15 @@ class Searcher:
         return torch.stack(values)
 
     def _moments(self, like: Tensor, row: SpanRow, scorer: str) -> list[Moment]:
-        """Return each real frame of a stretch with its best cosine with one of some vectors (K, D)."""
+        """Return each real frame of a stretch with its best cosine with one of some vectors (K, D).
+
+        Cosines have six places: frames whose cosines differ by less are equally strong, and the earliest comes first,
+        whatever the order in which a product was summed.
+        """
         features, times = self._features(row, scorer)
         mask = features.frame_mask[0]
-        values = likeness(unit(like), features.frames[0][mask]).amax(0)
-        return [Moment(time, value) for time, value in zip(times[mask].tolist(), values.tolist(), strict=True)]
+        values = likeness(unit(like), features.frames[0][mask]).amax(0).tolist()
+        return [Moment(time, round(value, 6)) for time, value in zip(times[mask].tolist(), values, strict=True)]
 
     def _result(
         self, rank: int, rows: list[SpanRow], cosines: list[float], found: Found, stretches: list[list[Moment]]

@@ -15,7 +15,7 @@ class Moment:
 
     Attributes:
         time: seconds from the first frame.
-        similarity: cosine of the query with the frame.
+        similarity: cosine of the query with the frame, to six places.
     """
 
     time: float
