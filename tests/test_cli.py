@@ -17,9 +17,9 @@ from tiny_captioner import save_tiny_captioner
 
 from tvr_lightning import progress
 from tvr_lightning.cli import VERBS, main, verb_parser
+from tvr_lightning.command_line.verb_help import read_verb
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.verb_help import read_verb
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 

@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
+from tvr_lightning.command_line.lightning_help import lightning_help
+from tvr_lightning.command_line.verb_help import option_names, read_verb, verb_help
+from tvr_lightning.command_line.verb_values import refused
 from tvr_lightning.quiet import VERBOSE, is_verbose, quieten
-from tvr_lightning.short_help import short_help
-from tvr_lightning.verb_help import option_names, read_verb, verb_help
-from tvr_lightning.verb_values import refused
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -214,7 +214,7 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
         if {"-h", "--help"} & set(rest):
             from tvr_lightning.recipe_files import RECIPES
 
-            print(short_help(verb.words, verb.help, RECIPES))
+            print(lightning_help(verb.words, verb.help, RECIPES))
             return 0
         if "--help-all" in rest:
             return _help_all(verb.words)
