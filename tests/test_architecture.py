@@ -7,11 +7,11 @@ import tvr_lightning
 
 PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
-    "_version", "_torchvision", "quiet", "errors", "short_help", "places", "ranges", "verb_help", "verb_values",
-    "recipe_files", "progress", "files", "options", "checkpoints", "features", "media", "store", "data", "importing",
-    "synthetic", "encoders", "extract", "layers", "pairwise", "training", "evaluation", "methods", "trained",
-    "explain", "run_page", "recipe", "run", "authors", "audit", "reproduce", "search", "hub", "model", "mteb_model",
-    "testing", "verbs", "cli",
+    "_version", "_torchvision", "quiet", "errors", "places", "ranges", "recipe_files", "progress", "files",
+    "options", "checkpoints", "features", "media", "store", "data", "importing", "synthetic", "encoders", "extract",
+    "layers", "pairwise", "training", "evaluation", "methods", "trained", "explain", "run_page", "recipe", "run",
+    "authors", "audit", "reproduce", "search", "hub", "model", "mteb_model", "testing", "command_line", "verbs",
+    "cli",
 ]  # fmt: skip
 
 

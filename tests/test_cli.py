@@ -16,10 +16,12 @@ import torch
 from tiny_captioner import save_tiny_captioner
 
 from tvr_lightning import progress
-from tvr_lightning.cli import VERBS, main, verb_parser
+from tvr_lightning.cli import main
+from tvr_lightning.command_line.parsing import parser_of
+from tvr_lightning.command_line.verb_help import read_verb
+from tvr_lightning.command_line.verbs import VERBS
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.verb_help import read_verb
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -361,9 +363,19 @@ def test_no_help_and_no_typo_waits_for_torch():
     ]
 
 
+def test_a_reader_that_goes_away_is_no_error():
+    program = "import sys; from tvr_lightning.cli import main; sys.exit(main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "fit", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()  # as `head` does when it has enough
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb.run], ids=lambda verb: verb.words)
 def test_the_help_of_a_verb_has_the_options_that_it_takes(verb, capsys):
-    taken = {name for action in verb_parser(verb)._actions for name in action.option_strings if name.startswith("--")}
+    taken = {name for action in parser_of(verb)._actions for name in action.option_strings if name.startswith("--")}
     taken = {name for name in taken if not name.endswith((".help", "+"))}  # jsonargparse's own, of classes and lists
     assert main([*verb.words.split(), "--help"]) == 0
     said = capsys.readouterr().out

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.cli import VERBS, main
+from tvr_lightning.cli import main
+from tvr_lightning.command_line.verb_help import read_verb
+from tvr_lightning.command_line.verbs import VERBS
 from tvr_lightning.places import Place
 from tvr_lightning.ranges import Range
-from tvr_lightning.verb_help import read_verb
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = [

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tvr_lightning.cli import Verb, verb_parser
+from tvr_lightning.command_line.parsing import parser_of
+from tvr_lightning.command_line.verbs import Verb
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.published import PublishedRow, cited, disagreements, published_rows, select_published
 from tvr_lightning.reproduce.published_verb import run_published
@@ -77,7 +78,7 @@ def test_unknown_values_list_the_known_ones(query, said):
 
 def test_the_verb_prints_rows_notes_and_other_formats(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    options = verb_parser(Verb("published", "", "tvr_lightning.reproduce.published_verb:run_published")).parse_args(
+    options = parser_of(Verb("published", "", "tvr_lightning.reproduce.published_verb:run_published")).parse_args(
         ["--paper", "gare", "--table", "4"]
     )
     assert run_published(**options.as_dict()) == 0

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tvr_lightning.cli import Verb, verb_parser
+from tvr_lightning.command_line.parsing import parser_of
+from tvr_lightning.command_line.verbs import Verb
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.report.cells import view_table
 from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
@@ -256,7 +257,7 @@ def test_the_verb_shows_its_plan_without_running_anything(tmp_path, capsys, monk
     monkeypatch.delenv("TVR_DATA", raising=False)
     verb = Verb("reproduce", "", "tvr_lightning.reproduce.reproduce_verb:run_reproduce", ("tables",))
     words = ["gare-1", "ncl-1", "--dry-run", "--seeds", "0,1", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"]
-    assert run_reproduce(**verb_parser(verb).parse_args(words).as_dict()) == 0
+    assert run_reproduce(**parser_of(verb).parse_args(words).as_dict()) == 0
     said = capsys.readouterr().out
     assert "SYNTHETIC FIXTURE" in said
     assert "gare-1/gare on msrvtt, seed 1" in said

@@ -12,7 +12,7 @@ from pathlib import Path
 from tvr_lightning.places import Place
 from tvr_lightning.ranges import Range
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)

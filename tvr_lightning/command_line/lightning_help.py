@@ -29,7 +29,7 @@ _EXAMPLES = {
 _FOLDERS = {"data": "datasets", "backbone": "backbones", "hardware": "hardware", "variants": "variants"}
 
 
-def short_help(verb: str, what: str, recipes: Path) -> str:
+def lightning_help(verb: str, what: str, recipes: Path) -> str:
     """Return the help of one of Lightning's verbs.
 
     Args:

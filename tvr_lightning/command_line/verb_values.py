@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tvr_lightning.command_line.verb_help import Parameter
 from tvr_lightning.errors import UserError
 from tvr_lightning.places import Place
 from tvr_lightning.ranges import Range
-from tvr_lightning.verb_help import Parameter
 
 
 class PlaceError(UserError, ValueError):

@@ -1,0 +1,49 @@
+"""What `tvr` prints when it is given no verb."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+
+from tvr_lightning._version import __version__
+from tvr_lightning.command_line.verbs import VERBS
+
+
+def list_verbs(words: Sequence[str]) -> int:
+    """Print the list of verbs, or that there is no such verb.
+
+    Args:
+        words: of a command line that begins with no verb.
+
+    Returns:
+        The exit status: 2 for an unknown verb.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tvr",
+        description="Text-video retrieval papers, reproduced with PyTorch Lightning.",
+        epilog="Each verb has its own --help; fit, validate, test and predict take --config RECIPE, a file or the name "
+        "of one of this project's, several on top of one another. -v shows everything that libraries say, too.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="tvr VERB [options]",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    group = parser.add_argument_group("verbs")
+    for verb in VERBS:
+        group.add_argument(f"{verb.words}", help=verb.help, nargs="?", metavar=verb.words, default=None)
+    if (
+        not words
+        or words[0] in ("-h", "--help")
+        or list(words) == ["data"]
+        or list(words[:2]) in (["data", "-h"], ["data", "--help"])
+    ):
+        parser.print_help()
+        return 0
+    if words[0].startswith("-"):
+        parser.parse_args(words)
+    asked = " ".join(words[:2] if words[0] == "data" else words[:1])
+    near = difflib.get_close_matches(asked, [verb.words for verb in VERBS], n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    print(f"tvr: there is no verb {asked}; {meant}`tvr --help` lists all", file=sys.stderr)
+    return 2

@@ -1,0 +1,139 @@
+"""The words after a verb, read: every wrong one is refused in a sentence, most before anything is loaded."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+from tvr_lightning.command_line.verb_help import option_names, read_verb
+from tvr_lightning.command_line.verb_values import refused
+from tvr_lightning.command_line.verbs import Verb
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+
+def look_at_files(verb: str, words: Sequence[str]) -> None:
+    """Look for the recipes and checkpoints that a verb is given, before what reads them is loaded.
+
+    Args:
+        verb: as typed.
+        words: those after the verb.
+
+    Raises:
+        RecipeError: one is not there or no recipe, or the verb is given nothing.
+    """
+    from tvr_lightning.recipe_files import EVALUATING, RecipeError, nothing_to_run, read_recipe, recipes_of
+
+    for recipe in recipes_of(words):
+        read_recipe(recipe)
+    if verb not in ("fit", *EVALUATING):
+        return
+    if not words:
+        raise nothing_to_run(verb)
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        path = value if equals else following
+        local = verb in EVALUATING and name == "--ckpt_path" and path != "null" and "://" not in path
+        if local and not Path(path).exists():
+            raise RecipeError(f"{path}: no such checkpoint; looked for it at {Path(path).absolute()}")
+
+
+def part_overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
+    """Part the words after a verb into its own and those that change options of the recipes it is given."""
+    sections = tuple(f"--{section}." for section in verb.sections)
+    if not sections:
+        return words, []
+    own, overrides = [], []
+    left = iter(words)
+    for word in left:
+        if not word.startswith(sections):
+            own.append(word)
+        elif "=" in word:
+            overrides.append(word)
+        else:
+            overrides.append(f"{word}={next(left, '')}")
+    return own, overrides
+
+
+def parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
+    """Return the options of one of this project's own verbs by name, or a sentence on the first that is wrong."""
+    assert verb.run is not None
+    options = {option.replace("-", "_"): option for option in option_names(verb.run, verb.positional)}
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        known = options.get(name.replace("-", "_"))  # `--num-workers` and `--num_workers` are the same
+        if word.startswith("--") and known is not None:
+            words[place] = f"{known}{equals}{value}"
+        elif name.partition(".")[0].rstrip("+").replace("-", "_") in options:  # of the class that one names; one more
+            continue
+        elif word.startswith("--") and not any(option.startswith(name) for option in options.values()):
+            near = difflib.get_close_matches(name, options.values(), n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            return f"{verb.words} has no option {name}; {meant}`tvr {verb.words} --help` lists all"
+    said = refused(words, read_verb(verb.run).parameters, verb.positional)
+    if said is not None:
+        return f"{verb.words}: {said}"
+    from jsonargparse import ArgumentError
+
+    from tvr_lightning.progress import shown
+
+    with shown(f"{verb.words}: loading"):
+        parser = parser_of(verb)
+    try:
+        return parser.instantiate(parser.parse_args(words)).as_dict()  # classes such as a normalisation's
+    except ArgumentError as error:
+        return f"{verb.words}: {_refusal(verb.run, str(error))}"
+
+
+def parser_of(verb: Verb) -> ArgumentParser:
+    """Return the parser of one of this project's own verbs, made from its function's signature and docstring."""
+    import docstring_parser
+    from jsonargparse import ArgumentParser
+
+    function = verb.function()
+    described = docstring_parser.parse(function.__doc__ or "")
+    parser = ArgumentParser(prog=f"tvr {verb.words}", description=described.short_description, exit_on_error=False)
+    hints, parameters = get_type_hints(function), inspect.signature(function).parameters
+    helps = {item.arg_name: item.description for item in described.params}
+    for name in verb.positional:
+        many = get_origin(hints[name]) in (list, Sequence)
+        kind = get_args(hints[name])[0] if many else hints[name]
+        if many and parameters[name].default is not inspect.Parameter.empty:
+            parser.add_argument(name, type=kind, help=helps.get(name), nargs="*", default=[])
+        else:
+            parser.add_argument(name, type=kind, help=helps.get(name), nargs="+" if many else None)
+    skip: set[str | int] = {*verb.positional, "overrides"}
+    # Repeated as for Lightning's verbs: `--config a.yaml --config b.yaml`.
+    for name in [name for name in ("config", *verb.repeated) if name in hints]:
+        required = parameters[name].default is inspect.Parameter.empty
+        parser.add_argument(f"--{name}", type=str, action="append", required=required, help=helps.get(name))
+        skip.add(name)
+    for name, parameter in parameters.items():
+        if hints[name] is bool and parameter.default is False:
+            option = f"--{name.replace('_', '-')}"
+            parser.add_argument(option, dest=name, action="store_true", help=helps.get(name))
+            skip.add(name)
+    for name in [name for name in parameters if name.endswith("_")]:  # words that Python keeps for itself
+        option = f"--{name.rstrip('_')}"
+        parser.add_argument(option, dest=name, type=hints[name], required=True, help=helps.get(name))
+        skip.add(name)
+    parser.add_function_arguments(function, skip=skip, as_group=False)
+    return parser
+
+
+def _refusal(run: str, message: str) -> str:
+    """Return what the parser says of a value in a line: what is expected, without the types that it tried."""
+    from tvr_lightning.explain import refusals
+
+    found = re.search(r'Parser key "(\w+)":', message)
+    value = re.search(r"(?:Got|Given) value: (.*)\Z", message.strip())
+    kinds = {parameter.name: parameter for parameter in read_verb(run).parameters}
+    parameter = kinds.get(found[1]) if found else None
+    if parameter is None or value is None:
+        return " ".join(refusals(message).split())
+    return f"{parameter.name.rstrip('_')} is {value[1]}; expected {parameter.expected}"
