@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
-from tvr_lightning.pairwise.factorised import Sides
+from tvr_lightning.pairwise.sides import Sides
 
 N, M, F, W = 4, 3, 5, 6
 FORMS = (PairVectors, DensePairVectors)
