@@ -1,6 +1,7 @@
-"""The package reads in one direction: each room imports only from rooms to its left."""
+"""The package reads in one direction: each room imports only from rooms to its left, as docs/architecture.md says."""
 
 import ast
+import re
 from pathlib import Path
 
 import tvr_lightning
@@ -45,6 +46,19 @@ def test_rooms_import_only_from_rooms_to_their_left():
 
 def test_every_room_is_found():
     assert {"data", "encoders", "layers", "evaluation", "methods"} <= {p.name for p in PACKAGE.iterdir() if p.is_dir()}
+
+
+def test_the_page_of_the_rooms_has_all_of_them_in_the_order_of_imports():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    first_cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    rooms = [name for cell in first_cells for name in re.findall(r"`([\w./]+)`", cell)]
+    assert [name.removesuffix(".py").removesuffix("/") for name in rooms] == [r for r in FLOW if not r.startswith("_")]
+    assert [name for name in re.findall(r"`([\w/]+(?:\.py|/))`", page) if not exists(name)] == []
+
+
+def exists(name: str) -> bool:
+    """Whether a page's path is there: a paper's files in its folder, all else in the package or beside it."""
+    return any((PACKAGE / folder / name).exists() for folder in (".", "..", "methods/gare", "data"))
 
 
 def test_a_paper_s_equations_know_no_blocks_budgets_or_protocols():

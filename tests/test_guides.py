@@ -25,8 +25,9 @@ def test_a_guide_shows_its_example_as_it_is(guide):
         assert block == (ROOT / path).read_text(encoding="utf-8"), f"docs/{guide} shows another {path}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", *(f"docs/{guide}" for guide in SHOWN)])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
 def test_the_files_that_a_page_names_exist(page):
     named = LINK.findall((ROOT / page).read_text(encoding="utf-8"))
-    assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
