@@ -148,6 +148,15 @@ def test_a_pushed_method_scores_as_its_checkpoint_does(hub, run, tmp_path):
         assert str(run.parents[2]) not in files[name].decode(), name
 
 
+def test_what_was_fetched_once_is_there_without_a_network(hub, run, tmp_path, monkeypatch):
+    tvr_lightning.push_to_hub(run / "checkpoints" / "last.ckpt", "user/kept")
+    fetched = tvr_lightning.load("hf:user/kept")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    again = tvr_lightning.load("hf:user/kept")
+    clip = write_clip(tmp_path / "a.mp4", 3)
+    assert torch.equal(again.score("a red star", clip), fetched.score("a red star", clip))
+
+
 def test_the_card_states_what_the_run_measured(hub, run):
     tvr_lightning.push_to_hub(run / "checkpoints" / "last.ckpt", "user/card", private=True)
     card = hub.repositories["user/card"]["README.md"].decode()

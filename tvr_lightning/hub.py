@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import huggingface_hub
 import torch
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tvr_lightning.checkpoints import RECORD, CheckpointError, named_classes, read_checkpoint
+from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
 from tvr_lightning.evaluation.weights import Weights, weights_of
@@ -89,6 +91,8 @@ def push_to_hub(
 def from_hub(name: str) -> Iterator[Path]:
     """Fetch a published method, and give it as a checkpoint while the context lasts.
 
+    One that was fetched before is there without a network, too.
+
     Args:
         name: `user/name`, or `user/name@revision`.
 
@@ -97,11 +101,8 @@ def from_hub(name: str) -> Iterator[Path]:
     """
     repository, _, revision = name.partition("@")
     endpoint = _api(None).endpoint
-    with _explained(name, f"looked for it on {endpoint}"):
-        config, weights = (
-            Path(huggingface_hub.hf_hub_download(repository, file, revision=revision or None, endpoint=endpoint))
-            for file in (CONFIG, WEIGHTS)
-        )
+    with _explained(name, f"looked for it on {endpoint} and in {huggingface_hub.constants.HF_HUB_CACHE}"):
+        config, weights = _fetched(repository, revision or None, endpoint)
     try:
         saved = json.loads(config.read_text(encoding="utf-8"))
         content = {key: saved[key] for key in KEPT if key in saved} | {"state_dict": load_file(weights)}
@@ -112,6 +113,28 @@ def from_hub(name: str) -> Iterator[Path]:
         path = Path(folder) / f"{repository.replace('/', '--')}.ckpt"
         torch.save(content, path)
         yield path
+
+
+def _fetched(repository: str, revision: str | None, endpoint: str) -> tuple[Path, Path]:
+    """Return the files of a published method, from the cache alone where the hub does not answer."""
+    unreachable = None
+    try:
+        probe(endpoint)
+    except OSError as error:
+        unreachable = error
+    fetch = partial(
+        huggingface_hub.hf_hub_download,
+        repository,
+        revision=revision,
+        endpoint=endpoint,
+        local_files_only=unreachable is not None,
+    )
+    try:
+        return Path(fetch(CONFIG)), Path(fetch(WEIGHTS))
+    except LocalEntryNotFoundError:
+        if unreachable is None:
+            raise
+        raise unreachable from None
 
 
 def _api(token: str | None) -> HfApi:
