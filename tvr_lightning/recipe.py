@@ -20,11 +20,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
-import tvr_lightning.data
 import tvr_lightning.encoders
 import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
+from tvr_lightning import data as datasets
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.errors import UserError, check_present
@@ -45,6 +45,8 @@ from tvr_lightning.trained import Difference, Trained, given
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.reliability import CheckpointConfig
 from tvr_lightning.training.run_folder import RunTrainer
+
+datasets.import_all()
 
 
 @dataclass

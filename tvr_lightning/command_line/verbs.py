@@ -57,7 +57,7 @@ VERBS = (
     Verb(
         "data synth",
         "write a synthetic dataset of real videos in a dataset's own layout",
-        "tvr_lightning.verbs.data:data_synth",
+        "tvr_lightning.verbs.synth:data_synth",
         ("dataset",),
     ),
     Verb(

@@ -1,17 +1,39 @@
 """Datasets, decoding, and what a DataLoader hands to a method."""
 
-from tvr_lightning.data.activitynet import ActivityNet
-from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.charades import Charades
-from tvr_lightning.data.didemo import DiDeMo
-from tvr_lightning.data.folder import Folder
-from tvr_lightning.data.lsmdc import LSMDC
-from tvr_lightning.data.msrvtt import MSRVTT
-from tvr_lightning.data.msrvtt_qa import MSRVTTQA
-from tvr_lightning.data.msvd import MSVD
-from tvr_lightning.data.vatex import VATEX
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvr_lightning.data.activitynet import ActivityNet
+    from tvr_lightning.data.base import TextVideoDataModule
+    from tvr_lightning.data.charades import Charades
+    from tvr_lightning.data.didemo import DiDeMo
+    from tvr_lightning.data.folder import Folder
+    from tvr_lightning.data.lsmdc import LSMDC
+    from tvr_lightning.data.msrvtt import MSRVTT
+    from tvr_lightning.data.msrvtt_qa import MSRVTTQA
+    from tvr_lightning.data.msvd import MSVD
+    from tvr_lightning.data.vatex import VATEX
 
 __all__ = [
     "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX", "ActivityNet", "Charades", "DiDeMo", "Folder",
     "TextVideoDataModule",
 ]  # fmt: skip
+
+# Imported when they are first asked for: what reads annotations or writes a dataset needs no Lightning.
+_FILES = {"MSRVTTQA": "msrvtt_qa", "TextVideoDataModule": "base"}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class that is imported late."""
+    if name in __all__:
+        return getattr(importlib.import_module(f"{__name__}.{_FILES.get(name, name.lower())}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def import_all() -> None:
+    """Import every dataset, so that recipes find each by its class's name alone."""
+    for name in __all__:
+        __getattr__(name)

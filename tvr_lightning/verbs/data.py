@@ -1,4 +1,4 @@
-"""`tvr data`: datasets written, checked, counted and looked at."""
+"""`tvr data`: datasets fetched, brought in, checked, counted and looked at."""
 
 from __future__ import annotations
 
@@ -20,29 +20,8 @@ from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.places import File, Folder, NewFile, NewFolder
 from tvr_lightning.ranges import Count, Range
 from tvr_lightning.recipe import data_from_recipe
-from tvr_lightning.synthetic.generate import LEAST_VIDEOS, synthesize
 
 Dataset = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
-
-
-def data_synth(
-    dataset: Dataset,
-    root: NewFolder = Path("fixture"),
-    videos: Annotated[int, Range(at_least=LEAST_VIDEOS)] = 500,
-    seed: int = 0,
-    workers: Count | None = None,
-) -> int:
-    """Write a synthetic dataset of real mp4 files in a dataset's own layout.
-
-    Args:
-        dataset: whose layout and files.
-        root: parent folder; the dataset gets its own folder below it.
-        videos: how many videos in all; a fifth is held out for the test.
-        seed: the same seed gives the same dataset.
-        workers: processes that render; by default one per core.
-    """
-    print(f"Wrote {synthesize(dataset, root, videos, seed, workers=workers or os.cpu_count() or 1)}")
-    return 0
 
 
 def data_import(
