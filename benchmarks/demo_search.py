@@ -17,8 +17,6 @@ from pathlib import Path
 import pandas as pd
 
 from tvr_lightning.cli import main as tvr
-from tvr_lightning.search import Searcher
-from tvr_lightning.verbs.search import show
 
 ASKED = 3
 SHOWN = 3
@@ -35,6 +33,9 @@ def newest(runs: Path) -> Path:
 
 def ask(run: Path, videos: Path, out: Path) -> bool:
     """Index the held-out videos, print answers, and return whether the first one is right."""
+    from tvr_lightning.search import Searcher  # with torch: a folder without a run is named before
+    from tvr_lightning.verbs.search import show
+
     ranks = pd.read_parquet(run / "ranks.parquet")
     texts = ranks[ranks["direction"] == "text-to-video"]
     files = [str(videos / "videos" / f"{video}.mp4") for video in sorted(set(texts["video"]))]

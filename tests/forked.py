@@ -1,6 +1,6 @@
 """The command line in processes of their own, forked from a server that has imported the package once.
 
-What a start itself costs or loads, and how a terminal's signals reach it, is for `python -m tvr_lightning.cli` to show.
+What a start itself costs or loads is for `python -m tvr_lightning.cli` to show.
 """
 
 import multiprocessing
@@ -45,6 +45,21 @@ def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, 
     ended = next((each for each in processes if each[0].exitcode), processes[0])
     texts = [Path(file).read_text(encoding="utf-8") for file in ended[1]]
     return subprocess.CompletedProcess(["tvr", *words], ended[0].exitcode, *texts)
+
+
+def started(words: list[str], folder: Path) -> multiprocessing.Process:
+    """Start a command in a session and process group of its own, as a terminal would; its errors go to err-0.txt."""
+    said = [str(folder / f"{stream}-0.txt") for stream in ("out", "err")]
+    process = multiprocessing.get_context(start_method()).Process(
+        target=_in_a_session, args=(words, dict(os.environ), *said)
+    )
+    process.start()
+    return process
+
+
+def _in_a_session(words: list[str], environment: dict[str, str], out: str, err: str) -> None:
+    os.setsid()
+    _command(words, environment, out, err, None)
 
 
 def _command(words: list[str], environment: dict[str, str], out: str, err: str, program: Path | None) -> None:

@@ -1,10 +1,7 @@
 """Whole runs on two devices by the command line, from the recipe to the table: real processes, gloo, no GPU."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import forked
@@ -36,21 +33,17 @@ def root(tmp_path_factory) -> Path:
     return root
 
 
-def tvr(verb: str, method: str, strategy: str, root: Path, folder: Path, *options: str, launched: bool = False) -> Path:
+def tvr(verb: str, method: str, strategy: str, root: Path, folder: Path, *options: str) -> Path:
     """Run a verb on two devices and return the folder of the run's files.
 
-    Where it is not `launched`, both processes are there already, as after torchrun, and have nothing to import.
+    Both processes are there already, as after torchrun, and have nothing to import; that Lightning starts the second
+    one itself, `tests/reproduce/runs/test_runner.py` shows.
     """
     overlay = folder / f"{strategy}.yaml"
     overlay.write_text(TWO.replace("ROOT", str(root)).replace("STRATEGY", STRATEGIES[strategy]))
     recipes = [RECIPES / f"{method}.yaml", RECIPES / "fixture.yaml", overlay]
     words = [verb, *(f"--config={path}" for path in recipes), *options, f"--results.directory={folder / verb}"]
-    if launched:
-        command = [sys.executable, "-m", "tvr_lightning.cli", *words]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=300)
-    else:
-        done = forked.tvr(words, folder, devices=2)
+    done = forked.tvr(words, folder, devices=2)
     assert done.returncode == 0, done.stderr[-3000:]
     return sorted((folder / verb).glob("*/version_*"))[-1]
 
@@ -76,7 +69,7 @@ def test_a_device_without_a_readable_video_does_not_hold_up_the_others(root, tmp
     for video in videos[1::2]:  # all that fall to the second device
         video.path.write_bytes(b"no video")
     skip = "--data.init_args.on_corrupt=skip"
-    run = tvr("test", "tcmgc", strategy, tmp_path / "data", tmp_path, skip, launched=strategy == "ddp")
+    run = tvr("test", "tcmgc", strategy, tmp_path / "data", tmp_path, skip)
     results = json.loads((run / "results.json").read_text())
     assert (results["texts"], results["videos"], results["partial"]) == (2, 2, True)
     assert len(results["skipped"]) == 2

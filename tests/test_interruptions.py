@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 from tvr_lightning.synthetic import synthesize
@@ -21,6 +22,17 @@ def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("data")
     synthesize("msrvtt", root, 40, 0, workers=1, progress=False)
     return root
+
+
+def forked_and_interrupted(words: list[str], folder: Path, begun) -> tuple[int, str]:
+    """As `interrupted`, of a process that has nothing to import."""
+    process = forked.started(words, folder)
+    end = time.monotonic() + SECONDS
+    while not begun(process.pid) and process.is_alive() and time.monotonic() < end:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    process.join(SECONDS)
+    return process.exitcode, (folder / "err-0.txt").read_text(encoding="utf-8")
 
 
 def interrupted(words: list[str], begun) -> tuple[int, str]:
@@ -55,7 +67,9 @@ def test_an_interrupted_extraction_ends_in_a_sentence(root, tmp_path):
     here.write_text(f"data: {{init_args: {{root: {root}}}}}\n")
     out = tmp_path / "features"
     words = ["extract", *options(root)[:2], f"--config={here}", f"--out={out}", "--batch_size=1", "--num_workers=2"]
-    status, error = interrupted(words, lambda pid: out.is_dir() and any(out.rglob("*.safetensors")))
+    status, error = forked_and_interrupted(
+        words, tmp_path, lambda pid: out.is_dir() and any(out.rglob("*.safetensors"))
+    )
     assert status == 130, error
     assert "Traceback" not in error
     assert error.splitlines()[-1] == "tvr: extract was interrupted; the same command goes on where it stopped"
@@ -74,7 +88,7 @@ def test_an_interrupted_look_at_the_videos_ends_in_a_sentence(root, tmp_path):
     here = tmp_path / "here.yaml"
     here.write_text(f"data: {{init_args: {{root: {root}}}}}\n")
     words = ["data", "check", f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={here}", "--decode", "--workers=2"]
-    status, error = interrupted(words, lambda pid: processes(pid) >= LOOKING)
+    status, error = forked_and_interrupted(words, tmp_path, lambda pid: processes(pid) >= LOOKING)
     assert status == 130, error
     assert "Traceback" not in error
     assert error.splitlines()[-1] == "tvr: data check was interrupted"
