@@ -48,8 +48,8 @@ def options(root: Path, runs: Path, *more: str) -> list[str]:
         f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
         f"--data.init_args.root={root}", f"--results.directory={runs}", "--data.init_args.batch_size=16",
         "--data.init_args.frames=4", "--data.init_args.num_workers=1", "--trainer.accelerator=cpu",
-        "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=2", "--trainer.log_every_n_steps=1",
-        "--trainer.check_val_every_n_epoch=2", *more,
+        "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1",
+        "--trainer.check_val_every_n_epoch=1", *more,
     ]  # fmt: skip
 
 
@@ -64,8 +64,7 @@ def test_sixty_real_clips_train_and_evaluate(real_root, tmp_path):
 
 def test_fifteen_real_msrvtt_clips_train_and_evaluate_and_the_absent_are_counted(test_data, tmp_path):
     root = test_data / "annotations"
-    more = ["--data.init_args.on_corrupt=skip", "--data.init_args.batch_size=4", "--trainer.max_epochs=1"]
-    more += ["--trainer.check_val_every_n_epoch=1"]
+    more = ["--data.init_args.on_corrupt=skip", "--data.init_args.batch_size=4"]
     assert main(["fit", *options(root, tmp_path, *more)]) == 0
     (path,) = tmp_path.glob("*/*/results.json")
     results = json.loads(path.read_text())

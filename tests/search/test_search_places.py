@@ -6,8 +6,6 @@ import shlex
 import shutil
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -16,6 +14,7 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import forked
 import pytest
 from search_parts import write_clip
 
@@ -232,10 +231,10 @@ def served(tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        log = tmp_path / f"{port}.log"
-        with log.open("w") as stream:
-            command = [sys.executable, "-m", "tvr_lightning.cli", "serve", "--port", str(port), *options]
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream)
+        folder = tmp_path / str(port)
+        folder.mkdir()
+        log = folder / "err-0.txt"
+        process = forked.started(["serve", "--port", str(port), *options], folder)
         running.append(process)
         address, until = f"http://127.0.0.1:{port}", time.monotonic() + 120
         while True:
@@ -243,11 +242,11 @@ def served(tmp_path):
                 urllib.request.urlopen(f"{address}/health").close()
                 return address, log.read_text
             except OSError:
-                assert process.poll() is None, log.read_text()
+                assert process.is_alive(), log.read_text()
                 assert time.monotonic() < until, "the server did not start"
                 time.sleep(0.1)
 
     yield start
     for process in running:
         process.terminate()
-        process.wait()
+        process.join()

@@ -22,7 +22,7 @@ data: {init_args: {batch_size: 4, num_workers: 0}}
 """
 
 REAL = """
-trainer: {max_epochs: 1, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
+trainer: {max_epochs: 1, limit_train_batches: 10, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
 model: {init_args: {encoder: {class_path: TinyClipEncoder, init_args: {width: 64, vision_layers: 1}}}}
 data: {init_args: {on_corrupt: skip, frames: 4, batch_size: 4, num_workers: 0}}
 """
