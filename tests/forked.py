@@ -65,7 +65,8 @@ def _in_a_session(words: list[str], environment: dict[str, str], out: str, err: 
 def _command(words: list[str], environment: dict[str, str], out: str, err: str, program: Path | None) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it, and blocks it where workers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # were its first children
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.argv = [str(program or "tvr"), *words]
