@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/whole-fit"), help="folder for data and runs")
     parser.add_argument("--turns", type=int, default=2)
     args = parser.parse_args()
-    work, checkouts = args.work.absolute(), {"before": args.before.absolute(), "after": HERE}
+    work, checkouts = args.work.absolute(), {"before": args.before.absolute(), "now": HERE}
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "data").exists():
         tvr(HERE, work, "data", "synth", "msrvtt", "--root", str(work / "data"), "--videos", "720", "--seed", "0")

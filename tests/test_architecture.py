@@ -1,4 +1,4 @@
-"""The package reads in one direction: each room imports only from rooms to its left, as docs/architecture.md says."""
+"""The package reads in one direction: a room imports only from rooms to its left; docs/architecture.md lists them."""
 
 import ast
 import re
@@ -57,8 +57,8 @@ def test_the_page_of_the_rooms_has_all_of_them_in_the_order_of_imports():
 
 
 def exists(name: str) -> bool:
-    """Whether a page's path is there: a paper's files in its folder, all else in the package or beside it."""
-    return any((PACKAGE / folder / name).exists() for folder in (".", "..", "methods/gare", "data"))
+    """Whether a page's path is there: a paper's files in a paper's folder, all else in the package or beside it."""
+    return any((PACKAGE / folder / name).exists() for folder in (".", "..", "methods/gare"))
 
 
 def test_a_paper_s_equations_know_no_blocks_budgets_or_protocols():

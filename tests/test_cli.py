@@ -373,6 +373,14 @@ def test_a_reader_that_goes_away_is_no_error():
     assert process.returncode == 141
 
 
+def test_a_lost_connection_besides_is_an_error():
+    lost = "def lost(*arguments): raise BrokenPipeError(32, 'a worker is gone')"
+    program = f"import sys; from tvr_lightning import cli\n{lost}\ncli._run = lost; sys.exit(cli.main())"
+    done = subprocess.run([sys.executable, "-c", program, "published"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "a worker is gone" in done.stderr
+
+
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb.run], ids=lambda verb: verb.words)
 def test_the_help_of_a_verb_has_the_options_that_it_takes(verb, capsys):
     taken = {name for action in parser_of(verb)._actions for name in action.option_strings if name.startswith("--")}

@@ -6,7 +6,7 @@ Every verb is one function with typed arguments, from which jsonargparse makes t
 from __future__ import annotations
 
 import os
-import signal
+import select
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +21,10 @@ from tvr_lightning.quiet import VERBOSE, is_verbose, quieten
 
 if TYPE_CHECKING:
     from tvr_lightning.audit.run import AuditedCLI
+
+
+UNREAD = 141
+"""Exit status where nobody reads what is printed: a shell's own, of a process that SIGPIPE ended."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -45,10 +49,21 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         status = _verb(words, from_command_line=True)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read what is printed has gone, as `head` does
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed at the end
-        return 128 + signal.SIGPIPE
+        return UNREAD
     return status
+
+
+def _nobody_reads() -> bool:
+    """Whether what is printed goes into a pipe whose reader has gone, as `head` does when it has enough."""
+    if not hasattr(select, "poll"):
+        return False
+    looked = select.poll()
+    looked.register(sys.stdout.fileno(), 0)  # a lost reader is told whatever is asked for
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in looked.poll(0))
 
 
 def _verb(words: list[str], from_command_line: bool) -> int:
@@ -158,7 +173,7 @@ def _guard(run: Callable[[], int], hint: Callable[[], str | None]) -> int:
     except UserError as error:
         print(f"tvr: {error}", file=sys.stderr)
         return error.exit_status
-    except BrokenPipeError:
+    except BrokenPipeError:  # of stdout, or of a process that died: `main` tells them apart
         raise
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         file = error.filename if isinstance(error, OSError) else None

@@ -16,8 +16,8 @@ from tvr_lightning.synthetic.sound import RATE, waveform
 
 _X264 = {"preset": "veryfast", "crf": "24", "g": "20"}
 if platform.machine().lower() in ("x86_64", "amd64"):
-    # What every such processor has, so that all write the same bytes: AVX2 rounds otherwise, and on a machine with
-    # AVX-512 6 of 8,160 videos came out otherwise than the same scenes before, none of 9,736 with SSE2.
+    # What every such processor has: AVX2 rounds otherwise, and on a machine with AVX-512 6 of 8,160 videos came out
+    # otherwise than the same scenes before, none of 9,736 with SSE2. Sound is left to what the processor has.
     _X264["x264-params"] = "asm=sse2"
 _H264 = ("libx264", _X264)
 _AAC = ("aac", {"aac_coder": "fast"})  # the default coder takes longer than all the rest
@@ -26,7 +26,10 @@ _CODECS = {".mp4": (_H264, _AAC), ".mov": (_H264, _AAC), ".avi": (_MPEG4, _MP3)}
 
 
 def write_video(scene: Scene, path: Path, fps: int) -> None:
-    """Write a scene as .mp4 or .mov (H.264, AAC) or .avi (MPEG-4, MP3); equal scenes give equal bytes.
+    """Write a scene as .mp4 or .mov (H.264, AAC) or .avi (MPEG-4, MP3).
+
+    Equal scenes give equal bytes on one machine. Another x86 processor makes the same bytes of the pictures of .mp4 and
+    .mov; sound may differ by its encoder's rounding.
 
     Args:
         scene: what to write.
