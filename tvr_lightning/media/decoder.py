@@ -71,14 +71,14 @@ class Pictures:
     def __call__(self, frame: VideoFrame) -> Image.Image:
         """Return a frame as a picture of mode RGB.
 
-        Its pixels equal those of PyAV's `to_image`, which is several times slower. The file's own colour matrix and
-        range are applied; conversion runs in this thread, since many workers each with a pool of threads hinder each
-        other. Four bytes per pixel are how Pillow keeps RGB, of which it then resizes three.
+        Its pixels equal those of PyAV's `to_image`, which is several times slower. The file's own color matrix and range
+        are applied. Conversion runs in this thread, since many workers each with a pool of threads hinder each other.
+        Three bytes per pixel, since FFmpeg's conversion to four does not write the last columns of some widths.
         """
-        converted = self._reformatter.reformat(frame, format="rgb0", threads=1)
+        converted = self._reformatter.reformat(frame, format="rgb24", threads=1)
         plane = converted.planes[0]
         size = (converted.width, converted.height)
-        return Image.frombytes("RGB", size, plane, "raw", "RGBX", plane.line_size, 1)  # type: ignore[arg-type]
+        return Image.frombytes("RGB", size, plane, "raw", "RGB", plane.line_size, 1)  # type: ignore[arg-type]
 
 
 def frames_of_runs(
