@@ -19,6 +19,7 @@ from tvr_lightning.media import opening, packets
 from tvr_lightning.media.audio import AudioError, read_audio
 from tvr_lightning.media.opening import MAX_PIXELS, LimitError, VideoError
 from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.steady import steady_frames
 from tvr_lightning.media.video import probe, read_clip
 
 
@@ -120,6 +121,23 @@ def test_the_time_of_one_file_is_bounded_and_can_be_set(tmp_path, function, monk
     monkeypatch.setenv(opening.READ_SECONDS, "soon")
     with pytest.raises(LimitError, match="TVR_READ_SECONDS is 'soon' in the environment"):
         function(path)
+
+
+@pytest.mark.parametrize("frames_of", ["read_clip", "steady_frames"])
+def test_time_spent_on_decoded_frames_does_not_count(tmp_path, frames_of, monkeypatch):
+    path = write_video(tmp_path / "short.mp4", 30)
+    monkeypatch.setenv(opening.READ_SECONDS, "0.5")
+
+    def transform(image):
+        end = time.thread_time() + 0.1
+        while time.thread_time() < end:
+            pass
+        return np.asarray(image)
+
+    if frames_of == "read_clip":
+        read_clip(path, frames=10, image_size=64, sampling="segment-centres", augment=transform)
+    else:
+        assert len(list(steady_frames(path, 5, transform))) == 15
 
 
 def test_time_stamps_that_lie_far_apart_are_refused(tmp_path):

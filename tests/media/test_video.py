@@ -288,6 +288,20 @@ def test_truncated_file_is_an_error_where_it_breaks_off(
     assert probe(path).broken is not None
 
 
+@pytest.mark.parametrize(("name", "codec"), [("a.mkv", "libx264"), ("a.webm", "libvpx")])
+@pytest.mark.parametrize("start", [500, 5000])
+def test_matroska_files_may_start_late_and_are_still_refused_if_truncated(
+    tmp_path: Path, name: str, codec: str, start: int
+) -> None:
+    path = write_video(tmp_path / name, 60, codec=codec, stamps=[start + 100 * number for number in range(60)])
+    assert numbers_of(read(path).pixels) == [0, 10, 20, 30, 40, 50]
+    assert probe(path).broken is None
+    assert probe(path).duration == pytest.approx(6.0, abs=0.11)
+    cut_off(path, 0.6)
+    with pytest.raises(VideoError, match=r"a\.\w+: breaks off at \d\.\d\d s"):
+        read(path)
+
+
 def test_truncated_file_without_its_index(tmp_path: Path) -> None:
     path = cut_off(write_video(tmp_path / "clip.mp4", 60), 0.5)
     with pytest.raises(VideoError, match=r"clip\.mp4: cannot be opened as video"):

@@ -107,8 +107,12 @@ def frames_of_runs(
                 if packet is None:
                     raise VideoError(allowance.path, "became shorter while it was read")
                 decoder.skip_frame = "DEFAULT" if place in run.wanted else "NONREF"
-                yield from ((number, frame) for frame in decoder.decode(packet))
-            yield from ((number, frame) for frame in decoder.decode(None))
+                for frame in decoder.decode(packet):
+                    with allowance.paused():
+                        yield number, frame
+            for frame in decoder.decode(None):
+                with allowance.paused():
+                    yield number, frame
             decoder.flush_buffers()
 
 
@@ -159,7 +163,8 @@ def frames_in_order(
                 if frame.is_corrupt:
                     raise VideoError(path, f"the frame at {frame.time} s is damaged")
                 time = frame.time
-                yield frame
+                with allowance.paused():
+                    yield frame
     except av.FFmpegError as error:
         where = "" if time is None else f" past {time:.2f} s"
         # What FFmpeg leaves of the size of a picture that it refuses.

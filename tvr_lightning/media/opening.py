@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import av
@@ -80,9 +80,10 @@ class LimitError(UserError, ValueError):
 
 
 class Allowance:
-    """The processor time that reading one file may take: two minutes and four seconds per MiB, or TVR_READ_SECONDS.
+    """The CPU time that decoding one file may take: two minutes and four seconds per MiB, or TVR_READ_SECONDS.
 
-    Honest files take a small part of it; it is counted in processor time, so that a busy machine costs nothing.
+    Honest files take a small part of it. It is CPU time, so that a busy machine changes nothing, and what others do with
+    the decoded frames does not count (`paused`).
 
     Attributes:
         path: the file.
@@ -105,7 +106,16 @@ class Allowance:
     def check(self) -> None:
         """Raise VideoError where the time is used up."""
         if self._clock() > self._end:
-            raise VideoError(self.path, "reading it " + _too_slow(self.seconds, "processor time"))
+            raise VideoError(self.path, "decoding it " + _too_slow(self.seconds, "CPU time"))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time spent inside."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            self._end += self._clock() - begun
 
 
 def _allowed_seconds(path: Path) -> float:

@@ -73,6 +73,8 @@ def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex
     if index.broken:
         return f"breaks off at {end:.2f} s ({index.broken})"
     promised = float(stream.duration * index.time_base) if stream.duration else (container.duration or 0) / av.time_base
+    if "matroska" in container.format.name:  # its duration is the time of the end, wherever the file starts
+        promised -= (container.start_time or 0) / av.time_base
     if promised - end <= _TOLERATED_SECONDS:
         return None
     missing = stream.frames > len(index.shown)
