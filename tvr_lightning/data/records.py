@@ -204,12 +204,26 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows of a comma-separated file with a header, each as a dict from column to text.
 
     Raises:
-        AnnotationError: a column is missing, or a row has another number of fields than the header.
+        AnnotationError: a quote is not closed or not escaped, a column is missing or occurs twice, or a row has another
+            number of fields than the header.
     """
-    # newline="": a quoted field may hold line ends that belong to the text, and only the csv reader knows which
-    reader = csv.reader(io.StringIO(read_text(file), newline=""))
-    rows = [row for row in reader if any(cell.strip() for cell in row)]
+    rows, start = [], 1
+    # newline="": a quoted field may contain line ends that belong to the text, and only the csv reader knows which
+    reader = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
+    try:
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                rows.append(row)
+            start = reader.line_num + 1
+    except csv.Error as error:
+        reason = "a quote is opened and never closed" if "end of data" in str(error) else str(error)
+        fix = "close the quote, and write a quote inside a quoted field twice"
+        raise malformed(file, f"line {start}", f"not CSV: {reason}", fix) from error
     header = [name.strip() for name in rows[0]] if rows else []
+    findings = Findings()
+    findings.duplicates(file, header, "column")
+    if findings.problems:
+        raise AnnotationError(findings.problems)
     absent = [name for name in columns if name not in header]
     if absent:
         raise malformed(

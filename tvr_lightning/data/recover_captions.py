@@ -224,6 +224,9 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
     absent = [name for name in REQUIRED if name not in names]
     if absent:
         raise CaptionsFileError(f"{path}: no column {', '.join(absent)} among {', '.join(names)}; {WITHOUT_MODEL}")
+    twice = [name for name in REQUIRED if names.count(name) > 1]
+    if twice:
+        raise CaptionsFileError(f"{path}: the column {twice[0]} occurs twice; keep one")
 
 
 def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:

@@ -71,8 +71,8 @@ class Pictures:
     def __call__(self, frame: VideoFrame) -> Image.Image:
         """Return a frame as a picture of mode RGB.
 
-        Its pixels equal those of PyAV's `to_image`, which is several times slower. The file's own color matrix and range
-        are applied. Conversion runs in this thread, since many workers each with a pool of threads hinder each other.
+        Its pixels equal those of PyAV's `to_image`, which is several times slower, with the file's own color matrix and
+        range. Conversion runs in this thread, since many workers each with a pool of threads hinder each other.
         Three bytes per pixel, since FFmpeg's conversion to four does not write the last columns of some widths.
         """
         converted = self._reformatter.reformat(frame, format="rgb24", threads=1)

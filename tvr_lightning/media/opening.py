@@ -82,8 +82,8 @@ class LimitError(UserError, ValueError):
 class Allowance:
     """The CPU time that decoding one file may take: two minutes and four seconds per MiB, or TVR_READ_SECONDS.
 
-    Honest files take a small part of it. It is CPU time, so that a busy machine changes nothing, and what others do with
-    the decoded frames does not count (`paused`).
+    Honest files take a small part of it. It is CPU time, so that a busy machine changes nothing. Time spent on frames
+    that have been decoded does not count (`paused`).
 
     Attributes:
         path: the file.

@@ -60,7 +60,9 @@ def read_transcripts(path: Path) -> dict[str, list[Said]]:
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows: Iterable[Any] = csv.DictReader(file) if path.suffix.lower() == ".csv" else map(json.loads, file)
+            rows: Iterable[Any] = (
+                csv.DictReader(file, strict=True) if path.suffix.lower() == ".csv" else map(json.loads, file)
+            )
             found: dict[str, list[Said]] = {}
             for number, row in enumerate(rows, 1):
                 video, said = _line(path, number, row)
