@@ -269,6 +269,46 @@ def test_parts_of_a_tar_are_joined_and_a_missing_one_is_named(tmp_path):
     assert not list((tmp_path / "other").rglob("*.writing"))
 
 
+TWELVE = {f"video{i}": f"caption {i}" for i in range(12)}
+
+
+def parts_of_a_tar(tmp_path, numbers):
+    """Write twelve videos as a tar in as many parts as there are numbers; return the folder and the videos' bytes."""
+    held = hub(tmp_path / "hub", TWELVE)
+    for video in TWELVE:
+        write(tmp_path / "loose" / f"{video}.mp4", f"{video:>9}" * 3000)
+    whole = tmp_path / "whole.tar"
+    with tarfile.open(whole, "w") as archive:
+        archive.add(tmp_path / "loose", "Videos")
+    content = whole.read_bytes()
+    size = -(-len(content) // len(numbers) // 512) * 512
+    for place, number in enumerate(numbers):
+        (held / f"Videos.tar.part{number}").write_bytes(content[place * size : (place + 1) * size])
+    return held, {path.name: path.read_bytes() for path in (tmp_path / "loose").iterdir()}
+
+
+@pytest.mark.parametrize("numbers", [range(12), range(1, 13), ["aa", "ab", "ac"]])
+def test_parts_of_a_tar_are_joined_in_natural_order(tmp_path, numbers):
+    held, videos = parts_of_a_tar(tmp_path, numbers)
+    assert bring("msrvtt", held, tmp_path / "data").placed.new == 12
+    assert {p.name: p.read_bytes() for p in (tmp_path / "data" / "msrvtt" / "videos").iterdir()} == videos
+
+
+def test_nothing_is_unpacked_from_a_tar_whose_parts_do_not_belong_together(tmp_path):
+    held, videos = parts_of_a_tar(tmp_path, range(12))
+    third, tenth = held / "Videos.tar.part2", held / "Videos.tar.part9"
+    third_bytes, tenth_bytes = third.read_bytes(), tenth.read_bytes()
+    third.write_bytes(tenth_bytes)
+    tenth.write_bytes(third_bytes)
+    with pytest.raises(ImportFailed, match=r"Videos\.tar\.part0: truncated or damaged"):
+        bring("msrvtt", held, tmp_path / "data")
+    assert not list((tmp_path / "data").rglob("*.mp4"))
+    third.write_bytes(third_bytes)
+    tenth.write_bytes(tenth_bytes)
+    assert bring("msrvtt", held, tmp_path / "data").placed.new == 12
+    assert {p.name: p.read_bytes() for p in (tmp_path / "data" / "msrvtt" / "videos").iterdir()} == videos
+
+
 @pytest.mark.parametrize("harm", ["cut", "byte"])
 def test_a_broken_zip_is_one_sentence_and_the_whole_one_goes_on(tmp_path, capsys, harm):
     held = hub(tmp_path / "hub", CLIPS)

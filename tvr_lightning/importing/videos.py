@@ -47,6 +47,22 @@ class Archive:
         """Yield the videos in it: name, bytes, and what opens them, before the next one is asked for."""
         return self._zip() if self.name.lower().endswith(".zip") else self._tar()
 
+    def check(self) -> None:
+        """Read a tar to its end; a zip has a checksum of each member, checked as it is unpacked.
+
+        Raises:
+            tarfile.ReadError: it is truncated, or a header in it is invalid, where tarfile just stops.
+        """
+        if self.name.lower().endswith(".zip"):
+            return
+        with _Joined(self.parts) as joined, tarfile.open(fileobj=joined, mode="r|*") as archive:
+            for _ in archive:
+                pass
+            assert archive.fileobj is not None
+            while rest := archive.fileobj.read(CHUNK):
+                if rest.strip(b"\0"):
+                    raise tarfile.ReadError("a header in it is invalid; perhaps its parts do not belong together")
+
     @contextmanager
     def read(self) -> Iterator[None]:
         """Say in a sentence where reading the archive fails in this context.
@@ -148,7 +164,8 @@ def find_videos(folder: Path) -> Held:
             gap = next((n for n in range(present[0], present[-1]) if n not in present), None)
             if gap is not None or present[0] > 1:
                 raise ImportFailed(f"{whole}: part {gap if gap is not None else 0} is missing; fetch it too")
-        held.archives.append(Archive(Path(whole).name, [path for _, path in sorted(found)]))
+            found.sort(key=lambda part: int(part[0]))
+        held.archives.append(Archive(Path(whole).name, [path for _, path in found]))
     return held
 
 
@@ -197,8 +214,10 @@ def place_videos(held: Held, wanted: Mapping[str, Path], way: Way, progress: boo
                     _write(opened, target)
             placed.new += 1
         for archive in held.archives:
-            task = bar.add_task(f"unpacking {archive.name}", total=None)
+            task = bar.add_task(f"checking {archive.name}", total=None)
             with archive.read():
+                archive.check()
+                bar.update(task, description=f"unpacking {archive.name}")
                 for file, size, opens in archive.members():
                     bar.advance(task)
                     name = stem(file)
