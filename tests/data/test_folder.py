@@ -87,6 +87,22 @@ def test_every_table_says_the_same(root, tmp_path, suffix, form):
         assert [video.path.resolve() for video in found.videos] == [video.path.resolve() for video in expected.videos]
 
 
+@pytest.mark.parametrize("other", ["video0", "./video0.mp4", "videos/video0.mp4", "video0.MP4", "x/../video0"])
+def test_every_spelling_of_a_file_is_the_same_video(root, tmp_path, other):
+    (tmp_path / "videos").symlink_to(root / "videos")
+    for splits in (("train", "test"), ("test", "train")):
+        rows = [{**ROWS[0], "split": splits[0]}, {**ROWS[1], "video": other, "split": splits[1]}, *ROWS[2:]]
+        write_csv(tmp_path / "captions.csv", rows)
+        with pytest.raises(
+            AnnotationError, match=rf"{splits[0]} \(row 2, .*{splits[1]} \(row 3, {other}\); write one split"
+        ):
+            data(tmp_path).setup("fit")
+    write_csv(tmp_path / "captions.csv", [ROWS[0], {**ROWS[1], "video": other}, *ROWS[2:]])
+    assert len(data(tmp_path).read_split("test").videos) == 4
+    write_csv(tmp_path / "captions.csv", [{"video": row["video"], "caption": "x"} for row in [*ROWS, {"video": other}]])
+    assert sum(len(data(tmp_path).read_split(split).videos) for split in ("train", "test")) == 20
+
+
 def test_without_splits_the_same_videos_are_drawn_in_whatever_order(root, tmp_path):
     rows = [{"video": row["video"], "caption": row["caption"]} for row in ROWS]
     drawn = []
@@ -116,7 +132,7 @@ def test_what_is_wrong_is_said_in_one_sentence(root, tmp_path):
         "split,video\ntrain,a.mp4\n": r"no column holds captions, found \['split', 'video'\]; name it one of caption,",
         "split,caption\ntrain,a dog\n": r"no column holds the video, found .*; name it one of file, video,",
         "split,video,caption\nlearn,a.mp4,a dog\n": r"row 2, a\.mp4: no split 'learn'; write one of train, val,",
-        "split,video,caption\ntrain,a.mp4,x\ntest,a.mp4,y\n": r"a\.mp4: its rows are in test, train; write one split",
+        "split,video,caption\ntrain,a.mp4,x\ntest,a.mp4,y\n": r"a\.mp4: its rows are in train \(row 2, .*; write one",
         "split,video,caption\ntest,a.mp4,x\n": r"column split: no video is in the split 'train'; mark some rows so",
         "split,video,caption\ntrain,../../a.mp4,x\n": r"the name leads out of the folder",
     }

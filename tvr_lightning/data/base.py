@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,8 +25,10 @@ from tvr_lightning.data.records import (
     AnnotationError,
     Findings,
     MissingData,
+    Problem,
     Split,
     SplitName,
+    shared_videos,
 )
 from tvr_lightning.data.recover_captions import MissingCaptions, RecoverCaptions, find_captions, read_captions
 from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler, check_divisible
@@ -385,10 +389,34 @@ class TextVideoDataModule(LightningDataModule, ABC):
     # Loaders
 
     def setup(self, stage: str | None = None) -> None:
-        """Read what a stage needs; raises `MissingData` and `AnnotationError` before anything heavy starts."""
+        """Read the splits of a stage and check that no video is in two splits.
+
+        Raises:
+            MissingData: annotation or video files are missing.
+            AnnotationError: the files contradict themselves, or two splits share videos.
+        """
         self.check_present(stage)
         for name in STAGES[stage]:
             self.load_split(name)
+        self._check_disjoint()
+
+    def _check_disjoint(self) -> None:
+        """Compare all splits, except those that cannot be read, which only stages that need them refuse."""
+        splits: dict[SplitName, Split] = {}
+        for name in STAGES[None]:
+            if all(path.is_file() for path in self.required_files(self._source(name))):
+                with suppress(AnnotationError):
+                    split = self.read_split(name)
+                    splits[split.name] = split  # "val" may be the test split itself
+        for one, other in combinations(splits.values(), 2):
+            ids = [video.video_id for video in shared_videos(one, other)]
+            if ids:
+                count = f"{len(ids)} video{'s are' if len(ids) > 1 else ' is'} in both"
+                more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+                message = f"{count} ({', '.join(ids[:SHOWN])}{more})"
+                fix = "remove them from one of the two splits"
+                entry = f"{one.name} and {other.name}"
+                raise AnnotationError([Problem(str(self.folder), entry, "split-overlap", message, fix)])
 
     def train_dataloader(self) -> DataLoader[PairBatch]:
         """Return the shuffled loader of PairBatch, each device's share of the global batch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class CaptionRow:
 
     Attributes:
         entry: where it stands, for messages.
-        video: name of the file, as the table has it.
+        video: Name of the file, without `./` and `..` inside it.
         captions: of the video.
         split: train, val or test; None where the table has no such column.
     """
@@ -71,7 +72,7 @@ def _row(file: Path, entry: str, record: Mapping[str, Any], video: str, columns:
     split = record.get("split")
     if split is not None and str(split).strip() not in SPLITS:
         raise malformed(file, entry, f"no split {split!r}", f"write one of {', '.join(SPLITS)}")
-    return CaptionRow(entry, name, captions, None if split is None else SPLITS[str(split).strip()])
+    return CaptionRow(entry, posixpath.normpath(name), captions, None if split is None else SPLITS[str(split).strip()])
 
 
 def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:

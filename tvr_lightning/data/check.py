@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Problem, ProblemKind, Split, SplitName, VideoRecord
+from tvr_lightning.data.records import Problem, ProblemKind, Split, SplitName, VideoRecord, shared_videos
 from tvr_lightning.media.read_many import Unread, read_all
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import probe, read_clip
@@ -152,10 +152,9 @@ def _absent_annotation(path: Path, data: TextVideoDataModule) -> Problem:
 def _overlaps(splits: list[Split]) -> list[Problem]:
     problems = []
     for one, other in combinations(splits, 2):
-        files = {video.path: video.video_id for video in other.videos}
-        for path in dict.fromkeys(video.path for video in one.videos if video.path in files):
-            message = f"the video is in {one.name} and in {other.name}"
-            problems.append(Problem(str(path), path.name, "split-overlap", message, "remove it from one of the lists"))
+        message = f"the video is in {one.name} and in {other.name}"
+        for video in shared_videos(one, other):
+            problems.append(_problem(video, "split-overlap", message, "remove it from one of the two splits"))
     return problems
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +56,8 @@ FOLDER/                                              data.init_args.root, or $TV
         self.table = table
         self.test_share = test_share
         self._rows: list[CaptionRow] | None = None
+        self._paths: dict[str, Path] = {}
+        self._folders: dict[str, VideoFolder] = {}
         super().__init__(split=split, frames=frames, words=words, **options)
         if not 0 < test_share < 1:
             raise ValueError(f"test_share is {test_share}; give a share of the videos between 0 and 1")
@@ -95,6 +98,7 @@ FOLDER/                                              data.init_args.root, or $TV
         return [file for file in found if file.is_file()] or found[:1]
 
     def _table_rows(self) -> list[CaptionRow]:
+        """The rows of the table, in which every spelling of a file is replaced by one name."""
         if self._rows is None:
             files = self.required_files("train")
             if len(files) > 1:
@@ -104,7 +108,11 @@ FOLDER/                                              data.init_args.root, or $TV
                     [f"one table: {self.folder} holds {names}; name one with data.init_args.table"],
                     self.layout,
                 )
-            self._rows = read_caption_table(files[0])
+            rows = read_caption_table(files[0])
+            found = {spelling: self._find(spelling) for spelling in sorted({row.video for row in rows})}
+            chosen = {path: spelling for spelling, path in found.items()}
+            self._paths = {name: path for path, name in chosen.items()}
+            self._rows = [replace(row, video=chosen[found[row.video]]) for row in rows]
         return self._rows
 
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
@@ -121,21 +129,19 @@ FOLDER/                                              data.init_args.root, or $TV
             fix = "mark some rows so, or leave the column out to have videos drawn for the test"
             raise malformed(table, "column split", f"no video is in the split {name!r}", fix)
         builder = SplitBuilder(table, findings)
-        folders: dict[str, VideoFolder] = {}
         for video, said in captions.items():
-            path = self._find(video, folders)
             if splits[video] == name:
-                builder.add(VideoRecord(video, path), said, table)
-        for folder in folders.values():
+                builder.add(VideoRecord(video, self._paths[video]), said, table)
+        for folder in self._folders.values():
             for file in folder.others():
                 findings.note(table, file.name, "video-without-caption", f"does not name {file}", "left out")
         return builder.build(name, f"all captions of a video as queries{drawn}")
 
     def _splits(self, table: Path, findings: Findings) -> tuple[dict[str, str], str]:
         """The split of every video, and what the protocol says of it where the table does not."""
-        marked: dict[str, set[str | None]] = {}
+        marked: dict[str, dict[str | None, str]] = {}  # the first row of each split
         for row in self._table_rows():
-            marked.setdefault(row.video, set()).add(row.split)
+            marked.setdefault(row.video, {}).setdefault(row.split, row.entry)
         if not any(split for named in marked.values() for split in named):
             # By digests of the names: no other order, no other seed and few added videos change which ones these are.
             ordered = sorted(marked, key=lambda video: hashlib.sha256(video.encode()).digest())
@@ -144,13 +150,13 @@ FOLDER/                                              data.init_args.root, or $TV
             return {video: "test" if video in test else "train" for video in marked}, drawn
         for video, named in marked.items():
             if len(named) > 1 or None in named:
-                said = ", ".join(sorted(split or "none" for split in named))
+                said = ", ".join(f"{split or 'no split'} ({entry})" for split, entry in named.items())
                 findings.add(table, video, "split-overlap", f"its rows are in {said}", "write one split in all of them")
         return {video: next(iter(named)) or "" for video, named in marked.items()}, ""
 
-    def _find(self, video: str, folders: dict[str, VideoFolder]) -> Path:
-        """Where a video is: a name with folders is read from the table's place, a bare one from that of the videos."""
+    def _find(self, video: str) -> Path:
+        """Return the path of a video: a name with folders is relative to the table, a bare one to `video_root`."""
         parent, _, name = video.rpartition("/")
-        if parent not in folders:
-            folders[parent] = VideoFolder(path_below(self.folder, parent) if parent else self.video_root)
-        return folders[parent].find(name)
+        if parent not in self._folders:
+            self._folders[parent] = VideoFolder(path_below(self.folder, parent) if parent else self.video_root)
+        return self._folders[parent].find(name)

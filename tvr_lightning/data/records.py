@@ -85,6 +85,12 @@ class Split:
         return Split(self.name, self.protocol, [self.videos[old] for old in chosen], texts)
 
 
+def shared_videos(one: Split, other: Split) -> list[VideoRecord]:
+    """Return the videos of `one` whose files are also in `other`, one per file."""
+    files = {video.path for video in other.videos}
+    return list({video.path: video for video in one.videos if video.path in files}.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong with a dataset: in which file, at which entry, of which kind, and what mends it."""
@@ -102,6 +108,8 @@ class Problem:
 
 class AnnotationError(UserError, ValueError):
     """Annotation files contradict themselves or their format; `problems` holds every finding."""
+
+    exit_status = 2
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)

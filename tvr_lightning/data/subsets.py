@@ -12,7 +12,7 @@ def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[S
 
     Args:
         train: the split to divide.
-        videos: how many of its videos are held out, drawn by `seed`.
+        videos: Number of its video files held out, drawn by `seed`; clips of one file are held out together.
         seed: equal seeds draw equal videos.
         one_caption: whether the first text alone of a held-out video is kept, as the test protocol has it.
 
@@ -22,14 +22,17 @@ def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[S
     Raises:
         ValueError: no video would be left to train on.
     """
-    count = len(train.videos)
+    files = list(dict.fromkeys(video.path for video in train.videos))
+    count = len(files)
     if videos >= count:
         raise ValueError(f"holdout {videos} leaves no training video of {count}; hold out fewer")
     drawn = np.random.default_rng([seed, count]).permutation(count).tolist()
-    held = train.take_videos(sorted(drawn[:videos]))
+    held_files = {files[position] for position in drawn[:videos]}
+    held = train.take_videos([i for i, video in enumerate(train.videos) if video.path in held_files])
     texts = [held.texts[positions[0]] for positions in held.texts_of_videos()] if one_caption else held.texts
     protocol = f"{train.protocol}, {videos} training videos held out"
-    return train.take_videos(sorted(drawn[videos:])), Split("val", protocol, held.videos, texts)
+    rest = train.take_videos([i for i, video in enumerate(train.videos) if video.path not in held_files])
+    return rest, Split("val", protocol, held.videos, texts)
 
 
 def draw_videos(split: Split, videos: int, seed: int) -> Split:
