@@ -42,7 +42,7 @@ from tvr_lightning.recipe_files import (
     with_recipes_found,
 )
 from tvr_lightning.trained import Difference, Trained, given
-from tvr_lightning.training.module import RecipeModule
+from tvr_lightning.training.module import RecipeModule, check_precision
 from tvr_lightning.training.reliability import CheckpointConfig
 from tvr_lightning.training.run_folder import RunTrainer
 
@@ -163,7 +163,8 @@ class RecipeCLI(LightningCLI):
         return self.config[self.subcommand] if self.subcommand else self.config
 
     def before_instantiate_classes(self) -> None:
-        """Stop before anything heavy where data or weights are missing, and say all of it at once."""
+        """Check the precision, then list all missing data and weights, before anything is loaded."""
+        check_precision(str(self.options.trainer.precision))
         self._set_memory(self.options.eval_memory)
         try:
             data = instantiate_data(self.options.data)

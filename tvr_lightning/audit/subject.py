@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -121,11 +120,11 @@ class Subject:
         """
         method, size = self.method, batch_size or self.batch_size
         method.on_test_epoch_start()
-        with self._precision():
-            for number, rows in enumerate(texts.split(size)):
-                method.test_step(self.texts[rows], number, 0)
-            for number, rows in enumerate(videos.split(size)):
-                method.test_step(self.videos[rows], number, 1)
+        # Without the trainer's autocast: it rounds by more than most leaks change, differently for every batch size.
+        for number, rows in enumerate(texts.split(size)):
+            method.test_step(self.texts[rows], number, 0)
+        for number, rows in enumerate(videos.split(size)):
+            method.test_step(self.videos[rows], number, 1)
         split = method.encoded.join(method.device)
         text = split.texts.features[_by_row(split.texts.index, self.texts.index, texts)]
         video = split.videos.features[_by_row(split.videos.index, self.videos.index, videos)]
@@ -133,18 +132,9 @@ class Subject:
 
     def encode_told(self) -> Features:
         """Encode all items in the order of the split, with their places in it and their names: with all help."""
-        with self._precision():
-            texts = [self.method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
-            videos = [self.method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
+        texts = [self.method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
+        videos = [self.method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
         return TextFeatures.cat(texts).float(), VideoFeatures.cat(videos).float()
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        """Return the trainer's context for weights of half precision; there is none for mixed precision.
-
-        Autocast would round by more than most leaks change, and differently for every batch size.
-        """
-        plugin = self.method.trainer.precision_plugin
-        return plugin.forward_context() if plugin.precision in ("bf16-true", "16-true") else nullcontext()
 
     def _in_order(self, batch: TextBatch | VideoBatch) -> tuple[Tensor, ...]:
         return torch.arange(len(batch)).split(self.batch_size)

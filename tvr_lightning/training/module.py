@@ -24,12 +24,26 @@ from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.extract.check import check_store
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
 from tvr_lightning.options import other_options, plain_options
+from tvr_lightning.recipe_files import OptionError
 from tvr_lightning.training.finite import FiniteLosses
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer
 from tvr_lightning.training.sharding import shard
 
 NAMED = 5
 """Tensors that an error names before it counts the others."""
+
+
+def check_precision(precision: str) -> None:
+    """Refuse Trainer precisions that store weights in 16 bits: `score` and `losses` are computed in float32.
+
+    Raises:
+        OptionError: The precision is one of them.
+    """
+    if precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
+        raise OptionError(
+            f"trainer.precision {precision} stores all weights in 16 bits, but methods score in float32; "
+            "use bf16-mixed or 32-true"
+        )
 
 
 def _arguments(frame: FrameType | None) -> dict[str, Any]:
@@ -94,8 +108,9 @@ class RecipeModule(LightningModule):
 
         Raises:
             StoreError: the encoder trains, or the store was made with another one.
-            ValueError: the encoder's precision does not go with the trainer's precision or strategy.
+            ValueError: the trainer's precision or strategy does not go with the methods or the encoder's precision.
         """
+        check_precision(str(self.trainer.precision))
         self.encoder.check_precision(str(self.trainer.precision), type(self.trainer.strategy).__name__)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, TextVideoDataModule):

@@ -24,6 +24,7 @@ from tvr_lightning.recipe import RecipeCLI, plain
 from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
 from tvr_lightning.reproduce.profile.costs import STAGES, Precision, Workload, measure_costs
+from tvr_lightning.training.module import check_precision
 
 
 class _WithoutData(RecipeCLI):
@@ -32,11 +33,12 @@ class _WithoutData(RecipeCLI):
     random_weights = False
 
     def before_instantiate_classes(self) -> None:
-        """Stop where the encoders' weights are missing, unless random ones will do.
+        """Check the precision, and that the encoders' weights are present unless random ones will do.
 
         Raises:
             RecipeError: they are, and need not be there; says how.
         """
+        check_precision(str(self.options.trainer.precision))
         if self.random_weights:
             _without_weights(self.options.model)
         try:

@@ -1,0 +1,46 @@
+"""Trainer precisions that would train a method's layers in 16 bits are refused before data or weights are read."""
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+
+from tvr_lightning.cli import main
+from tvr_lightning.data import MSRVTT
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.synthetic import synthesize
+from tvr_lightning.testing import method_recipes
+
+RECIPES = method_recipes(Path(__file__).parents[2] / "recipes")
+SENTENCE = "trainer.precision {} stores all weights in 16 bits, but methods score in float32; use bf16-mixed or 32-true"
+
+
+def refused(capsys, words: list[str], precision: str) -> bool:
+    status = main([*words, f"--trainer.precision={precision}"])
+    return (status, capsys.readouterr().err) == (2, f"tvr: {SENTENCE.format(precision)}\n")
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), "dpdv-vqa"])
+def test_every_method_refuses_half_precision_weights(recipe, tmp_path, capsys):
+    # The folder contains no data and no weights, so anything that was read first would be the error.
+    assert refused(capsys, ["fit", f"--config={recipe}", f"--data.init_args.root={tmp_path}"], "bf16-true")
+
+
+@pytest.mark.parametrize("precision", ["16-true", "transformer-engine", "transformer-engine-float16"])
+def test_so_does_every_other_precision_with_such_weights(tmp_path, capsys, precision):
+    words = ["--config=clip4clip", f"--data.init_args.root={tmp_path}"]
+    assert refused(capsys, ["fit", *words], precision)
+    assert refused(capsys, ["fit", "--estimate", *words], precision)
+    assert refused(capsys, ["test", *words], precision)
+    assert refused(capsys, ["profile", "--config=clip4clip", "--random-weights", f"--out={tmp_path}"], precision)
+
+
+def test_python_is_refused_the_same(tmp_path):
+    synthesize("msrvtt", tmp_path, 8, 0, workers=1, progress=False)
+    data = MSRVTT(root=str(tmp_path), frames=2, batch_size=2, num_workers=0)
+    trainer = pl.Trainer(
+        accelerator="cpu", precision="bf16-true", max_epochs=1, logger=False, enable_checkpointing=False
+    )
+    with pytest.raises(ValueError, match=r"trainer\.precision bf16-true.*use bf16-mixed"):
+        trainer.fit(CLIP4Clip(TinyClipEncoder(width=64)), datamodule=data)
