@@ -39,7 +39,7 @@ from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.workers import worker_context
-from tvr_lightning.store import FeatureStore, StoreError
+from tvr_lightning.store import FeatureStore, Part, StoreError
 
 STAGES: dict[str | None, tuple[SplitName, ...]] = {
     "fit": ("train", "val"),
@@ -148,7 +148,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self._resume_at: dict[str, int] | None = None
         self._read: dict[SplitName, Split] = {}
         self._loaded: dict[SplitName, Split] = {}
-        self._store: FeatureStore | None = None
+        self._store: tuple[list[Part], FeatureStore] | None = None
         self._copies: Copies | Literal[False] | None = False
         self._check_options()
 
@@ -370,17 +370,29 @@ class TextVideoDataModule(LightningDataModule, ABC):
         Raises:
             StoreError: it is absent or damaged, or made with another sampling, frame size or number of words.
         """
-        if self.features is not None and self._store is None:
+        parts = self._stored_parts()
+        if self.features is not None and (self._store is None or self._store[0] != parts):
             copies = self.copies.how.describe() if self.copies is not None else ""
-            self._store = open_store(
-                self.features, self.frames, self.preparation, self.sampling, self.words, self.audio, copies
+            store = open_store(
+                self.features, self.frames, self.preparation, self.sampling, self.words, parts, self.audio, copies
             )
-        return self._store
+            self._store = (parts, store)
+        return None if self._store is None else self._store[1]
+
+    def _stored_parts(self) -> list[Part]:
+        """Return the parts of a store that the method reads; without a method, those that the data's options name."""
+        module = self.trainer.lightning_module if self.trainer else None
+        hears = self.audio is not None if module is None else getattr(module, "audio_encoder", None) is not None
+        parts: list[Part] = ["text", "frames"]
+        if getattr(module, "needs_patches", False):
+            parts.append("patches")
+        if hears:
+            parts.append("audio")
+        return parts
 
     def _feature_reader(self) -> FeatureReader:
         assert self.store is not None
-        module = self.trainer.lightning_module if self.trainer else None
-        return FeatureReader(self.store, self.directory, patches=bool(getattr(module, "needs_patches", False)))
+        return FeatureReader(self.store, self.directory)
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return which video every text of a split describes, with the names that results carry."""

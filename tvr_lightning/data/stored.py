@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.opening import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.sampling import FrameSampling
-from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey, text_id
+from tvr_lightning.store import FeatureStore, Fingerprint, Part, VideoKey, text_id
 
 
 def video_key(dataset: str, video: VideoRecord) -> VideoKey:
@@ -38,18 +39,19 @@ def open_store(
     preparation: Preparation,
     sampling: FrameSampling,
     words: int,
+    parts: Sequence[Part],
     audio: AudioOptions | None,
     copies: str = "",
 ) -> FeatureStore:
-    """Open a store and check that it is whole and made for these options.
+    """Open the parts of a store that a method reads, and check that they are whole and made for these options.
 
     Raises:
         StoreError: it is absent or damaged, or made otherwise; both values are shown.
     """
-    store = FeatureStore(path)
+    store = FeatureStore(path, parts)
     store.require("text", text_fingerprint(words))
     store.require("frames", frame_fingerprint(frames, preparation, sampling, copies))
-    if audio is not None:
+    if "audio" in parts and audio is not None:
         store.require("audio", {"preprocessing": audio.describe()})
     store.verify()
     return store
@@ -60,14 +62,12 @@ class FeatureReader:
     """Reads the features of one video or text, in the place of `MediaReader` and of the captions themselves.
 
     Attributes:
-        store: where they are.
+        store: where they are; its open parts are read.
         dataset: the dataset's folder name, under which `tvr extract` kept its videos.
-        patches: whether patch vectors are read too.
     """
 
     store: FeatureStore
     dataset: str
-    patches: bool = False
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> VideoFeatures:
         """Return features with frames (1, F, D); `generator` has nothing to decide.
@@ -77,14 +77,14 @@ class FeatureReader:
             StoreError: the video is not in the store, or its shard is damaged.
         """
         key = video_key(self.dataset, video)
-        reason = self.store.skipped("frames").get(key)
+        reason = self._skipped(key)
         if reason is not None:
-            raise VideoError(Path(video.path), f"skipped when features were extracted: {reason}")
-        return self.store.video([key], self.patches)
+            raise VideoError(Path(video.path), reason)
+        return self.store.video([key], "patches" in self.store.parts)
 
     def empty(self) -> VideoFeatures:
         """Return features of no videos whose other dimensions agree with the store's."""
-        return self.store.first_video(self.patches)[:0]
+        return self.store.first_video("patches" in self.store.parts)[:0]
 
     def text(self, text: str) -> TextFeatures:
         """Return features of one text: sentence (1, D), words (1, W, D).
@@ -101,12 +101,22 @@ class FeatureReader:
             Reasons by position in `split.videos`.
 
         Raises:
-            StoreError: videos or texts are missing without a reason; says which command completes the store.
+            StoreError: videos or texts are missing without a reason, or features are of other files; names the command
+                that completes the store.
         """
-        keys = [video_key(self.dataset, video) for video in split.videos]
-        self.store.require_items("frames", keys)
-        if self.patches:
-            self.store.require_items("patches", keys)
-        self.store.require_items("text", [text_id(text.text) for text in split.texts])
-        skipped = self.store.skipped("frames")
-        return {i: f"skipped when features were extracted: {skipped[k]}" for i, k in enumerate(keys) if k in skipped}
+        paths = {video_key(self.dataset, video): Path(video.path) for video in split.videos}
+        for part in self.store.parts:
+            if part == "text":
+                self.store.require_items("text", [text_id(text.text) for text in split.texts])
+            else:
+                self.store.require_items(part, list(paths))
+                self.store.require_files(part, paths)
+        reasons = [self._skipped(video_key(self.dataset, video)) for video in split.videos]
+        return {place: reason for place, reason in enumerate(reasons) if reason is not None}
+
+    def _skipped(self, key: VideoKey) -> str | None:
+        """Return why extraction skipped a video; None if it did not."""
+        for part in self.store.parts:
+            if part != "text" and key in self.store.skipped(part):
+                return f"skipped when features were extracted: {self.store.skipped(part)[key]}"
+        return None

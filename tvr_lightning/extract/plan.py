@@ -96,6 +96,8 @@ class ExtractReport:
     Attributes:
         written: items newly written, by part. kept: items that were there already.
         skipped: "path: reason" of the videos that could not be read.
+        retried: videos that an earlier run skipped and this one tried again, since their files have changed.
+        still_skipped: videos that an earlier run skipped and whose files have not changed.
         problems: "path: reason" of sound tracks that were broken in places, read as far as they go.
         mended: shards found damaged and written anew.
         seconds: in all; waiting: for decoded videos, encoding: in the encoders, writing: to the disk.
@@ -104,6 +106,8 @@ class ExtractReport:
     written: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    retried: int = 0
+    still_skipped: int = 0
     problems: list[str] = field(default_factory=list)
     mended: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -125,6 +129,11 @@ class ExtractReport:
             shares = [(n, getattr(self, n) / self.seconds) for n in ("waiting", "encoding", "writing")]
             spent = ", ".join(f"{name} {share:.0%}" for name, share in shares)
             lines.append(f"{rate:.1f} items/s; {spent}; bottleneck: {self.bottleneck}")
+        if self.retried or self.still_skipped:
+            lines.append(
+                f"of the videos skipped before, {self.retried} tried again and {self.still_skipped} left out, since "
+                "their files have not changed"
+            )
         lines += [f"mended {problem}" for problem in self.mended]
         lines += [f"skipped {reason}" for reason in self.skipped]
         return lines + [f"broken sound {problem}" for problem in self.problems]

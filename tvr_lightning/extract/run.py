@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,7 +23,7 @@ from tvr_lightning.extract.fingerprint import fingerprints
 from tvr_lightning.extract.plan import ExtractOptions, ExtractReport, ExtractSource, parts_of
 from tvr_lightning.media.read_many import read_many
 from tvr_lightning.progress import progress_bar
-from tvr_lightning.store import Part, StoreItem, StoreWriter
+from tvr_lightning.store import Part, StoreItem, StoreWriter, file_mark, is_same_file
 
 
 @contextlib.contextmanager
@@ -46,7 +48,9 @@ def extract(
     options: ExtractOptions,
     bar: Progress | None = None,
 ) -> ExtractReport:
-    """Write the features of a source into a store; what the store holds already is left as it is.
+    """Write the features of a source into a store; what the store contains of the same files is left as it is.
+
+    Videos that an earlier run skipped are tried again if their files have changed since.
 
     Killed at any moment and run again, it gives the store that an uninterrupted run gives: batches are formed within
     shards, in the order of the source.
@@ -113,11 +117,19 @@ class _Extraction:
     def videos(self, parts: Sequence[Part], progress: Progress) -> None:
         """Decode, encode and write the videos that the store lacks, each part that lacks them."""
         videos = list({item.key: (record, item) for record, item in self.source.videos}.values())
-        done = {part: self.writer.done(part) for part in parts}
+        wanted = [tuple(part for part in parts if not self._is_done(part, item)) for _, item in videos]
         for part in parts:
-            self.report.kept[part] = sum(item.key in done[part] for _, item in videos)
-        wanted = [tuple(part for part in parts if item.key not in done[part]) for _, item in videos]
+            kept = self.writer.done(part)
+            self.report.kept[part] = sum(
+                part not in lacking and item.key in kept for lacking, (_, item) in zip(wanted, videos, strict=True)
+            )
         open_items = [i for i, lacking in enumerate(wanted) if lacking]
+        for i, (record, item) in enumerate(videos):
+            if any(item.key in self.writer.skipped(part) for part in parts):
+                self.report.retried += bool(wanted[i])
+                self.report.still_skipped += not wanted[i]
+            if wanted[i]:  # marked before it is read, so that a file that changes meanwhile is read again
+                videos[i] = (record, dataclasses.replace(item, file=file_mark(item.path)))
         shards = [
             (lacking, chunk)
             for lacking, group in groupby(open_items, key=lambda i: wanted[i])
@@ -151,6 +163,14 @@ class _Extraction:
             for part in lacking:
                 values, mask = _joined(features[part])
                 self._append(part, [videos[i][1] for i in read], {part: values}, mask, failed)
+
+    def _is_done(self, part: Part, item: StoreItem) -> bool:
+        """Return whether a part contains a video, or skipped it, and its file is still the same."""
+        kept = self.writer.done(part).get(item.key)
+        if kept is not None:
+            return not Path(item.path).is_file() or is_same_file(item.path, kept.file)
+        skipped = self.writer.skipped(part).get(item.key)
+        return skipped is not None and is_same_file(item.path, skipped.file)
 
     def _append(
         self,

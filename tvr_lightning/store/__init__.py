@@ -10,6 +10,8 @@ from tvr_lightning.store.shard import (
     StoreItem,
     VideoKey,
     differences,
+    file_mark,
+    is_same_file,
     text_id,
 )
 from tvr_lightning.store.writer import StoreWriter
@@ -25,5 +27,7 @@ __all__ = [
     "StoreWriter",
     "VideoKey",
     "differences",
+    "file_mark",
+    "is_same_file",
     "text_id",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.store.shard import (
     PARTS,
+    FileMark,
     Fingerprint,
     Part,
     Record,
@@ -22,6 +23,8 @@ from tvr_lightning.store.shard import (
     VideoKey,
     check_alike,
     differences,
+    is_same_file,
+    part_of,
     read_record,
     shard_files,
     shard_problem,
@@ -40,12 +43,14 @@ class _Items:
         made: fingerprint of the part.
         command: the command that makes and mends it.
         place: file and row of every item, by key.
+        marks: what the file of every item and skipped item was recognized by, by key.
         skipped: why, by key.
     """
 
     made: Fingerprint
     command: str
     place: dict[Any, tuple[Path, int]] = field(default_factory=dict)
+    marks: dict[Any, FileMark | None] = field(default_factory=dict)
     skipped: dict[Any, str] = field(default_factory=dict)
 
 
@@ -56,12 +61,13 @@ class FeatureStore:
 
     Args:
         path: the store's folder.
+        parts: parts to open; the shards of the others are not looked at.
 
     Raises:
         StoreError: there is no store, one of another format, or shards of two stores.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, parts: Sequence[Part] = PARTS) -> None:
         self.path = Path(path)
         self._records: dict[Path, Record] = {}
         self._damaged: list[str] = []
@@ -72,6 +78,8 @@ class FeatureStore:
                 f"--out {self.path}"
             )
         for file in files:
+            if part_of(file) not in parts:
+                continue
             try:
                 self._records[file] = read_record(file)
             except StoreError as error:
@@ -147,6 +155,28 @@ class FeatureStore:
             raise StoreError(
                 f"the feature store {self.path} lacks {len(absent)} of {len(keys)} items of part {part!r}, first "
                 f"{_name(absent[0])}{self._why()}. Complete it with: {items.command}"
+            )
+
+    def require_files(self, part: Part, paths: Mapping[Any, Path]) -> None:
+        """Check that a part was made of these files; files that do not exist on this machine are not compared.
+
+        Args:
+            part: which part.
+            paths: file of each video, by key.
+
+        Raises:
+            StoreError: files are others than those whose features the store contains, or have changed.
+        """
+        items = self._part(part)
+        changed = [
+            path
+            for key, path in paths.items()
+            if items.marks.get(key) is not None and path.is_file() and not is_same_file(path, items.marks[key])
+        ]
+        if changed:
+            raise StoreError(
+                f"{len(changed)} of {len(paths)} videos are not the files whose {part} the feature store {self.path} "
+                f"contains, first {changed[0]}. Extract them again with: {items.command}"
             )
 
     def verify(self) -> None:
@@ -256,12 +286,13 @@ def _items_of(part: Part, records: dict[Path, Record]) -> _Items | None:
         if record.part != part:
             continue
         items = items or _Items(record.fingerprint, record.command)
+        # The last shard counts: its file may have been skipped, or another one, in an earlier run.
         for row, item in enumerate(record.items):
-            items.place.setdefault(item.key, (file, row))
-        items.skipped.update({item.key: reason for item, reason in record.skipped})
-    if items is not None:
-        # An item may have been skipped by one run and read by a later one.
-        items.skipped = {key: reason for key, reason in items.skipped.items() if key not in items.place}
+            items.place[item.key], items.marks[item.key] = (file, row), item.file
+            items.skipped.pop(item.key, None)
+        for item, reason in record.skipped:
+            items.skipped[item.key], items.marks[item.key] = reason, item.file
+            items.place.pop(item.key, None)
     return items
 
 

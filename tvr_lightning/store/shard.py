@@ -29,12 +29,15 @@ StoreDtype = Literal["float32", "float16"]
 Span = tuple[float, float] | None
 VideoKey = tuple[str, str, Span]
 Fingerprint = Mapping[str, str]
+FileMark = tuple[int, int, str]
+"""What a file is recognized by: its size in bytes, the time of its last change in ns, and a digest of its content."""
 
 PARTS: tuple[Part, ...] = get_args(Part)
-FORMAT = 2
+FORMAT = 3
 FINGERPRINT_FIELDS = ("encoder", "weights", "sampling", "preprocessing")
 NAME = re.compile(rf"(?P<part>{'|'.join(PARTS)})-(?P<number>\d{{5,}})-(?P<digest>[0-9a-f]{{32}})\.safetensors")
 HEADER_OF_FORMAT_1 = "store.json"
+SAMPLED_BYTES = 2**16
 
 
 class StoreError(UserError, ValueError):
@@ -44,6 +47,40 @@ class StoreError(UserError, ValueError):
 def text_id(text: str) -> str:
     """Return the id under which a text's features are kept: a digest of its characters."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def file_mark(path: str | Path) -> FileMark | None:
+    """Return what a file is recognized by; None if there is no such file.
+
+    The digest is of the size and of up to 64 KiB at the beginning, in the middle and at the end.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return None
+    status = path.stat()
+    digest = hashlib.sha256(str(status.st_size).encode())
+    with path.open("rb") as file:
+        for start in (0, status.st_size // 2, status.st_size - SAMPLED_BYTES):
+            file.seek(max(start, 0))
+            digest.update(file.read(SAMPLED_BYTES))
+    return status.st_size, status.st_mtime_ns, digest.hexdigest()[:32]
+
+
+def is_same_file(path: str | Path, mark: FileMark | None) -> bool:
+    """Return whether a file is the one that was marked.
+
+    A file of the same size and time is taken for the same; one of another time, such as a copy, is compared by digest.
+    """
+    path = Path(path)
+    if mark is None or not path.is_file():
+        return mark is None and not path.is_file()
+    status = path.stat()
+    if status.st_size != mark[0]:
+        return False
+    if status.st_mtime_ns == mark[1]:
+        return True
+    found = file_mark(path)
+    return found is not None and found[2] == mark[2]
 
 
 @dataclass(frozen=True)
@@ -56,6 +93,7 @@ class StoreItem:
         path: the video's file; empty for a text.
         span: seconds of the clip in the file.
         text: the text itself; None for a video.
+        file: what the video's file was recognized by when it was read; None for a text, or if there was no file.
     """
 
     dataset: str
@@ -64,6 +102,7 @@ class StoreItem:
     path: str = ""
     span: Span = None
     text: str | None = None
+    file: FileMark | None = None
 
     @staticmethod
     def of_text(text: str, dataset: str, split: str) -> StoreItem:
@@ -132,6 +171,12 @@ def shard_name(part: Part, number: int, content: bytes) -> str:
     return f"{part}-{number:05d}-{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
 
 
+def part_of(path: Path) -> str | None:
+    """Return which part a shard belongs to, by its name; None for other files."""
+    named = NAME.fullmatch(path.name)
+    return None if named is None else named["part"]
+
+
 def read_record(path: Path) -> Record:
     """Return what a shard says of itself; its tensors are not read.
 
@@ -151,8 +196,12 @@ def read_record(path: Path) -> Record:
 
 
 def _item(header: dict[str, Any]) -> StoreItem:
-    span = header.pop("span")
-    return StoreItem(**header, span=None if span is None else (span[0], span[1]))
+    span, file = header.pop("span"), header.pop("file")
+    return StoreItem(
+        **header,
+        span=None if span is None else (span[0], span[1]),
+        file=None if file is None else (file[0], file[1], file[2]),
+    )
 
 
 def shard_problem(path: Path) -> str | None:

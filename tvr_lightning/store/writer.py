@@ -57,7 +57,8 @@ class StoreWriter:
         self.mended: list[str] = []
         self._lock = contextlib.ExitStack()
         self._numbers: dict[str, set[int]] = {}
-        self._done: dict[str, set[Any]] = {}
+        self._done: dict[str, dict[Any, StoreItem]] = {}
+        self._skipped: dict[str, dict[Any, StoreItem]] = {}
 
     def __enter__(self) -> StoreWriter:
         """Lock the folder and check what is there."""
@@ -74,9 +75,13 @@ class StoreWriter:
         """Release the lock; what was appended stays."""
         self._lock.close()
 
-    def done(self, part: Part) -> set[Any]:
-        """Return the keys of the items that a part holds or has skipped."""
-        return self._done.get(part, set())
+    def done(self, part: Part) -> Mapping[Any, StoreItem]:
+        """Return the items that a part contains, by key."""
+        return self._done.get(part, {})
+
+    def skipped(self, part: Part) -> Mapping[Any, StoreItem]:
+        """Return the items of a part that could not be read, by key."""
+        return self._skipped.get(part, {})
 
     def append(
         self,
@@ -102,14 +107,23 @@ class StoreWriter:
         content = shard_content(record, tensors, mask)
         numbers = self._numbers.setdefault(part, set())
         number = next(i for i in range(len(numbers) + 1) if i not in numbers)
+        if {item.key for item in [*items, *(item for item, _ in skipped)]} & (
+            self.done(part).keys() | self.skipped(part).keys()
+        ):
+            number = max(numbers) + 1  # readers take an item from the last shard that has it
         file = self.path / shard_name(part, number, content)
         self._guarded(file, lambda: write_whole(file, content))
         self._take_in(number, record)
 
     def _take_in(self, number: int, record: Record) -> None:
         self._numbers.setdefault(record.part, set()).add(number)
-        keys = [item.key for item in [*record.items, *(item for item, _ in record.skipped)]]
-        self._done.setdefault(record.part, set()).update(keys)
+        done, skipped = self._done.setdefault(record.part, {}), self._skipped.setdefault(record.part, {})
+        for item in record.items:
+            done[item.key] = item
+            skipped.pop(item.key, None)
+        for item, _ in record.skipped:
+            skipped[item.key] = item
+            done.pop(item.key, None)
 
     def _recover(self) -> None:
         for file in self.path.glob(f"*{TEMPORARY}"):

@@ -1,0 +1,140 @@
+"""A store answers for the files whose features it contains, and for no others; it opens only what a method reads."""
+
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from broken_videos import write_video
+
+from tvr_lightning.data.folder import Folder
+from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders.whisper import TinyWhisperEncoder
+from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.extract.run import extract
+from tvr_lightning.extract.source import source_of_data
+from tvr_lightning.store import FeatureStore, StoreError
+
+NAMES = [f"clip{number}" for number in range(4)]
+
+
+def encoder():
+    torch.manual_seed(0)
+    return TinyClipEncoder(width=64, image_size=32, text_layers=1, vision_layers=1, freeze="all")
+
+
+def folder(root, first=0):
+    """A user's folder of four numbered videos, whose frames begin with the number `first`."""
+    for place, name in enumerate(NAMES):
+        write_video(
+            root / "videos" / f"{name}.mp4", 10,
+            picture=lambda number, width, height, place=place: torch.full(
+                (height, width, 3), (20 * (first + place) + number) % 255, dtype=torch.uint8
+            ).numpy(),
+        )  # fmt: skip
+    rows = "".join(f"{name}.mp4,a caption of {name},{'test' if name == NAMES[0] else 'train'}\n" for name in NAMES)
+    (root / "captions.csv").write_text(f"file,caption,split\n{rows}", encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    roots = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
+    for number, root in enumerate(roots):
+        (root / "videos").mkdir(parents=True)
+        folder(root, first=4 * number)
+    return roots
+
+
+def data(root, **options):
+    return Folder(root=str(root), frames=2, words=8, image_size=32, batch_size=2, num_workers=0, **options)
+
+
+def extracted(root, out, **options):
+    settings = {"num_workers": 0, "progress": False, "what": ["text", "frames"], "command": "tvr extract again"}
+    hears = options.pop("audio", None)
+    source = source_of_data(data(root, **({} if hears is None else {"audio": "whisper"})), ["train", "test"])
+    return extract(source, encoder(), hears, ExtractOptions(str(out), **{**settings, **options}))
+
+
+def features(root, out):
+    module = data(root, features=str(out))
+    module.setup("test")
+    video = module.read_split("test").videos[0]
+    return module._feature_reader()(video, None).frames
+
+
+def test_two_folders_with_the_same_names_do_not_answer_for_each_other(folders, tmp_path):
+    first, second = folders
+    extracted(first, tmp_path / "store")
+    expected = features(first, tmp_path / "store")
+    with pytest.raises(StoreError, match=r"1 of 1 videos are not the files whose frames the feature store .*again"):
+        features(second, tmp_path / "store")
+    report = extracted(second, tmp_path / "store")
+    assert (report.written["frames"], report.kept["frames"]) == (4, 0)
+    assert not torch.equal(features(second, tmp_path / "store"), expected)
+    with pytest.raises(StoreError, match="videos are not the files whose frames"):
+        features(first, tmp_path / "store")
+
+
+def test_a_replaced_file_is_refused_and_extracted_again_alone(folders, tmp_path):
+    root = shutil.copytree(folders[0], tmp_path / "data")
+    extracted(root, tmp_path / "store")
+    before = features(root, tmp_path / "store")
+    target = root / "videos" / f"{NAMES[0]}.mp4"
+    shutil.copyfile(folders[1] / "videos" / target.name, target)
+    with pytest.raises(StoreError, match="1 of 1 videos are not the files"):
+        features(root, tmp_path / "store")
+    report = extracted(root, tmp_path / "store")
+    assert (report.written["frames"], report.kept["frames"]) == (1, 3)
+    assert not torch.equal(features(root, tmp_path / "store"), before)
+
+
+def test_a_copy_with_other_times_and_a_machine_without_the_videos_read_the_same_features(folders, tmp_path):
+    extracted(folders[0], tmp_path / "store")
+    expected = features(folders[0], tmp_path / "store")
+    copy = shutil.copytree(folders[0], tmp_path / "copy")
+    for path in (copy / "videos").iterdir():
+        os.utime(path, (1, 1))
+    assert torch.equal(features(copy, tmp_path / "store"), expected)
+    assert extracted(copy, tmp_path / "store").kept["frames"] == 4
+    shutil.rmtree(copy / "videos")
+    (copy / "videos").mkdir()
+    assert torch.equal(features(copy, tmp_path / "store"), expected)
+
+
+def test_a_skipped_video_is_tried_again_only_if_its_file_changed(folders, tmp_path):
+    root = shutil.copytree(folders[0], tmp_path / "data")
+    bad = root / "videos" / f"{NAMES[1]}.mp4"
+    good = bad.read_bytes()
+    bad.write_bytes(b"no video")
+    assert len(extracted(root, tmp_path / "store").skipped) == 1
+    again = extracted(root, tmp_path / "store")
+    assert (again.retried, again.still_skipped, again.written) == (0, 1, {})
+    bad.write_bytes(good)
+    repaired = extracted(root, tmp_path / "store")
+    assert (repaired.retried, repaired.still_skipped, repaired.written["frames"]) == (1, 0, 1)
+    assert any("1 tried again and 0 left out" in line for line in repaired.lines())
+    assert FeatureStore(tmp_path / "store").skipped("frames") == {}
+
+
+def test_an_unfinished_audio_part_concerns_only_methods_that_read_it(folders, tmp_path):
+    root = folders[0]
+    whisper = TinyWhisperEncoder(width=16, layers=1)
+    extracted(root, tmp_path / "store", what=["text", "frames", "audio"], audio=whisper, shard_size=1, batch_size=1)
+    shards = sorted((tmp_path / "store").glob("audio-*"))
+    shards[0].unlink()
+    shards[1].write_bytes(shards[1].read_bytes()[:-9])
+    module = data(root, features=str(tmp_path / "store"))
+    module.setup("test")
+    assert module.store.parts == ["text", "frames"]
+    hearing = data(root, features=str(tmp_path / "store"), audio="whisper")
+    hearing.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
+    with pytest.raises(StoreError, match=r"audio-00001.*cannot be read"):
+        hearing.setup("fit")
+    shards[1].unlink()
+    hearing = data(root, features=str(tmp_path / "store"), audio="whisper")
+    hearing.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
+    with pytest.raises(StoreError, match=r"lacks \d of \d items of part 'audio'.*Complete it with: tvr extract again"):
+        hearing.setup("fit")
