@@ -113,6 +113,22 @@ def test_what_options_name_besides_is_recognised_by_content(setting, tmp_path, o
     assert "none" not in found
 
 
+@pytest.mark.parametrize(
+    "option", ["model: {init_args: {encoder: {init_args: {architecture: 'local-dir:FOLDER', weights: folder}}}}",
+               "model: {init_args: {encoder: {init_args: {tokenizer: FOLDER}}}}",
+               "model: {init_args: {audio_encoder: {init_args: {weights: FOLDER}}}}"]
+)  # fmt: skip
+def test_a_replaced_file_in_a_folder_of_weights_makes_another_run(setting, tmp_path, option):
+    folder, overlay, found = tmp_path / "model", tmp_path / "overlay.yaml", set()
+    folder.mkdir()
+    overlay.write_text(option.replace("FOLDER", str(folder)))
+    for content in (b"weights", b"WEIGHTS"):  # of the same size
+        (folder / "open_clip_model.safetensors").write_bytes(content)
+        made = plan(replace(setting, overlay=overlay), "gare-1")
+        found |= {made.runs[made.chosen["gare-1/gare"][0]].key}
+    assert len(found) == 2
+
+
 def test_an_option_that_is_set_back_to_null_names_nothing(setting, tmp_path):
     overlay = tmp_path / "overlay.yaml"
     overlay.write_text("model: {init_args: {encoder: {init_args: {weights: null}}}}\n")

@@ -16,6 +16,7 @@ import tvr_lightning
 
 # These rooms decide which runs there are and what is said of them, not what a run computes.
 WITHOUT_INFLUENCE = {"audit", "authors", "importing", "reproduce", "search", "cli.py", "verbs"}
+LOCAL_DIR = "local-dir:"  # what open_clip calls a folder with a whole model
 ANNOTATIONS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet"}
 LENGTH = 16
 
@@ -94,7 +95,18 @@ def named_fingerprint(name: str) -> str | None:
     return _file(path) if path.is_file() else data_fingerprint(path) if path.is_dir() else None
 
 
-@cache
+def model_fingerprint(name: str) -> str | None:
+    """Return the fingerprint of weights, a tokenizer or a whole model by the content of the files.
+
+    Args:
+        name: A file, a folder, or `local-dir:FOLDER`; None is returned for other names, such as a tag.
+    """
+    path = Path(name.removeprefix(LOCAL_DIR)).expanduser()
+    if path.is_dir():
+        return digest([[str(file.relative_to(path)), _file(file)] for file in sorted(_files_below(path))])
+    return _file(path) if path.is_file() else None
+
+
 def weights_fingerprint(weights: str | None) -> str:
     """Return what names weights: the hash of a file, or the tag, whose file open_clip checks by its own checksum.
 
@@ -103,11 +115,17 @@ def weights_fingerprint(weights: str | None) -> str:
     """
     if weights is None or weights == "none":
         return "random"
-    path = Path(weights).expanduser()
-    return _file(path) if path.is_file() else f"tag {weights}"
+    return model_fingerprint(weights) or f"tag {weights}"
 
 
 def _file(path: Path) -> str:
+    status = path.stat()
+    return _content(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _content(path: Path, _size: int, _changed: int) -> str:
+    """Hash a file; hundreds of runs share a few large ones."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

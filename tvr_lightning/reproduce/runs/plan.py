@@ -13,6 +13,7 @@ from tvr_lightning.reproduce.runs.fingerprint import (
     config_fingerprint,
     data_fingerprint,
     digest,
+    model_fingerprint,
     named_fingerprint,
     read_recipe,
     weights_fingerprint,
@@ -26,9 +27,10 @@ Verb = Literal["fit", "test", "extract"]
 SHARED_METHOD, SHARED_DATASET = "clip4clip", "msrvtt"
 SHARED_RECIPES = {"encoder": "fixture-shared.yaml", "features": "fixture-features.yaml"}
 # Options that name what a run reads besides its dataset and its encoder's weights.
-FURTHER_FILES = (
-    "data.init_args.captions",
-    "data.init_args.features",
+DATA_FILES = ("data.init_args.captions", "data.init_args.features")
+MODEL_FILES = (
+    "model.init_args.encoder.init_args.architecture",
+    "model.init_args.encoder.init_args.tokenizer",
     "model.init_args.audio_encoder.init_args.weights",
     "model.init_args.pretrained",
 )
@@ -288,8 +290,10 @@ def _data(setting: Setting, dataset: str) -> str:
 
 def _further_files(contents: Sequence[dict[str, Any]]) -> str:
     """The fingerprint of files that options name; `none` where they name none."""
-    values = {option: _last(contents, option) for option in FURTHER_FILES}
-    found = {option: named_fingerprint(str(value)) for option, value in values.items() if value is not None}
+    found: dict[str, str | None] = {}
+    for options, fingerprint in ((DATA_FILES, named_fingerprint), (MODEL_FILES, model_fingerprint)):
+        values = {option: _last(contents, option) for option in options}
+        found |= {option: fingerprint(str(value)) for option, value in values.items() if value is not None}
     read = {option: fingerprint for option, fingerprint in found.items() if fingerprint is not None}
     return digest(read) if read else "none"
 
