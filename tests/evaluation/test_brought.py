@@ -94,6 +94,36 @@ def test_every_file_of_one_matrix_gives_one_table(folder, case, capsys):
             assert found[part] == plain[part], (file, part)
 
 
+def test_a_bank_follows_its_ids(folder, case):
+    bank, generator = case["qbnorm.bank_similarity"].numpy(), torch.Generator().manual_seed(0)
+    columns, rows = (torch.randperm(60, generator=generator).numpy() for _ in range(2))
+    np.savez("bank_texts.npz", similarity=bank[:, columns], video_ids=[f"v{i}" for i in columns])
+    np.save("bank_videos.npy", bank.T)
+    np.savez("bank_videos.npz", similarity=bank.T[rows], text_index=rows)
+    options = ("single.npy", "--ids=single.csv", "--normalization=QueryBankNorm")
+    plain = evaluated(*options, "--bank_texts=bank.npy", "--bank_videos=bank_videos.npy")
+    found = evaluated(*options, "--bank_texts=bank_texts.npz", "--bank_videos=bank_videos.npz")
+    for part in ("text_to_video", "video_to_text", "intervals", "marks"):
+        assert found[part] == plain[part], part
+
+
+def test_a_bank_that_does_not_fit_is_refused_in_one_sentence(folder, case, capsys):
+    bank, videos = case["qbnorm.bank_similarity"].numpy(), [f"v{i}" for i in range(60)]
+    options = ("single.npy", "--ids=single.csv", "--normalization=QueryBankNorm")
+    np.savez("bank.npz", similarity=bank, video_ids=[*videos[:-1], "w"])
+    assert "bank.npz: video 'w' is not in single test" in refused(capsys, *options, "--bank_texts=bank.npz")
+    np.savez("bank.npz", similarity=bank[:, :-1], video_ids=videos[:-1])
+    assert "bank.npz: video 'v59' of single test is missing" in refused(capsys, *options, "--bank_texts=bank.npz")
+    np.savez("bank.npz", similarity=bank, video_ids=videos[:-1])
+    assert "bank.npz: 59 video IDs for 60 columns" in refused(capsys, *options, "--bank_texts=bank.npz")
+    np.save("bank.npy", bank[:, :-1])
+    assert "bank.npy: 59 columns for the 60 videos of single test" in refused(capsys, *options, "--bank_texts=bank.npy")
+    np.savez("bank.npz", similarity=bank.T[:-1], text_index=np.arange(59))
+    assert "bank.npz: text 59 of single test is missing" in refused(capsys, *options, "--bank_videos=bank.npz")
+    np.savez("bank.npz", similarity=bank.T, text_index=np.arange(1, 61))
+    assert "bank.npz: text 60 is not in single test" in refused(capsys, *options, "--bank_videos=bank.npz")
+
+
 def test_pairs_that_are_not_listed_come_last_and_the_table_says_so(folder):
     table = pd.DataFrame({"text_index": [0, 1, 1], "video_id": ["v0", "v0", "v1"], "score": [0.5, 0.9, 0.1]})
     table.to_parquet("few.parquet")
@@ -142,8 +172,8 @@ def test_what_a_method_predicts_gives_the_table_of_its_test(tmp_path, monkeypatc
     assert found["texts"] > found["videos"]
 
 
-def refused(capsys, *words: str) -> str:
-    assert main(["evaluate", *words]) == 1
+def refused(capsys, *words: str, status: int = 2) -> str:
+    assert main(["evaluate", *words]) == status
     said = capsys.readouterr().err
     assert said.startswith("tvr: ")
     assert len(said.strip().splitlines()) == 1
@@ -154,9 +184,7 @@ def refused(capsys, *words: str) -> str:
 def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
     matrix = case["single.similarity"].numpy()
     np.save("small.npy", matrix[:59])
-    assert "small.npy: the scores are 59 x 60, but single test has 60 texts and 60 videos" in refused(
-        capsys, "small.npy", "--ids=single.csv"
-    )
+    assert "small.npy: 59 rows for the 60 texts of single test" in refused(capsys, "small.npy", "--ids=single.csv")
     broken = matrix.copy()
     broken[3, 7] = np.nan
     np.save("nan.npy", broken)
@@ -164,11 +192,11 @@ def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
         capsys, "nan.npy", "--ids=single.csv"
     )
     np.savez("strange.npz", similarity=matrix, video_ids=[f"w{i}" for i in range(60)])
-    assert "60 videos are not in single test, 'w0' the first; its videos are called like 'v0'" in refused(
-        capsys, "strange.npz", "--ids=single.csv"
-    )
+    assert "strange.npz: video 'w0' is not in single test" in refused(capsys, "strange.npz", "--ids=single.csv")
     np.savez("twice.npz", similarity=matrix, video_ids=["v0"] * 60)
-    assert "the video at place 0 of the split comes twice" in refused(capsys, "twice.npz", "--ids=single.csv")
+    assert "twice.npz: video 'v0' comes twice" in refused(capsys, "twice.npz", "--ids=single.csv")
+    np.savez("short.npz", similarity=matrix[:, :59], video_ids=[f"v{i}" for i in range(59)])
+    assert "short.npz: video 'v59' of single test is missing" in refused(capsys, "short.npz", "--ids=single.csv")
     (folder / "cut.npy").write_bytes((folder / "single.npy").read_bytes()[:1000])
     assert "cut.npy: cannot be read" in refused(capsys, "cut.npy", "--ids=single.csv")
     np.save("objects.npy", np.array([[print]]), allow_pickle=True)
@@ -180,7 +208,7 @@ def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
     assert "needs scores of training queries" in refused(
         capsys, "single.npy", "--ids=single.csv", "--normalization=QueryBankNorm"
     )
-    assert "gone.npy: no such file" in refused(capsys, "gone.npy", "--ids=single.csv")
+    assert "gone.npy: no such file" in refused(capsys, "gone.npy", "--ids=single.csv", status=1)
     assert "give either a dataset" in refused(capsys, "single.npy")
     pd.DataFrame({"text_index": [0], "video_id": ["w"], "score": [1.0]}).to_parquet("alien.parquet")
     assert "video 'w' is not in single test" in refused(capsys, "alien.parquet", "--ids=single.csv")

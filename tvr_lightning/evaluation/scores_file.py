@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,8 @@ NOT_FOUND = float("-inf")
 
 class ScoresError(UserError, ValueError):
     """A file of scores cannot be read, or does not fit the split that it is to be ranked on."""
+
+    exit_status = 2
 
 
 @dataclass
@@ -42,48 +44,57 @@ class BroughtScores:
     video_ids: list[str] | None = None
     text_index: Tensor | None = None
 
-    def arranged(self, truth: GroundTruth, video_ids: Sequence[str]) -> Tensor:
-        """Return the scores (N, M) of all texts and videos of a split, in its order.
+    def arranged(
+        self, truth: GroundTruth, video_ids: Sequence[str], bank: Literal["texts", "videos"] | None = None
+    ) -> Tensor:
+        """Return the scores in the order of a split.
 
         Args:
-            truth: the pairing of the split.
-            video_ids: of its M videos.
+            truth: Pairing of the split's N texts and M videos.
+            video_ids: IDs of the M videos.
+            bank: `texts` if the rows are training texts, `videos` if the columns are training videos; their order has
+                no meaning and is kept. None for scores (N, M) of the split itself.
 
         Raises:
-            ScoresError: they are other texts or videos than those of the split, or others in number.
+            ScoresError: A text or video of the split is missing, unknown or repeated.
         """
         where = f"{truth.dataset} {truth.split}"
-        if self.video_ids is not None:
-            place = {name: number for number, name in enumerate(video_ids)}
-            unknown = [name for name in self.video_ids if name not in place]
-            if unknown:
-                raise ScoresError(
-                    f"{self.path}: {len(unknown)} videos are not in {where}, {unknown[0]!r} the first; its videos are "
-                    f"called like {video_ids[0]!r}: name them so"
-                )
-            columns = torch.tensor([place[name] for name in self.video_ids])
-        if tuple(self.matrix.shape) != (truth.texts, truth.videos):
-            raise ScoresError(
-                f"{self.path}: the scores are {self.matrix.shape[0]} x {self.matrix.shape[1]}, but {where} has "
-                f"{truth.texts} texts and {truth.videos} videos; give a row per text and a column per video of it"
-            )
         matrix = self.matrix
-        if self.video_ids is not None:
-            matrix = matrix[:, self._order(columns, "video")]
-        if self.text_index is not None:
-            beyond = self.text_index[(self.text_index < 0) | (self.text_index >= truth.texts)]
-            if len(beyond):
-                raise ScoresError(
-                    f"{self.path}: text {int(beyond[0])} is not in {where}, which has {truth.texts} texts"
-                )
-            matrix = matrix[self._order(self.text_index, "text")]
+        if bank != "videos":
+            matrix = self._aligned(matrix, 1, self.video_ids, video_ids, where)
+        if bank != "texts":
+            text_index = None if self.text_index is None else self.text_index.tolist()
+            matrix = self._aligned(matrix, 0, text_index, range(truth.texts), where)
         return matrix
 
-    def _order(self, places: Tensor, what: str) -> Tensor:
-        if len(places.unique()) < len(places):
-            twice = int(places[places.bincount()[places] > 1][0])
-            raise ScoresError(f"{self.path}: the {what} at place {twice} of the split comes twice; keep one of them")
-        return torch.argsort(places)
+    def _aligned(
+        self, matrix: Tensor, axis: int, ids: Sequence[object] | None, expected: Sequence[object], where: str
+    ) -> Tensor:
+        """Return the matrix with one axis in the order of the expected IDs."""
+        what, entry = ("text", "row") if axis == 0 else ("video", "column")
+        count = matrix.shape[axis]
+        if ids is None:
+            if count != len(expected):
+                raise ScoresError(
+                    f"{self.path}: {count} {entry}s for the {len(expected)} {what}s of {where}. Write one {entry} per "
+                    f"{what}."
+                )
+            return matrix
+        if len(ids) != count:
+            raise ScoresError(f"{self.path}: {len(ids)} {what} IDs for {count} {entry}s. Write one ID per {entry}.")
+        position = {name: number for number, name in enumerate(ids)}
+        known = set(expected)
+        for number, name in enumerate(ids):
+            if name not in known:
+                raise ScoresError(
+                    f"{self.path}: {what} {name!r} is not in {where}. Use its {what} IDs, such as {expected[0]!r}."
+                )
+            if position[name] != number:
+                raise ScoresError(f"{self.path}: {what} {name!r} comes twice. Write one {entry} per {what}.")
+        for name in expected:
+            if name not in position:
+                raise ScoresError(f"{self.path}: {what} {name!r} of {where} is missing. Write one {entry} per {what}.")
+        return matrix.index_select(axis, torch.tensor([position[name] for name in expected]))
 
 
 def read_scores(path: Path) -> BroughtScores:

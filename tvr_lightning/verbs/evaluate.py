@@ -27,7 +27,7 @@ from tvr_lightning.places import File, Folder, NewFolder
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count
 from tvr_lightning.recipe import data_from_recipe
-from tvr_lightning.recipe_files import RecipeError
+from tvr_lightning.recipe_files import OptionError
 
 
 def evaluate_matrices(
@@ -63,10 +63,13 @@ def evaluate_matrices(
         overrides: options on top of the overlays, such as `--data.init_args.split=full`.
     """
     if len(scores) > 2:
-        raise RecipeError(f"{len(scores)} files of scores; give one, or two to compare")
+        raise OptionError(f"{len(scores)} files of scores; give one, or two to compare")
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
-    banks = _banks(bank_texts, bank_videos, truth)
+    banks = Banks(
+        texts=read_scores(bank_texts).arranged(truth, video_ids, bank="texts") if bank_texts else None,
+        videos=read_scores(bank_videos).arranged(truth, video_ids, bank="videos") if bank_videos else None,
+    )
     found: list[tuple[Evaluation, Path]] = []
     for path in scores:
         pairs = path.suffix == ".parquet"
@@ -113,7 +116,7 @@ def _split_of(
 ) -> tuple[GroundTruth, list[str]]:
     """The pairing of the test split, and the names of its videos."""
     if (ids is not None) == bool(data or config):
-        raise RecipeError("give either a dataset (--data MSRVTT, or --config OVERLAY) or a table of ids (--ids FILE)")
+        raise OptionError("give either a dataset (--data MSRVTT, or --config OVERLAY) or a table of ids (--ids FILE)")
     if ids is not None:
         split = _split_of_ids(ids)
         title = ids.stem
@@ -139,15 +142,6 @@ def _split_of_ids(file: Path) -> Split:
         raise malformed(file, "whole file", "no rows", "write one per text, with the column video_id")
     videos = [VideoRecord(video_id, file) for video_id in places]
     return Split("test", f"{len(texts)} texts and {len(videos)} videos of {file.name}", videos, texts)
-
-
-def _banks(texts: Path | None, videos: Path | None, truth: GroundTruth) -> Banks:
-    banks = Banks(*(None if path is None else read_scores(path).matrix for path in (texts, videos)))
-    if banks.texts is not None and banks.texts.shape[1] != truth.videos:
-        raise ScoresError(f"{texts}: {banks.texts.shape[1]} columns for {truth.videos} videos; give one per test video")
-    if banks.videos is not None and banks.videos.shape[0] != truth.texts:
-        raise ScoresError(f"{videos}: {banks.videos.shape[0]} rows for {truth.texts} texts; give one per test text")
-    return banks
 
 
 def _next_version(folder: Path) -> Path:
