@@ -526,6 +526,7 @@ def test_a_test_without_an_audit_says_that_it_is_not_audited(data, tmp_path, cap
 @pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
 @pytest.mark.filterwarnings("ignore:UNTRAINED weights")
 @pytest.mark.filterwarnings("ignore:protocol. as-released scores every video under its own caption")
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 def test_a_table_says_what_leaks_and_what_was_measured_of_the_normalisation(data, tmp_path, capsys):
     normalizer = "--model.init_args.evaluation.normalization=DualSoftmax"
     recipes = ("tmass", "variants/tmass-as-released")

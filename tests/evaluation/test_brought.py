@@ -48,6 +48,7 @@ def evaluated(*words: str) -> dict:
     return json.loads(written.read_text())
 
 
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 @pytest.mark.parametrize(
     ("words", "row", "direction"),
     [

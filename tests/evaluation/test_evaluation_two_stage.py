@@ -6,10 +6,16 @@ from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluator
-from tvr_lightning.evaluation.normalization import Context, DualSoftmax, NormalizerChain, normalize_scores
+from tvr_lightning.evaluation.normalization import (
+    Context,
+    DualSoftmax,
+    NormalizerChain,
+    SinkhornBias,
+    normalize_scores,
+)
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.predictions import best_videos
-from tvr_lightning.evaluation.sources import TransposedSource
+from tvr_lightning.evaluation.sources import AdjustedSource, TransposedSource
 from tvr_lightning.evaluation.streaming import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
@@ -133,10 +139,41 @@ def test_predictions_list_candidates_first():
     assert columns.tolist() == lists(first, second_stage(text, video).similarity, 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 def test_other_normalisers_may_come_before():
     chain = NormalizerChain([DualSoftmax(), TwoStage(100)])
     assert evaluate(chain).text_to_video == evaluate(DualSoftmax()).text_to_video
     assert len(evaluate(chain).measured) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("late", [DualSoftmax(), SinkhornBias(0.1, "oracle")], ids=lambda late: late.name)
+def test_left_out_pairs_stay_below_all_candidates_under_a_later_normalizer(late, transposed):
+    text, video, _ = split()
+    # Every text prefers video 3 and then video 1, so that the other videos are nobody's candidates.
+    frames = video.frames.clone()
+    frames[3], frames[1] = 0, 0
+    frames[3, :, 0], frames[1, :, :2] = 1, torch.tensor([1.0, 0.2])
+    sentence = torch.zeros_like(text.sentence)
+    sentence[:, 0] = 1
+    text, video = TextFeatures(sentence, sentence[:, None], text.word_mask), VideoFeatures(frames, video.frame_mask)
+    negative = PairScores(
+        lambda texts, videos: Scores(second_stage(texts, videos).similarity - 2),
+        text, video, memory_budget_bytes=2**20, pair_bytes=64,
+    )  # fmt: skip
+    source = TransposedSource(negative) if transposed else negative
+    context = Context("video-to-text" if transposed else "text-to-video")
+    first = TwoStage(2)
+    candidates = AdjustedSource(source, first.fit(source, context))
+    chained = AdjustedSource(source, NormalizerChain([first, late]).fit(source, context))
+    for plain, block in zip(candidates.blocks(), chained.blocks(), strict=True):
+        left_out = plain.values < -1000
+        assert left_out.any()
+        assert not left_out.all()
+        highest = block.values.masked_fill(~left_out, -torch.inf).amax(1)
+        lowest = block.values.masked_fill(left_out, torch.inf).amin(1)
+        assert (highest < lowest).all()
 
 
 def test_another_first_stage_is_an_override():

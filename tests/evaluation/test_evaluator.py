@@ -71,6 +71,7 @@ def test_ranks_equal_those_of_the_whole_matrix(score):
     assert (evaluation.texts, evaluation.videos, evaluation.partial) == (14, 8, False)
 
 
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 @pytest.mark.parametrize("normalizer", [None, DualSoftmax(10.0), SinkhornBias(0.1, "oracle")])
 @pytest.mark.parametrize("blocks", [(1, 1), (5, 3), (14, 8), (100, 100)])
 def test_kept_and_recomputed_scores_give_identical_ranks(blocks, normalizer):
@@ -257,6 +258,7 @@ def banked() -> tuple:
     return texts, videos, truth, Bank(bank_texts, bank_videos)
 
 
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 @pytest.mark.parametrize(
     "normalizer",
     [DualSoftmax(5.0), QueryBankNorm(5.0), SinkhornBias(0.2), SinkhornBias(0.2, "oracle", marginals="count")],
@@ -311,6 +313,7 @@ def evaluate_in_a_process(rank: int, world: int) -> dict:
         evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
         for ranks in (evaluation.text_to_video_ranks, evaluation.video_to_text_ranks):
             result.setdefault(name, []).append([ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()])
+        result[name].append(evaluation.marks)
     # Only one block of videos has the NaN, and all processes stop.
     videos.frames[0] = float("nan")
     with pytest.raises(ValueError, match="14 of 112 scores are NaN") as raised:
@@ -318,6 +321,7 @@ def evaluate_in_a_process(rank: int, world: int) -> dict:
     return result | {"message": str(raised.value)}
 
 
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_share_the_work_and_agree_with_one(world):
     results = run_processes(evaluate_in_a_process, world, world)
@@ -328,6 +332,7 @@ def test_processes_share_the_work_and_agree_with_one(world):
         for i, ranks in enumerate((evaluation.text_to_video_ranks, evaluation.video_to_text_ranks)):
             expected = [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
             assert all(result[name][i] == expected for result in results), name
+        assert all(result[name][2] == evaluation.marks for result in results), name
     messages = [result["message"] for result in results]
     assert sum("against video 0" in message for message in messages) == 1
     assert sum("in another process" in message for message in messages) == world - 1

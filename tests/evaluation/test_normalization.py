@@ -1,6 +1,7 @@
 """Score normalisation against the released codes and the papers' equations; what each one says of itself."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.evaluation.brought import evaluate_scores
 from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.normalization import (
     Context,
@@ -67,6 +70,21 @@ def test_dual_softmax_equals_the_released_code_in_both_directions(parity_cases, 
     torch.testing.assert_close(backward, released["dsl.v2t.similarity"], rtol=1e-9, atol=1e-12)
     assert_row(summarize(text_to_video_ranks(forward, own)), parity_cases, "dsl.t2v")
     assert_row(summarize(video_to_text_ranks(backward, own)), parity_cases, "dsl.v2t")
+
+
+@pytest.mark.parametrize("offset", [0.0, -2.0])
+@pytest.mark.parametrize("chained", [False, True])
+def test_dual_softmax_of_scores_below_zero_is_marked_and_warned_of_once(offset, chained):
+    similarity = scores(9, 9).abs() + offset
+    normalizer: Normalizer = NormalizerChain([DualSoftmax()]) if chained else DualSoftmax()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluation = evaluate_scores(similarity, GroundTruth(torch.arange(9), 9, "Toy", "test", "pairs"), normalizer)
+    marks = ["some scores are below zero, and dual softmax can reverse their order"] if offset else []
+    assert evaluation.marks == marks
+    assert [str(warning.message) for warning in caught] == [
+        f"{normalizer.name}: {mark}. Choose another normalization." for mark in marks
+    ]
 
 
 def test_dual_softmax_sharpens_with_its_temperature():

@@ -378,6 +378,7 @@ def test_without_queues_no_pairs_are_kept():
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
+@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 def test_any_method_is_normalised_with_the_training_split(fixture_root):
     model, data = build(fixture_root, "clip4clip", "--model.init_args.clip4clip.similarity_header=MeanP")
     run = trainer()

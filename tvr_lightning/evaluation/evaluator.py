@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -83,6 +84,11 @@ class Evaluation:
             normalizer: that the scores were post-processed with.
             seen: how many texts and videos took part, and the marks, as attributes.
         """
+        marks = seen.pop("marks")
+        if normalizer is not None:
+            for mark in normalizer.marks():
+                marks.append(mark)
+                rank_zero_warn(f"{normalizer.name}: {mark}. Choose another normalization.")
         named: dict[str, Any] = {"dataset": truth.dataset, "split": truth.split, "protocol": truth.protocol}
         return cls(
             text_to_video=rows[0],
@@ -92,6 +98,7 @@ class Evaluation:
             video_to_text_ranks=ranks[1],
             post_processing=normalizer.name if normalizer else None,
             transductive=normalizer.transductive if normalizer else False,
+            marks=marks,
             **(named | seen),
         )
 

@@ -31,6 +31,9 @@ from tvr_lightning.layers.sinkhorn import sinkhorn_log_weights
 
 Direction = Literal["text-to-video", "video-to-text"]
 
+LEFT_OUT = -1e6
+"""Offset of the scores of pairs that `TwoStage` leaves out. Scores below half of it belong to such pairs."""
+
 
 @dataclass
 class Bank:
@@ -91,6 +94,10 @@ class Normalizer(ABC):
             video_of_text: (N,) int64, the video of each text. Fitting never sees it.
         """
         return {}
+
+    def marks(self) -> list[str]:
+        """Return what readers of the fitted post-processing's results must know; by default nothing."""
+        return []
 
 
 def normalize_scores(
@@ -154,16 +161,29 @@ class DualSoftmax(Normalizer):
             raise ValueError(f"dual softmax needs a positive temperature, got {temperature}")
         self.temperature = temperature
         self.name = f"dual softmax (temperature {temperature:g})"
+        self._negative: dict[Direction, bool] = {}
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        """Sum the queries' exponentials for every gallery item; the context is not used."""
-        total = gallery_logsumexp(scores, self.temperature)
+        """Sum the queries' exponentials for every gallery item, and look for scores below zero."""
+        negative = torch.zeros((), dtype=torch.int64, device=scores.device)
+
+        def count(values: Tensor, rows: slice, columns: slice) -> Tensor:
+            negative.add_(((values < 0) & (values > LEFT_OUT / 2)).sum())
+            return values
+
+        total = gallery_logsumexp(AdjustedSource(scores, count), self.temperature)
+        self._negative[context.direction] = bool(scores.shard.sum(negative))
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
             share = (values.double() * self.temperature - total[columns]).exp()
             return (values * share).to(values.dtype)
 
         return adjust
+
+    def marks(self) -> list[str]:
+        """Return a mark if a score of either direction is below zero."""
+        mark = "some scores are below zero, and dual softmax can reverse their order"
+        return [mark] if any(self._negative.values()) else []
 
 
 class QueryBankNorm(Normalizer):
@@ -289,8 +309,12 @@ class SinkhornBias(Normalizer):
             return gamma * self._log_weights(bank, gamma, 0.0, gallery)[1]
         queries = self._marginal(context.query_counts, "query")
         if context.direction == "text-to-video":
-            return gamma * self._log_weights(scores, gamma, queries, gallery)[1]
-        return gamma * self._log_weights(TransposedSource(scores), gamma, gallery, queries)[0]
+            weights = self._log_weights(scores, gamma, queries, gallery)[1]
+        else:
+            weights = self._log_weights(TransposedSource(scores), gamma, gallery, queries)[0]
+        # Weights add up to 1, so gallery items that `TwoStage` left out for every query shift those of all others.
+        shifted = weights[weights < LEFT_OUT / (2 * gamma)]
+        return gamma * (weights - shifted.logsumexp(0) if len(shifted) else weights)
 
     def _log_weights(
         self, source: ScoreSource, gamma: float, rows: Tensor | float, columns: Tensor | float
@@ -345,9 +369,11 @@ class NormalizerChain(Normalizer):
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         """Fit each normaliser on the scores that the former ones return."""
-        adjustments = []
+        adjustments: list[Adjustment] = []
         for normalizer in self.normalizers:
             adjustment = normalizer.fit(scores, context)
+            if adjustments:
+                adjustment = _keep_left_out(adjustment)
             adjustments.append(adjustment)
             scores = AdjustedSource(scores, adjustment)
 
@@ -361,6 +387,19 @@ class NormalizerChain(Normalizer):
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
         """Return what each normaliser has to say, given the (N,) video of each text."""
         return {name: value for each in self.normalizers for name, value in each.measured(video_of_text).items()}
+
+    def marks(self) -> list[str]:
+        """Return the marks of each normalizer."""
+        return [mark for each in self.normalizers for mark in each.marks()]
+
+
+def _keep_left_out(adjustment: Adjustment) -> Adjustment:
+    """Leave the scores of pairs that `TwoStage` left out as they are."""
+
+    def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
+        return torch.where(values < LEFT_OUT / 2, values, adjustment(values, rows, columns))
+
+    return adjust
 
 
 def normalization_error(similarity: Tensor, temperature: float) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tvr_lightning.evaluation.normalization import Context, Direction, Normalizer
+from tvr_lightning.evaluation.normalization import LEFT_OUT, Context, Direction, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, Adjustment, ScoreSource, TransposedSource
@@ -13,9 +13,6 @@ from tvr_lightning.evaluation.two_stage_ranks import text_ranks, video_ranks
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.pairwise.two_stage import QUERIES_PER_BLOCK, candidate_recall, nearest
-
-LEFT_OUT = -1e6
-"""Added to the first stage's cosine of a pair that is no candidate: far below any score, and still in its order."""
 
 
 class TwoStage(Normalizer):
