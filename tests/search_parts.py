@@ -45,3 +45,18 @@ def save_checkpoint(module: RetrievalModule, encoder: dict[str, Any], arguments:
     }
     torch.save(content, path)
     return path
+
+
+FOREIGN_FILES = ("vectors.d/mine.txt", "vectors.txt", "catalog.sqlite.bak")
+"""Files of the user whose names begin like those of an index."""
+
+
+def write_foreign_files(folder: str | Path) -> None:
+    for name in FOREIGN_FILES:
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+
+
+def foreign_files_are_intact(folder: Path) -> bool:
+    return all((folder / name).is_file() and (folder / name).read_text() == "mine" for name in FOREIGN_FILES)

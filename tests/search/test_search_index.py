@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from search_parts import write_clip
+from search_parts import foreign_files_are_intact, write_clip, write_foreign_files
 
 import tvr_lightning.search
 from tvr_lightning.cli import main
@@ -278,7 +280,6 @@ def test_what_cannot_become_an_index_leaves_nothing_and_says_so(
     out = tmp_path / "index"
     if there:
         out.mkdir()
-        (out / "notes.txt").write_text("mine")
     ckpt = ["--ckpt", str(checkpoints["clip4clip"])]
     for words, said in (
         ([str(tmp_path / "broken"), *ckpt], "no video could be read: " + str(tmp_path / "broken" / "fake.mp4")),
@@ -291,8 +292,89 @@ def test_what_cannot_become_an_index_leaves_nothing_and_says_so(
         printed = capsys.readouterr()
         assert said in printed.err
         assert "tvr search" not in printed.out
-        assert [path.name for path in out.iterdir()] == ["notes.txt"] if there else not out.exists()
+        assert list(out.iterdir()) == [] if there else not out.exists()
     assert list(user_state.rglob("*.json")) == remembered
+
+
+@pytest.mark.parametrize("weights", [["--ckpt", "nowhere.ckpt"], ["--transcribe", "nowhere.pt"]])
+def test_a_new_index_refuses_a_folder_with_other_files_before_weights_are_loaded(gallery, tmp_path, capsys, weights):
+    out = tmp_path / "index"
+    write_foreign_files(out)
+    (tmp_path / "nowhere.ckpt").write_text("no weights")
+    words = [str(tmp_path / word) if word.startswith("nowhere") else word for word in weights]
+    assert main(["index", str(gallery), "--out", str(out), *words]) == 2
+    said = capsys.readouterr().err
+    assert f"{out} contains files that are not part of an index (catalog.sqlite.bak, vectors.d, vectors.txt)" in said
+    assert "Choose a new or empty folder with --out." in said
+    assert len(said.splitlines()) == 1
+    assert foreign_files_are_intact(out)
+    assert len(list(out.iterdir())) == 3
+
+
+def test_a_database_of_another_program_is_refused_and_unchanged(gallery, tmp_path, checkpoints, capsys):
+    out = tmp_path / "index"
+    out.mkdir()
+    with contextlib.closing(sqlite3.connect(out / "catalog.sqlite")) as other, other:
+        other.execute("CREATE TABLE books (title TEXT)")
+    before = (out / "catalog.sqlite").read_bytes()
+    assert main(["index", str(gallery), "--out", str(out), "--ckpt", str(checkpoints["clip4clip"])]) == 2
+    assert "catalog.sqlite is a database of another program" in capsys.readouterr().err
+    with pytest.raises(SearchError, match="database of another program"):
+        Searcher(out)
+    assert (out / "catalog.sqlite").read_bytes() == before
+
+
+def checkpoint_that(code, checkpoints, folder):
+    """A checkpoint whose encoder's module runs some code when it is imported: an event during `tvr index`."""
+    (folder / "eventful.py").write_text(
+        f"import os, sys\nfrom tvr_lightning.encoders import TinyClipEncoder\n{code}\n"
+        "class Encoder(TinyClipEncoder):\n    pass\n"
+    )
+    content = torch.load(checkpoints["clip4clip"])
+    content["hyper_parameters"]["encoder"]["class_path"] = "eventful.Encoder"
+    torch.save(content, folder / "eventful.ckpt")
+    return ["--ckpt", str(folder / "eventful.ckpt"), "--trust", "eventful"]
+
+
+@pytest.mark.parametrize("new_folder", [True, False])
+def test_a_failed_index_removes_nothing_that_the_user_wrote_meanwhile(
+    tmp_path, checkpoints, monkeypatch, capsys, new_folder
+):
+    monkeypatch.delitem(sys.modules, "eventful", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "fake.mp4").write_text("<html>I am an mp4</html>")
+    out = tmp_path / "index"
+    if not new_folder:
+        out.mkdir()
+    code = f"from search_parts import write_foreign_files\nwrite_foreign_files({str(out)!r})"
+    weights = checkpoint_that(code, checkpoints, tmp_path)
+    assert main(["index", str(tmp_path / "videos"), "--out", str(out), *weights])
+    assert "no video could be read" in capsys.readouterr().err
+    assert foreign_files_are_intact(out)
+    assert len(list(out.iterdir())) == 3, "what the run itself made is gone"
+
+
+@pytest.mark.parametrize("new_folder", [True, False])
+def test_a_failure_after_a_kill_removes_nothing_of_the_user(
+    gallery, tmp_path, checkpoints, monkeypatch, capsys, new_folder
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "index"
+    if not new_folder:
+        out.mkdir()
+    weights = checkpoint_that("os.kill(os.getpid(), 9)", checkpoints, tmp_path)
+    assert forked.tvr(["index", str(gallery), "--out", str(out), *weights], tmp_path).returncode == -9
+    assert (out / "catalog.sqlite").is_file()
+    write_foreign_files(out)
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "fake.mp4").write_text("<html>I am an mp4</html>")
+    ckpt = ["--out", str(out), "--ckpt", str(checkpoints["clip4clip"])]
+    assert main(["index", str(tmp_path / "videos"), *ckpt])
+    assert "no video could be read" in capsys.readouterr().err
+    assert foreign_files_are_intact(out)
+    assert main(["index", str(gallery), *ckpt]) == 0
+    assert foreign_files_are_intact(out)
 
 
 def test_an_index_whose_videos_are_all_gone_stays_and_says_so(gallery, tmp_path, sources, capsys):

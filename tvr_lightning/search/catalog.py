@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
+from tvr_lightning.search.errors import BusyError, RefusedError, SearchError, UnknownVideoError
 from tvr_lightning.search.files import VideoFile
 from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.results import Said
@@ -216,6 +216,11 @@ class Catalog:
         address = f"{(self.folder / FILE).absolute().as_uri()}?{how}"
         connection = sqlite3.connect(address, timeout=PATIENCE, check_same_thread=False, isolation_level=None, uri=True)
         try:
+            tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if tables and "facts" not in tables:
+                raise RefusedError(
+                    f"{self.folder / FILE} is a database of another program. Choose another folder for the index."
+                )
             connection.create_function("folded", 1, str.casefold, deterministic=True)
             connection.create_function("says", 2, _says, deterministic=True)
             for script in scripts:

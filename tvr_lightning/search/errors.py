@@ -12,6 +12,12 @@ class SearchError(UserError, ValueError):
     """A query, an option or an index that cannot be used as it is; says what is wrong and what helps."""
 
 
+class RefusedError(SearchError):
+    """Refusal before anything is changed."""
+
+    exit_status = 2  # as argparse
+
+
 class UnknownVideoError(SearchError):
     """There is no such video in the index."""
 

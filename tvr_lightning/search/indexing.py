@@ -30,7 +30,7 @@ from tvr_lightning.media.video import probe
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import FILE, Catalog, Entry, SpanEntry
-from tvr_lightning.search.errors import BusyError, SearchError
+from tvr_lightning.search.errors import BusyError, RefusedError, SearchError
 from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
 from tvr_lightning.search.pictures import Keeping
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
@@ -39,7 +39,7 @@ from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.segmented import LongVideo, Stretch
 from tvr_lightning.search.segments import Segments
 from tvr_lightning.search.speech import Transcriber, join_transcripts, read_transcripts, transcribe
-from tvr_lightning.search.vectors import VectorStore, follow, open_vectors
+from tvr_lightning.search.vectors import LOCAL_STORES, VectorStore, follow, open_vectors
 from tvr_lightning.search.watching import Watch
 from tvr_lightning.store import differences
 
@@ -127,9 +127,12 @@ def index(
     Raises:
         SearchError: nothing to index, other weights than the index was made with, an option out of range, or a disk
             that is full; what was indexed stays.
+        RefusedError: `out` contains files that are not part of an index.
         BusyError: another process writes the index.
         MissingAssetError: the captions file or the captioner's weights are absent.
     """
+    folder = Path(out)
+    _require_own(folder)
     if captions is not None and captioner is not None:
         raise SearchError("captions and captioner conflict: give a file or a model that describes the videos, not both")
     if captions is not None:
@@ -143,9 +146,7 @@ def index(
     if batch_size < 1 or workers < 1:
         raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
     given = resolve_roots(videos) if videos else []
-    folder = Path(out)
-    made = not folder.exists() or (folder / FILE).is_file()
-    with _unwritable(folder), _only_writer(folder), _catalog(folder, made) as catalog:
+    with _unwritable(folder), _catalog(folder) as catalog:
         identify(catalog)
         places = remembered(catalog)
         roots, new = catalog.fact("roots") or [], catalog.fact("scorers") is None
@@ -309,36 +310,31 @@ def _unwritable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def _catalog(folder: Path, made: bool) -> Iterator[Catalog]:
-    """Open the catalog; of an index that was never begun and ends without a video, nothing stays behind.
+def _require_own(folder: Path) -> None:
+    """Check that a folder is an index, empty, or absent.
 
-    Args:
-        folder: of the index.
-        made: whether the folder itself is an index's, and nobody else's.
+    Raises:
+        RefusedError: it contains other files.
     """
-    dead = not (folder / FILE).is_file()
-    try:
-        with contextlib.closing(Catalog(folder, create=True)) as catalog:
-            begun, dead = catalog.fact("scorers") is not None, False
-            try:
-                yield catalog
-            finally:
-                dead = not begun and not catalog.count()
-                if dead:
-                    forget(catalog)
-    finally:
-        if dead:
-            for path in (*folder.glob(f"{FILE}*"), *folder.glob("vectors.*"), folder / LOCK):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            if made:
-                with contextlib.suppress(OSError):  # there is something of somebody else's in it
-                    folder.rmdir()
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    others = sorted(names - {LOCK})
+    if others and FILE not in names:
+        listed = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        raise RefusedError(
+            f"{folder} contains files that are not part of an index ({listed}). "
+            "Choose a new or empty folder with --out."
+        )
 
 
 @contextlib.contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Hold the index's lock; the system lets it go however the process ends."""
+def _catalog(folder: Path) -> Iterator[Catalog]:
+    """Lock an index and open its catalog; if it is new and ends without a video, remove what was created.
+
+    Raises:
+        BusyError: another process writes the index.
+        SearchError: the folder cannot be written.
+    """
+    created_folder = not folder.exists()
     busy = BusyError(f"another process writes the index {folder}; wait for it or stop it")
     with contextlib.ExitStack() as lock:
         try:
@@ -346,7 +342,25 @@ def _only_writer(folder: Path) -> Iterator[None]:
             lock.enter_context(held(folder / LOCK, busy, "start no second tvr index with the same --out"))
         except OSError as error:
             raise SearchError(f"{folder}: cannot be written: {error.strerror or error}") from error
-        yield
+        new = dead = not (folder / FILE).exists()
+        try:
+            with contextlib.closing(Catalog(folder, create=True)) as catalog:
+                dead = False
+                try:
+                    yield catalog
+                finally:
+                    dead = new and not catalog.count()
+                    if dead:
+                        forget(catalog)
+        finally:
+            if dead:
+                for store in LOCAL_STORES.values():
+                    shutil.rmtree(folder / store, ignore_errors=True)
+                for name in (FILE, *(f"{FILE}-{journal}" for journal in ("wal", "shm", "journal")), LOCK):
+                    (folder / name).unlink(missing_ok=True)
+                if created_folder:
+                    with contextlib.suppress(OSError):  # it contains files that others wrote meanwhile
+                        folder.rmdir()
 
 
 @dataclass

@@ -13,6 +13,8 @@ from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.errors import SearchError
 
 STORES = "lancedb, exact, qdrant, qdrant://HOST:PORT, or an address of LanceDB such as s3://..."
+LOCAL_STORES = {"lancedb": "vectors.lance", "qdrant": "vectors.qdrant"}
+"""Folders in the index that stores create, by the store."""
 Hits = list[tuple[int, float]]
 
 
@@ -109,11 +111,11 @@ def open_vectors(name: str, catalog: Catalog) -> VectorStore:
     if name == "lancedb" or ("://" in name and not name.startswith("qdrant://")):
         from tvr_lightning.search.vectors_lancedb import LanceStore
 
-        return LanceStore(str(folder / "vectors.lance") if name == "lancedb" else name)
+        return LanceStore(str(folder / LOCAL_STORES[name]) if name == "lancedb" else name)
     if name == "qdrant" or name.startswith("qdrant://"):
         from tvr_lightning.search.vectors_qdrant import QdrantStore
 
-        return QdrantStore(folder / "vectors.qdrant" if name == "qdrant" else name)
+        return QdrantStore(folder / LOCAL_STORES[name] if name == "qdrant" else name)
     raise SearchError(f"no vector store {name!r}; expected {STORES}")
 
 
