@@ -377,19 +377,110 @@ def test_a_failure_after_a_kill_removes_nothing_of_the_user(
     assert foreign_files_are_intact(out)
 
 
-def test_an_index_whose_videos_are_all_gone_stays_and_says_so(gallery, tmp_path, sources, capsys):
+def clips(folder, count):
+    return [write_clip(folder / f"{number:02d}.mp4", number, frames=2) for number in range(count)]
+
+
+def listed(out):
+    with contextlib.closing(Catalog(out)) as catalog:
+        return {row.path.name for row in catalog.videos()}
+
+
+@pytest.mark.parametrize("prune", [[], ["--prune"]])
+def test_an_unmounted_disk_removes_nothing(gallery, tmp_path, sources, capsys, prune):
+    disk, other, out = tmp_path / "disk", tmp_path / "other", tmp_path / "index"
+    shutil.copytree(gallery, disk)
+    clips(other, 2)
+    index([disk, other], out, sources[1:], "exact", progress=False)
+    before = content(out)
+    disk.rename(tmp_path / "unmounted")
+    disk.mkdir()
+    assert main(["index", "--out", str(out), *prune]) == 0
+    said = capsys.readouterr().out
+    assert "0 videos added, 2 kept, 0 removed; 10 in the index" in said
+    assert f"{disk}: contains none of its 8 indexed videos, which stay in the index. Mount its disk" in said
+    assert content(out) == before
+    write_clip(other / "new.mp4", 9)
+    assert main(["index", "--out", str(out), *prune]) == 0
+    assert "1 videos added, 2 kept, 0 removed; 11 in the index" in capsys.readouterr().out, (
+        "the other folder is updated"
+    )
+    disk.rmdir()
+    (tmp_path / "unmounted").rename(disk)
+    assert main(["index", "--out", str(out), *prune]) == 0
+    assert "0 videos added, 11 kept, 0 removed; 11 in the index" in capsys.readouterr().out
+
+
+def test_removing_much_of_an_index_requires_prune(tmp_path, sources, capsys):
+    folder, out = tmp_path / "videos", tmp_path / "index"
+    paths = clips(folder, 40)
+    assert make(folder, out, sources).total == 40
+    for path in paths[:3]:
+        path.unlink()
+    write_clip(folder / "new.mp4", 50)
+    before = content(out)
+    assert main(["index", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert f"3 of the 40 videos in {out} are missing from its folders, such as {paths[0]}" in said
+    assert "Restore them, or pass --prune to remove them from the index" in said
+    assert len(said.splitlines()) == 1
+    assert content(out) == before, "nothing is changed"
+    assert main(["index", "--out", str(out), "--prune"]) == 0
+    assert "1 videos added, 37 kept, 3 removed; 38 in the index" in capsys.readouterr().out
+    paths[5].unlink()
+    assert main(["index", "--out", str(out)]) == 0
+    assert "0 videos added, 37 kept, 1 removed; 37 in the index" in capsys.readouterr().out
+
+
+def test_one_video_of_a_small_index_is_removed_without_prune_and_two_are_not(tmp_path, sources):
+    folder, out = tmp_path / "videos", tmp_path / "index"
+    paths = clips(folder, 5)
+    make(folder, out, sources)
+    paths[0].unlink()
+    assert make(folder, out, sources).removed == 1
+    for path in paths[1:3]:
+        path.unlink()
+    with pytest.raises(SearchError, match="2 of the 4 videos"):
+        make(folder, out, sources)
+    assert make(folder, out, sources, prune=True).removed == 2
+    assert listed(out) == {"03.mp4", "04.mp4"}
+
+
+def test_videos_that_moved_within_their_folder_replace_the_old_ones_with_prune(tmp_path, sources):
+    folder, out = tmp_path / "videos", tmp_path / "index"
+    paths = clips(folder, 3)
+    make(folder, out, sources)
+    (folder / "2024").mkdir()
+    for path in paths:
+        path.rename(folder / "2024" / path.name)
+    report = make(folder, out, sources)
+    assert (report.added, report.removed, report.total) == (3, 0, 6)
+    assert any("contains none of its 3 indexed videos" in problem for problem in report.problems)
+    assert make(folder, out, sources, prune=True).removed == 3
+    assert listed(out) == {path.name for path in paths}
+
+
+def test_unreadable_videos_that_are_gone_need_no_prune(gallery, tmp_path, sources):
     folder, out = tmp_path / "videos", tmp_path / "index"
     shutil.copytree(gallery, folder)
-    make(folder, out, sources)
-    for path in folder.rglob("*.mp4"):
+    for number in range(4):
+        (folder / f"fake{number}.mp4").write_text("<html>I am an mp4</html>")
+    assert len(make(folder, out, sources).skipped) == 4
+    for path in folder.glob("fake*"):
         path.unlink()
-    assert main(["index", "--out", str(out), "--store", "exact"]) == 0
+    report = make(folder, out, sources)
+    assert (report.kept, report.total, report.skipped) == (8, 8, [])
+
+
+def test_an_index_without_readable_videos_says_so(tmp_path, sources, capsys):
+    folder, out = tmp_path / "videos", tmp_path / "index"
+    write_clip(folder / "a.mp4", 1)
+    make(folder, out, sources)
+    (folder / "a.mp4").write_text("<html>I am an mp4</html>")
+    assert main(["index", "--out", str(out)]) == 1
     printed = capsys.readouterr().out
-    assert "8 removed; 0 in the index" in printed
     assert "holds no videos now" in printed
     assert "try:" not in printed
-    (folder / "fake.mp4").write_text("<html>I am an mp4</html>")
-    assert main(["index", "--out", str(out)]) == 1
     write_clip(folder / "a.mp4", 1)
     assert main(["index", "--out", str(out)]) == 0
 

@@ -96,6 +96,22 @@ def test_a_folder_that_vanishes_is_said_and_the_rest_goes_on(videos, sources, tm
         assert searcher.catalog.count() == 4
 
 
+def test_a_watched_folder_whose_disk_is_unmounted_loses_nothing(videos, sources, tmp_path):
+    def empty():
+        videos.rename(tmp_path / "unmounted")
+        videos.mkdir()
+
+    looks, problems = Looks(empty, still, still), []
+
+    def tell(report):
+        looks.tell(report)
+        problems.extend(report.problems)
+
+    index([videos], tmp_path / "index", sources[1:], "exact", progress=False, watch=Watch(0, print, looks), tell=tell)
+    assert looks.reports == [(2, 0, 0, 2), (0, 0, 0, 2)]
+    assert f"{videos}: contains none of its 2 indexed videos" in problems[0]
+
+
 @pytest.mark.slow
 def test_200_searches_at_once_while_a_folder_is_watched(videos, sources, tmp_path):
     pytest.importorskip("uvicorn", reason="the extra `search` is not installed")

@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import FILE, Catalog, Entry, SpanEntry
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError
-from tvr_lightning.search.files import VideoFile, find_videos, resolve_roots
+from tvr_lightning.search.files import Found, VideoFile, find_videos, resolve_roots
 from tvr_lightning.search.pictures import Keeping
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
 from tvr_lightning.search.relevance import BACKGROUND, Scale, best_cosines
@@ -44,6 +44,8 @@ from tvr_lightning.search.watching import Watch
 from tvr_lightning.store import differences
 
 T = TypeVar("T")
+REMOVED_WITHOUT_PRUNE = 0.05
+"""Largest share of an index that is removed without `prune`; a single video always is."""
 LOCK = "writer.lock"
 VIDEOS_PER_FOLLOW = 256
 """How many videos are written before the vector store is brought in step and finds them: these, or a sixteenth of a
@@ -97,6 +99,7 @@ def index(
     transcriber: str | None = None,
     watch: Watch | None = None,
     tell: Callable[[IndexReport], None] | None = None,
+    prune: bool = False,
 ) -> IndexReport:
     """Index videos, or bring an index up to date.
 
@@ -120,6 +123,7 @@ def index(
         watch: waits for changes, after each of which the index is brought up to date again; None ends after the first
             time.
         tell: is given the report of every time.
+        prune: Permission to remove videos that are gone, even if they are more than 5 % of the index.
 
     Returns:
         What was done; unreadable videos are listed there, and the others go on.
@@ -127,7 +131,7 @@ def index(
     Raises:
         SearchError: nothing to index, other weights than the index was made with, an option out of range, or a disk
             that is full; what was indexed stays.
-        RefusedError: `out` contains files that are not part of an index.
+        RefusedError: `out` contains files that are not part of an index, or many videos are gone and `prune` is off.
         BusyError: another process writes the index.
         MissingAssetError: the captions file or the captioner's weights are absent.
     """
@@ -167,7 +171,7 @@ def index(
             if watch is not None:
                 watch.begin(walked)
             while True:
-                report = run.bring_up_to_date(walked, progress)
+                report = run.bring_up_to_date(walked, progress, prune)
                 if new and not report.total:
                     more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
                     raise SearchError(
@@ -396,19 +400,23 @@ class _Run:
         self.catalog, self.vectors, self.models, self.how = catalog, vectors, models, how
         self.batch_size, self.workers = batch_size, workers
 
-    def bring_up_to_date(self, roots: Sequence[Path], shown: bool) -> IndexReport:
-        """Write what is new or changed below the roots, and forget what is gone."""
+    def bring_up_to_date(self, roots: Sequence[Path], shown: bool, prune: bool) -> IndexReport:
+        """Write what is new or changed below the roots, and forget what is gone.
+
+        Raises:
+            RefusedError: too many videos are gone, and `prune` is off; nothing is changed.
+        """
         found = find_videos(roots)
         known = self.catalog.known()
-        self.catalog.drop_staged()
         if not found.files and not known:
             looked = ", ".join(map(str, roots))
             raise SearchError(f"no videos in {looked}" + "".join(f"; {problem}" for problem in found.problems))
-        gone = self._gone(roots, {file.id for file in found.files}, found.unread)
+        there = self.catalog.read()
+        gone = self._gone(roots, found, {video for video, key in known.items() if key in there}, prune)
+        self.catalog.drop_staged()
         if gone:
             self.catalog.remove(gone)
         pending = [file for file in found.files if known.get(file.id) != file.key]
-        there = self.catalog.read()
         kept = sum(known.get(file.id) == file.key and file.key in there for file in found.files)
         report = IndexReport(kept=kept, removed=len(gone), problems=found.problems)
         follow(self.vectors, self.catalog)
@@ -449,12 +457,36 @@ class _Run:
             facts = {"of": state, **dataclasses.asdict(Scale.of(best)), "best": best.tolist()}
             self.catalog.set_fact("relevance", facts)
 
-    def _gone(self, roots: Sequence[Path], there: set[str], unread: Sequence[Path]) -> list[str]:
+    def _gone(self, roots: Sequence[Path], found: Found, indexed: set[str], prune: bool) -> list[str]:
+        """List the videos to remove; a folder that contains none of its videos is a problem and removes nothing."""
+
         def below(path: Path, folders: Sequence[Path]) -> bool:
             return any(path == folder or folder in path.parents for folder in folders)
 
-        paths = self.catalog.paths()
-        return [v for v, path in paths.items() if v not in there and below(path, roots) and not below(path, unread)]
+        def around(files: Iterable[Path]) -> set[Path]:
+            return {path for file in files for path in (file, *file.parents)}
+
+        paths, present = self.catalog.paths(), {file.id for file in found.files}
+        missing = [paths[v] for v in indexed if v not in present and not below(paths[v], found.unread)]
+        kept = list(found.unread)
+        if missing:
+            holding = around(file.path for file in found.files if prune or file.id in indexed)
+            empty = (around(missing) - holding).intersection(roots)
+            for root in sorted(empty):
+                count = sum(below(path, [root]) for path in missing)
+                kept.append(root)
+                found.problems.append(
+                    f"{root}: contains none of its {count} indexed videos, which stay in the index. Mount its disk, "
+                    "or, if the videos moved within the folder, pass --prune"
+                )
+        gone = [v for v, path in paths.items() if v not in present and below(path, roots) and not below(path, kept)]
+        lost = sorted(paths[video] for video in indexed.intersection(gone))
+        if len(lost) > max(1, REMOVED_WITHOUT_PRUNE * len(indexed)) and not prune:
+            raise RefusedError(
+                f"{len(lost)} of the {len(indexed)} videos in {self.catalog.folder} are missing from its folders, such "
+                f"as {lost[0]}. Restore them, or pass --prune to remove them from the index."
+            )
+        return gone
 
     def _read(self, file: VideoFile) -> _Read | _Long:
         clips: dict[tuple[object, ...], Clip] = {}

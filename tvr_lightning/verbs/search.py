@@ -48,6 +48,7 @@ def run_index(
     batch_size: Count = 16,
     workers: Count = 2,
     device: str | None = None,
+    prune: bool = False,
 ) -> int:
     """Make videos searchable, or bring an index up to date: only new, changed and deleted files cost anything.
 
@@ -74,6 +75,7 @@ def run_index(
         batch_size: videos per pass through an encoder.
         workers: threads that decode.
         device: where the encoders run; a GPU where there is one by default.
+        prune: Removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
     """
     with shown("index: loading"):
         from tvr_lightning.search.indexing import index, tell
@@ -114,12 +116,13 @@ def run_index(
         transcriber=transcribe,
         watch=Watch() if watch else None,
         tell=tell,
+        prune=prune,
     )
     if report.total:
         print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
         return 0
     print(f"{out} holds no videos now; there is nothing to search")
-    return 0 if report.removed else 1
+    return 1
 
 
 def run_search(
