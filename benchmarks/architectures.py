@@ -120,9 +120,9 @@ def stand_in_text_tower(name: str, folder: Path) -> tuple[str, int]:
 def build(configuration: dict[str, Any], on_meta: bool) -> nn.Module:
     """Build a model, on the meta device without values besides its logit scale and bias, which are read at once."""
     if not on_meta:
-        return build_model(configuration, "fp32")
+        return build_model(configuration, "float32")
     with torch.device("meta"):
-        model: Any = build_model(configuration, "fp32")
+        model: Any = build_model(configuration, "float32")
     for part in ("logit_scale", "logit_bias"):
         if getattr(model, part) is not None:
             setattr(model, part, nn.Parameter(torch.zeros(())))

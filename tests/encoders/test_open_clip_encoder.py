@@ -149,7 +149,7 @@ def test_freeze_rules(architecture, rule):
 def test_unknown_switches_are_refused():
     with pytest.raises(ValueError, match=r"freeze is 'some'.*clip4clip"):
         build(freeze="some")
-    with pytest.raises(ValueError, match=r"encoder_precision is 'fp16'.*fp16-master"):
+    with pytest.raises(ValueError, match=r"encoder_precision is 'fp16'.*float16"):
         build(encoder_precision="fp16")
     with pytest.raises(TypeError, match="architecture linear is open_clip's Linear"):
         OpenClipEncoder(nn.Linear(2, 2), "linear")
@@ -159,16 +159,16 @@ def test_the_logit_scale_is_no_parameter():
     assert not [name for name, _ in build().named_parameters() if "logit" in name]
 
 
-def test_fp16_masters_are_the_matrices_and_only_they():
-    encoder = build(encoder_precision="fp16-master")
+def test_float16_converts_the_matrices_and_nothing_else():
+    encoder = build(encoder_precision="float16")
     half = {name for name, p in encoder.clip.named_parameters() if p.dtype == torch.float16}
     parts = ("in_proj_", "out_proj.", "c_fc.", "c_proj.", "conv1.")
     names = {name for name, _ in encoder.clip.named_parameters()}
     assert half == {n for n in names if any(p in n for p in parts) or n in ("text_projection", "visual.proj")}
 
 
-def test_fp16_masters_give_float32_features_close_to_fp32():
-    full, half = build(), build(encoder_precision="fp16-master")
+def test_float16_gives_float32_features_close_to_those_of_float32():
+    full, half = build(), build(encoder_precision="float16")
     frames = media()
     for exact, rounded in (
         (full.encode_text(CAPTIONS, 12).words, half.encode_text(CAPTIONS, 12).words),
@@ -179,10 +179,10 @@ def test_fp16_masters_give_float32_features_close_to_fp32():
         assert 1e-5 < error < 1e-2
 
 
-def test_fp16_masters_refuse_mixed_precision_and_sharding():
-    encoder = build(encoder_precision="fp16-master")
+def test_float16_refuses_mixed_precision_and_sharding():
+    encoder = build(encoder_precision="float16")
     encoder.check_precision("32-true", "ddp")
-    with pytest.raises(ValueError, match=r"fp16-master.*not bf16-mixed"):
+    with pytest.raises(ValueError, match=r"float16.*not bf16-mixed"):
         encoder.check_precision("bf16-mixed", "auto")
     for strategy in ("fsdp", "ModelParallelStrategy"):
         with pytest.raises(ValueError, match=f"strategy {strategy}"):
@@ -225,7 +225,7 @@ def test_features_under_autocast_are_float32(text_mask):
 
 
 def test_temporal_initialization_is_the_start_of_the_text_transformer():
-    encoder = build(encoder_precision="fp16-master")
+    encoder = build(encoder_precision="float16")
     start = encoder.temporal_initialization(1)
     assert len(start.blocks) == 1
     assert start.heads == 1
@@ -243,7 +243,7 @@ def test_temporal_initialization_is_the_start_of_the_text_transformer():
 
 def test_half_precision_masters_are_for_clips_own_transformers():
     with pytest.raises(ValueError, match="tvr-test-resnet"):
-        build("tvr-test-resnet", encoder_precision="fp16-master")
+        build("tvr-test-resnet", encoder_precision="float16")
 
 
 def test_batch_norms_of_a_frozen_encoder_stand_still():
@@ -258,7 +258,7 @@ def test_fingerprint_changes_with_what_changes_features_only():
     encoder = build()
     same = build(freeze="clip4clip", gradient_checkpointing=True)
     assert encoder.fingerprint() == same.fingerprint()
-    others = [build(text_mask=True), build("tvr-test-quickgelu"), build(encoder_precision="fp16-master")]
+    others = [build(text_mask=True), build("tvr-test-quickgelu"), build(encoder_precision="float16")]
     assert len({e.fingerprint() for e in [encoder, *others]}) == 4
     with torch.no_grad():
         same.clip.ln_final.bias[0] += 1e-6

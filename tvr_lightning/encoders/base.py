@@ -17,7 +17,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
 
 FreezeRule = Literal["none", "clip4clip", "conv1", "all"]
-EncoderPrecision = Literal["fp32", "fp16-master"]
+EncoderPrecision = Literal["float32", "float16"]
 
 
 @dataclass

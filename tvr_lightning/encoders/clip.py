@@ -41,7 +41,7 @@ class ClipEncoder(OpenClipEncoder):
             archive or state dict; open_clip .pt, .bin or .safetensors), `folder` for the weights in a `local-dir:`, or
             null for random weights.
         text_mask: mask padding in the text transformer (GARE, HBI).
-        encoder_precision: `fp16-master` keeps matrices in half precision as the released codes do.
+        encoder_precision: `float16` keeps matrices in half precision as the released codes do.
         gradient_checkpointing: trade time for memory.
         freeze: which parameters stay as they are.
         compile_towers: compile the transformers' blocks with torch.compile; the first steps then take longer.
@@ -64,7 +64,7 @@ class ClipEncoder(OpenClipEncoder):
         architecture: str = "ViT-B-32",
         weights: str | None = "openai",
         text_mask: bool = False,
-        encoder_precision: EncoderPrecision = "fp32",
+        encoder_precision: EncoderPrecision = "float32",
         gradient_checkpointing: bool = False,
         freeze: FreezeRule = "none",
         compile_towers: bool = False,
@@ -120,7 +120,7 @@ class ClipEncoder(OpenClipEncoder):
     def from_openai_state_dict(
         state_dict: dict[str, Tensor],
         text_mask: bool = False,
-        encoder_precision: EncoderPrecision = "fp32",
+        encoder_precision: EncoderPrecision = "float32",
         gradient_checkpointing: bool = False,
         freeze: FreezeRule = "none",
     ) -> OpenClipEncoder:
@@ -157,7 +157,7 @@ def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecisi
 
     Args:
         configuration: `embed_dim`, `vision_cfg`, `text_cfg` and switches, as in open_clip's JSON files.
-        encoder_precision: `fp16-master` chooses LayerNorms that compute half-precision input in float32.
+        encoder_precision: `float16` chooses LayerNorms that compute half-precision input in float32.
     """
     configuration = dict(configuration)
     vision, text = dict(configuration.pop("vision_cfg")), dict(configuration.pop("text_cfg"))
@@ -170,7 +170,7 @@ def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecisi
     kind: Any = open_clip.CustomTextCLIP if custom else open_clip.CLIP
     if "multimodal_cfg" in configuration:
         kind = open_clip.CoCa
-    cast_dtype = torch.float16 if encoder_precision == "fp16-master" else None
+    cast_dtype = torch.float16 if encoder_precision == "float16" else None
     model: nn.Module = kind(vision_cfg=vision, text_cfg=text, cast_dtype=cast_dtype, **configuration)
     return model
 

@@ -41,13 +41,13 @@ class OpenClipEncoder(Encoder):
 
     Args:
         model: `open_clip.CLIP`, `open_clip.CustomTextCLIP` or `open_clip.CoCa`, whose decoder is dropped; with
-            `fp16-master` built with `cast_dtype=torch.float16`, so that its LayerNorms compute in float32.
+            `float16` built with `cast_dtype=torch.float16`, so that its LayerNorms compute in float32.
         name: of the architecture, for errors.
         pixels: how the frames were prepared that the weights were trained on; None as OpenAI's CLIP.
         tokenizer: of the text tower; None takes CLIP's byte pairs.
         text_mask: mask padding keys in the text transformer besides the causal mask (GARE, HBI); the others let
             padding positions, which are word features there, see the caption.
-        encoder_precision: `fp16-master` keeps the matrices themselves in half precision as CLIP's `convert_weights`
+        encoder_precision: `float16` keeps the matrices themselves in half precision as CLIP's `convert_weights`
             does, so that an update below half a unit in the last place is lost; norms and embeddings stay float32.
         gradient_checkpointing: recompute each block in the backward pass instead of keeping its activations.
         compile_towers: compile the blocks of both transformers with torch.compile, which needs a C++ compiler on a CPU
@@ -71,7 +71,7 @@ class OpenClipEncoder(Encoder):
         pixels: PixelPreparation | None = None,
         tokenizer: Tokenizer | None = None,
         text_mask: bool = False,
-        encoder_precision: EncoderPrecision = "fp32",
+        encoder_precision: EncoderPrecision = "float32",
         gradient_checkpointing: bool = False,
         freeze: FreezeRule = "none",
         compile_towers: bool = False,
@@ -99,11 +99,11 @@ class OpenClipEncoder(Encoder):
         self.register_buffer("pixel_std", torch.tensor(pixels.std).view(3, 1, 1), persistent=False)
         if gradient_checkpointing:
             self._checkpoint_blocks()
-        if encoder_precision == "fp16-master":
+        if encoder_precision == "float16":
             if not isinstance(model.visual, VisionTransformer) or isinstance(self._text, HFTextEncoder):
-                raise ValueError(f"encoder_precision fp16-master is defined for CLIP's own transformers, not {name}")
-            _to_half_masters(model)
-        elif encoder_precision != "fp32":
+                raise ValueError(f"encoder_precision float16 is defined for CLIP's own transformers, not {name}")
+            convert_weights(model)
+        elif encoder_precision != "float32":
             raise ValueError(
                 f"encoder_precision is {encoder_precision!r}; expected one of {get_args(EncoderPrecision)}"
             )
@@ -300,17 +300,17 @@ class OpenClipEncoder(Encoder):
 
     def check_precision(self, trainer_precision: str, strategy: str) -> None:
         """Refuse mixed precision and sharding with half-precision masters; see `Encoder.check_precision`."""
-        if self.encoder_precision != "fp16-master":
+        if self.encoder_precision != "float16":
             return
         if trainer_precision not in ("32-true", "32"):
             raise ValueError(
-                f"encoder_precision fp16-master keeps half-precision weights itself and runs under trainer.precision "
+                f"encoder_precision float16 keeps half-precision weights itself and runs under trainer.precision "
                 f"32-true, not {trainer_precision}; set one of the two back"
             )
         if any(part in strategy.lower() for part in ("fsdp", "model_parallel", "modelparallel", "deepspeed")):
             raise ValueError(
-                f"encoder_precision fp16-master mixes half and float32 weights, which strategy {strategy} cannot "
-                "shard; use ddp, or encoder_precision fp32"
+                f"encoder_precision float16 mixes half and float32 weights, which strategy {strategy} cannot "
+                "shard; use ddp, or encoder_precision float32"
             )
 
 
@@ -340,7 +340,7 @@ def _dimension(text: Any) -> int:
     return int(projection.out_features if isinstance(projection, nn.Linear) else projection.shape[1])
 
 
-def _to_half_masters(model: nn.Module) -> None:
+def convert_weights(model: nn.Module) -> None:
     """Matrices and their biases to float16, norms and embeddings left (OpenAI CLIP, `convert_weights`)."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear | nn.MultiheadAttention | Attention):

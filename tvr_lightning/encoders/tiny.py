@@ -51,7 +51,7 @@ class TinyClipEncoder(OpenClipEncoder):
         patch_size: int = 16,
         context_length: int = 77,
         text_mask: bool = False,
-        encoder_precision: EncoderPrecision = "fp32",
+        encoder_precision: EncoderPrecision = "float32",
         gradient_checkpointing: bool = False,
         freeze: FreezeRule = "none",
         trained_in: str | None = None,

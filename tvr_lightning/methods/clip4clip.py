@@ -6,7 +6,7 @@ modules/modeling.py); GARE, TC-MGC and NCL build on it.
 Deviations:
 - ties: released counts a tied query several times; here they are ranked by their expectation.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
-- precision: released CLIP in float16 with float32 masters (`encoder_precision: fp16-master`); here float32.
+- precision: released CLIP in float16 with float32 masters (`encoder_precision: float16`); here float32.
 """
 
 from __future__ import annotations

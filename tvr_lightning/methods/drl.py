@@ -10,7 +10,7 @@ Deviations:
 - cross-transformer interaction (xti): released an option; here left out.
 - ties: released counts a tied query several times; here they are ranked by their expectation.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
-- precision: released CLIP in float16 with float32 masters (`encoder_precision: fp16-master`); here float32.
+- precision: released CLIP in float16 with float32 masters (`encoder_precision: float16`); here float32.
 """
 
 from __future__ import annotations

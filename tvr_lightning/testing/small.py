@@ -57,7 +57,7 @@ def small(recipe: Path, *overrides: str) -> tuple[RetrievalModule, TextVideoData
         overrides: command-line style, such as `--model.init_args.gather=local`.
     """
     encoder = {"width": 64, "image_size": SIDE, "patch_size": 8, "text_layers": 4, "vision_layers": 1}
-    same = {"freeze": "none", "encoder_precision": "fp32"}
+    same = {"freeze": "none", "encoder_precision": "float32"}
     data = {"frames": FRAMES, "words": WORDS, "batch_size": BATCH, "eval_batch_size": 5, "num_workers": 0}
     overlay = {
         "model": {"init_args": {"encoder": {"class_path": "TinyClipEncoder", "init_args": {**encoder, **same}}}},

@@ -21,7 +21,7 @@ Deviations:
 - temporal transformer on MSVD: paper mentions no exception; released none there; here as released (`temporal_layers: 0`
   in the recipe).
 - precision: released CLIP's matrices in float16, where most steps of 1e-7 round to nothing
-  (`encoder_precision: fp16-master`); here float32.
+  (`encoder_precision: float16`); here float32.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
 - draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
   (`increment.dropout_per: video`).

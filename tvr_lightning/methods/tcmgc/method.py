@@ -17,7 +17,7 @@ Deviations:
 - repeated work: released computes all text-conditioned vectors twice; here once.
 - optimiser: paper Adam (section 4.1); released BertAdam; here as released (`optimizer`).
 - precision: released CLIP's matrices in float16, where most steps of 1e-7 round to nothing
-  (`encoder_precision: fp16-master`); here float32.
+  (`encoder_precision: float16`); here float32.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
 - draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
   (`attention.dropout_per: video`).
