@@ -76,23 +76,28 @@ class BertAdam(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update tensors of one device and dtype."""
+        """Update tensors of one device and dtype.
+
+        Every multiplication with a number is out of place: torch's in-place `_foreach_mul_` first rounds the number to
+        the tensors' dtype, and 1e-7 becomes 1.19e-7 in float16.
+        """
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["mean"] = torch.zeros_like(parameter)
-                self.state[parameter]["square"] = torch.zeros_like(parameter)
-        means = [self.state[parameter]["mean"] for parameter in parameters]
-        squares = [self.state[parameter]["square"] for parameter in parameters]
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if not state:
+                state["mean"] = torch.zeros_like(parameter)
+                state["square"] = torch.zeros_like(parameter)
         if group["per_tensor_clip"] is not None:
             norms = torch.stack(torch._foreach_norm(gradients))
             clips = (group["per_tensor_clip"] / (norms + 1e-6)).clamp(max=1.0)
             gradients = list(torch._foreach_mul(gradients, clips.unbind()))
         first, second = group["betas"]
-        torch._foreach_mul_(means, first)
+        means = torch._foreach_mul([state["mean"] for state in states], first)
         torch._foreach_add_(means, gradients, alpha=1 - first)
-        torch._foreach_mul_(squares, second)
+        squares = torch._foreach_mul([state["square"] for state in states], second)
         torch._foreach_addcmul_(squares, gradients, gradients, value=1 - second)
+        for state, mean, square in zip(states, means, squares, strict=True):
+            state["mean"], state["square"] = mean, square
         del gradients
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, group["eps"])
@@ -101,8 +106,7 @@ class BertAdam(torch.optim.Optimizer):
         if group["weight_decay"] > 0:
             torch._foreach_add_(updates, torch._foreach_mul(parameters, group["weight_decay"]))
         # The product is rounded to the parameter's dtype before it is subtracted, as released.
-        torch._foreach_mul_(updates, group["lr"])
-        torch._foreach_sub_(parameters, updates)
+        torch._foreach_sub_(parameters, torch._foreach_mul(updates, group["lr"]))
 
 
 def _together(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
