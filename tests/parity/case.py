@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,19 +54,19 @@ class ParityCase:
         return self.inputs[name]
 
 
-def find_cases(folder: Path) -> list[Path]:
-    """Return the cases below a folder, or the one that is named itself.
+def find_cases(folder: Path, patterns: Iterable[str] = ("*.safetensors",)) -> list[Path]:
+    """Return the files in a folder and its subfolders that match a pattern, or the one that is named itself.
 
     Raises:
-        CaseError: there is no such folder, or no case in it.
+        CaseError: the folder does not exist or contains no case.
     """
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
         raise CaseError(f"{folder}: no such folder")
-    cases = sorted(folder.rglob("*.safetensors"))
+    cases = sorted({path for pattern in patterns for path in folder.rglob(pattern)})
     if not cases:
-        raise CaseError(f"{folder}: holds no case; expected *.safetensors in it or below it")
+        raise CaseError(f"{folder}: contains no case; expected *.safetensors in it or its subfolders")
     return cases
 
 

@@ -1,6 +1,11 @@
-"""`--cases FOLDER` runs the parity cases below a folder instead of the suite's own."""
+"""Parity cases by kind of file; `--cases FOLDER` runs the cases of a folder, of every kind, instead of the suite's own.
+
+The suite's own cases are in tests/parity_cases. The environment variable TVR_PARITY_CASES names a folder with further
+ones, of which the suite runs those about training and inputs.
+"""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,48 +14,75 @@ from parity.restated import Sizes, restated_case
 from safetensors.torch import save_file
 
 OWN = Path(__file__).parents[1] / "parity_cases"
+LONG = "ncl"  # 20,000 Sinkhorn iterations each
+
+KINDS = {
+    "optimizer_case": "optimizer_*.safetensors",
+    "steps_case": "training_steps_*.safetensors",
+    "groups_case": "training_groups*.json",
+    "padded_case": "padded_frames_*.safetensors",
+    "saved_case": "*_as_saved.safetensors",
+    "frames_case": "inputs_frames*.json",
+    "pixels_case": "inputs_pixels*.json",
+    "sets_case": "inputs_sets*.json",
+    "tokens_case": "inputs_tokens*.json",
+    "widths_case": "odd_widths/expected*.json",
+    "case_path": "*.safetensors",
+}
+"""File pattern of each kind of case, by the name of the test argument that receives the file; the first match counts."""
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--cases", type=Path, metavar="FOLDER", help="run only the parity cases (*.safetensors) below this folder"
-    )
+    parser.addoption("--cases", type=Path, metavar="FOLDER", help="run only the parity cases in this folder")
 
 
 def pytest_configure(config):
+    folder = config.getoption("cases", None)
+    if folder is None:
+        return
     try:
-        find_cases(folder_of(config))
+        find_cases(folder, KINDS.values())
     except CaseError as error:
         raise pytest.UsageError(f"--cases {error}") from error
 
 
-LONG = "ncl"  # twenty thousand steps of Sinkhorn each
+def cases(config):
+    """Return (folder, file) of every case that this run is about."""
+    given = config.getoption("cases", None)
+    if given is not None:
+        return [(given, path) for path in find_cases(given, KINDS.values())]
+    found = [(OWN, path) for path in find_cases(OWN, KINDS.values())]
+    further = os.environ.get("TVR_PARITY_CASES")
+    if further:
+        names = {path.name for _, path in found}
+        paths = find_cases(Path(further), [pattern for kind, pattern in KINDS.items() if kind != "case_path"])
+        found += [(Path(further), path) for path in paths if path.name not in names]
+    return found
 
 
-def folder_of(config):
-    return config.getoption("cases", None) or OWN
+def kind_of(path):
+    return next(kind for kind, pattern in KINDS.items() if path.match(pattern))
 
 
 def pytest_generate_tests(metafunc):
-    if "case_path" in metafunc.fixturenames:
-        folder = folder_of(metafunc.config)
-        paths = find_cases(folder)
-        own = folder == OWN
-        cases = [
+    for kind in KINDS.keys() & set(metafunc.fixturenames):
+        given = metafunc.config.getoption("cases", None) is not None
+        found = [
             pytest.param(
                 path,
                 id=str(path.relative_to(folder) if path != folder else path.name).removesuffix(".safetensors"),
-                marks=pytest.mark.slow if own and path.name.startswith(LONG) else (),
+                marks=pytest.mark.slow if not given and path.name.startswith(LONG) else (),
             )
-            for path in paths
+            for folder, path in cases(metafunc.config)
+            if kind_of(path) == kind
         ]
-        metafunc.parametrize("case_path", cases)
+        metafunc.parametrize(kind, found)
 
 
 def pytest_collection_modifyitems(config, items):
     """With --cases nothing else runs."""
     if config.getoption("cases", None):
-        others = [item for item in items if "case_path" not in getattr(item, "fixturenames", ())]
+        others = [item for item in items if not KINDS.keys() & set(getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
 

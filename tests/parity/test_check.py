@@ -94,7 +94,7 @@ def test_a_checkpoint_that_does_not_fit_is_named(restate, write_case):
 def test_folders_without_cases_are_named(tmp_path, write_case):
     with pytest.raises(CaseError, match=r"absent: no such folder"):
         find_cases(tmp_path / "absent")
-    with pytest.raises(CaseError, match=r"holds no case; expected \*\.safetensors"):
+    with pytest.raises(CaseError, match=r"contains no case; expected \*\.safetensors"):
         find_cases(tmp_path)
     deep = write_case({"expected.x": torch.zeros(1)}, name="a/b/deep")
     assert find_cases(tmp_path) == find_cases(deep) == [deep]
