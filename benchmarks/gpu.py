@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from tvr_lightning.training.bert_adam import BertAdam
+from tvr_lightning.training.released_optimizers import BertAdam
 
 HERE = Path(__file__).parent
 

@@ -29,7 +29,7 @@ KINDS = {
     "widths_case": "odd_widths/expected*.json",
     "case_path": "*.safetensors",
 }
-"""File pattern of each kind of case, by the name of the test argument that receives the file; the first match counts."""
+"""File pattern of each kind of case, by the name of the test argument that receives the file; the first match wins."""
 
 
 def pytest_addoption(parser):

@@ -8,8 +8,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tvr_lightning.training import bert_adam
-from tvr_lightning.training.bert_adam import BertAdam
+from tvr_lightning.training import released_optimizers
+from tvr_lightning.training.released_optimizers import BertAdam
 from tvr_lightning.training.optim import OptimizerConfig, build_optimizer, parameter_groups, schedule_factor
 
 
@@ -97,7 +97,7 @@ def update_one_by_one(parameter, state, lr, betas, eps, decay, clip):
 
 @pytest.mark.parametrize("together", [1, 30, 2**25])
 def test_many_tensors_at_once_are_updated_as_one_by_one_over_100_steps(together, monkeypatch):
-    monkeypatch.setattr(bert_adam, "TOGETHER", together)
+    monkeypatch.setattr(released_optimizers, "TOGETHER", together)
 
     def at_once(parameters, give):
         optimizer = BertAdam(parameters, lr=1e-3)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from tvr_lightning.training.bert_adam import BertAdam
+from tvr_lightning.training.released_optimizers import BertAdam
 
 OptimizerName = Literal["bert-adam", "adamw"]
 Schedule = Literal["warmup-cosine", "warmup-cosine-shifted", "warmup-linear", "constant"]
