@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from tvr_lightning.training.released_optimizers import BertAdam
+from tvr_lightning.training.released_optimizers import BertAdam, HuggingFaceAdamW
 
-OptimizerName = Literal["bert-adam", "adamw"]
+OptimizerName = Literal["bert-adam", "adamw", "adamw-hf"]
 Schedule = Literal["warmup-cosine", "warmup-cosine-shifted", "warmup-linear", "constant"]
 Decay = Literal["released", "all", "no-bias-no-norm"]
 
@@ -26,7 +26,8 @@ class OptimizerConfig:
     """Optimiser, learning rates and schedule of a recipe; the defaults are those of CLIP4Clip, GARE and TC-MGC.
 
     Attributes:
-        name: `bert-adam` (no bias correction, clips every tensor) or `adamw` (torch's).
+        name: `bert-adam` (no bias correction, clips every tensor), `adamw` (torch's) or `adamw-hf` (transformers' until
+            version 4, which X-Pool, T-MASS and GAID train with).
         lr: peak learning rate of everything that is not pretrained.
         encoder_lr: peak learning rate of the encoder and of the logit scale.
         weight_decay: decoupled decay, multiplied by the learning rate.
@@ -78,10 +79,10 @@ class OptimizerConfig:
             raise ValueError(
                 f"optimizer.per_tensor_clip must be positive, got {self.per_tensor_clip}; null switches it off"
             )
-        if self.name == "adamw" and self.per_tensor_clip is not None:
+        if self.name != "bert-adam" and self.per_tensor_clip is not None:
             raise ValueError(
-                "optimizer.per_tensor_clip belongs to bert-adam; with `name: adamw` set `per_tensor_clip: null` and "
-                "clip all gradients together with trainer.gradient_clip_val"
+                f"optimizer.per_tensor_clip belongs to bert-adam; with `name: {self.name}` set `per_tensor_clip: null` "
+                "and clip all gradients together with trainer.gradient_clip_val"
             )
         if self.gradient_cache is not None and self.gradient_cache < 1:
             raise ValueError(f"optimizer.gradient_cache must be at least 1, or null, got {self.gradient_cache}")
@@ -193,6 +194,8 @@ def build_optimizer(
     optimizer: torch.optim.Optimizer
     if config.name == "bert-adam":
         optimizer = BertAdam(groups, betas=config.betas, eps=config.eps, per_tensor_clip=config.per_tensor_clip)
+    elif config.name == "adamw-hf":
+        optimizer = HuggingFaceAdamW(groups, betas=config.betas, eps=config.eps)
     else:
         devices = {parameter.device.type for group in groups for parameter in group["params"]}
         one_kernel = fused and devices <= {"cpu", "cuda"}
