@@ -207,11 +207,11 @@ def between(size: Size) -> None:
     clips = f"pixels of {len(pixels)} clips of {size.frames} frames, on the CPU"
     rows[f"{clips}, float32"] = (
         lambda: (pixels.to(mean.dtype) / 255 - mean) / deviation,
-        lambda: encoder._normalised(pixels),
+        lambda: encoder._normalized(pixels),
     )
     rows[f"{clips}, bf16"] = (
         lambda: ((pixels.to(mean.dtype) / 255 - mean) / deviation).bfloat16(),
-        lambda: in_bf16(lambda: encoder._normalised(pixels)),
+        lambda: in_bf16(lambda: encoder._normalized(pixels)),
     )
     print("| of a batch | before, ms | now, ms |\n|---|---:|---:|")
     for name, (before, now) in rows.items():

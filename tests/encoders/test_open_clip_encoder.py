@@ -63,7 +63,9 @@ def test_uint8_frames_are_normalised_as_open_clip_does():
     settings = PreprocessCfg(size=32, mean=open_clip.OPENAI_DATASET_MEAN, std=open_clip.OPENAI_DATASET_STD)
     transform = image_transform_v2(settings, is_train=False)
     images = [transform(Image.fromarray(f.permute(1, 2, 0).numpy())) for f in frames.pixels.flatten(0, 1)]
-    expected = encoder.encode_pixels(torch.stack(images).view(2, 3, 3, 32, 32), frames.frame_mask)
+    normalized = torch.stack(images).view(2, 3, 3, 32, 32)
+    normalized[~frames.frame_mask] = 0.0  # padding is zero after normalization
+    expected = encoder.encode_pixels(normalized, frames.frame_mask)
     torch.testing.assert_close(encoder.encode_video(frames).frames, expected.frames, rtol=1e-4, atol=1e-5)
 
 
@@ -271,6 +273,6 @@ def test_pixels_are_normalised_as_clip_does_in_the_precision_of_the_step(dtype, 
     pixels = torch.randint(0, 256, (2, 3, 3, 32, 32), dtype=torch.uint8)
     expected = (pixels / 255 - encoder.pixel_mean) / encoder.pixel_std
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        normalised = encoder._normalised(pixels)
+        normalised = encoder._normalized(pixels)
     assert normalised.dtype == dtype
     torch.testing.assert_close(normalised.float(), expected, rtol=0, atol=tolerance)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 import open_clip
 import torch
 from open_clip.hf_model import HFTextEncoder
-from open_clip.transformer import Attention, ResidualAttentionBlock, VisionTransformer
+from open_clip.transformer import Attention, ResidualAttentionBlock, Transformer, VisionTransformer
 from torch import Tensor, nn
 
 from tvr_lightning.data.batch import Media, Tokens
@@ -47,8 +47,9 @@ class OpenClipEncoder(Encoder):
         tokenizer: of the text tower; None takes CLIP's byte pairs.
         text_mask: mask padding keys in the text transformer besides the causal mask (GARE, HBI); the others let
             padding positions, which are word features there, see the caption.
-        encoder_precision: `float16` keeps the matrices themselves in half precision as CLIP's `convert_weights`
-            does, so that an update below half a unit in the last place is lost; norms and embeddings stay float32.
+        encoder_precision: `float16` makes the matrices float16 parameters as CLIP's `convert_weights` does, without
+            float32 copies and without loss scaling; norms and embeddings stay float32. The released CLIP4Clip family
+            trains this way.
         gradient_checkpointing: recompute each block in the backward pass instead of keeping its activations.
         compile_towers: compile the blocks of both transformers with torch.compile, which needs a C++ compiler on a CPU
             and Triton on a GPU; batches of a new size compile anew.
@@ -177,23 +178,28 @@ class OpenClipEncoder(Encoder):
         return TextFeatures(_single(sentence), _single(words), mask)
 
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
-        """Normalise uint8 pixels on the encoder's device and encode them; shapes as in `encode_video`."""
+        """Normalize uint8 pixels on the encoder's device and encode them; shapes as in `encode_video`.
+
+        Padded frames are zero after normalization, as in the released loaders: the mean color, not black.
+        """
         pixels = media.pixels.to(self.pixel_mean.device, non_blocking=True)
         if pixels.dtype != torch.uint8:
-            raise ValueError(f"pixels are {pixels.dtype}; expected uint8, which the encoder normalises itself")
-        return self.encode_pixels(self._normalised(pixels), media.frame_mask.to(pixels.device), patches)
+            raise ValueError(f"pixels are {pixels.dtype}; expected uint8, which the encoder normalizes itself")
+        frame_mask = media.frame_mask.to(pixels.device)
+        normalized = self._normalized(pixels).masked_fill_(~frame_mask[:, :, None, None, None], 0.0)
+        return self.encode_pixels(normalized, frame_mask, patches)
 
-    def _normalised(self, pixels: Tensor) -> Tensor:
+    def _normalized(self, pixels: Tensor) -> Tensor:
         """Return (pixels / 255 - mean) / std in the precision of the step, read and written once."""
         device = pixels.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else self.pixel_mean.dtype
         scale = 1 / (255 * self.pixel_std)
-        normalised = torch.empty(pixels.shape, dtype=dtype, device=pixels.device)
-        return torch.addcmul(-self.pixel_mean / self.pixel_std, pixels, scale, out=normalised)
+        normalized = torch.empty(pixels.shape, dtype=dtype, device=pixels.device)
+        return torch.addcmul(-self.pixel_mean / self.pixel_std, pixels, scale, out=normalized)
 
     def encode_pixels(self, pixels: Tensor, frame_mask: Tensor, patches: bool = False) -> VideoFeatures:
-        """Encode normalised frames, and where wanted their patches (`vision_towers`).
+        """Encode normalized frames, and on request their patches (`vision_towers`).
 
         Padded frames are encoded like the others, as CLIP4Clip does: some released methods attend to them.
 
@@ -285,6 +291,7 @@ class OpenClipEncoder(Encoder):
             "clean": getattr(self.tokenizer, "clean", None),
             "text_mask": self.text_mask,
             "encoder_precision": self.encoder_precision,
+            "padded_frames": "zero after normalization",
         }
         if (self.resize_mode, self.interpolation) != ("shortest", "bicubic"):
             found["preparation"] = self.preparation.describe()
@@ -341,7 +348,10 @@ def _dimension(text: Any) -> int:
 
 
 def convert_weights(model: nn.Module) -> None:
-    """Matrices and their biases to float16, norms and embeddings left (OpenAI CLIP, `convert_weights`)."""
+    """Convert matrices and their biases to float16, but not norms and embeddings (OpenAI CLIP, `convert_weights`).
+
+    The transformers then take positions first, as released, so that sums over tokens are rounded in the same order.
+    """
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear | nn.MultiheadAttention | Attention):
             for parameter in module.parameters(recurse=False):
@@ -350,3 +360,7 @@ def convert_weights(model: nn.Module) -> None:
             projection = getattr(module, name, None)
             if isinstance(projection, nn.Parameter):
                 projection.data = projection.data.half()
+        if isinstance(module, Transformer):
+            module.batch_first = False
+            for block in module.resblocks:
+                block.attn.batch_first = False

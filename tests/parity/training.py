@@ -1,0 +1,174 @@
+"""Methods with an authors' weights and their inputs, trained as our recipes train."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from tvr_lightning.authors import clip4clip, drl, gaid, gare, tmass, ucofia, xclip, xpool
+from tvr_lightning.authors.checkpoint import NameMap, load
+from tvr_lightning.authors.clip import CLIP_NAMES, temporal_encoder
+from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, Tokens, VideoBatch
+from tvr_lightning.encoders.audio import AudioEncoder
+from tvr_lightning.encoders.clip import ClipEncoder
+from tvr_lightning.layers.stochastic import Normal
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
+from tvr_lightning.training.optim import OptimizerConfig
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+METHODS = {
+    "clip4clip": (clip4clip.import_clip4clip, NameMap(())),
+    "drl": (drl.import_drl, drl.NAMES),
+    "gaid": (gaid.import_gaid, gaid.NAMES),
+    "gare": (gare.import_gare, gare.NAMES),
+    "tmass": (tmass.import_tmass, tmass.NAMES),
+    "ucofia": (ucofia.import_ucofia, ucofia.NAMES),
+    "xclip": (xclip.import_xclip, xclip.NAMES),
+    "xpool": (xpool.import_xpool, xpool.NAMES),
+}
+
+
+class GivenAudio(AudioEncoder):
+    """Audio features (M, 1, T, D) as the released loaders read them, averaged to F frames as in the released model."""
+
+    kind = "whisper"
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.dimension = dimension
+
+    def encode_input(self, audio: AudioInput) -> Tensor:
+        return nn.functional.adaptive_avg_pool1d(audio.values.squeeze(1).mT, audio.windows.shape[1]).mT
+
+    def configuration(self) -> dict[str, object]:
+        return {}
+
+
+def recipe_of(method: str) -> dict[str, Any]:
+    return yaml.safe_load((RECIPES / f"{method}.yaml").read_text(encoding="utf-8"))
+
+
+def family(method: str) -> str:
+    """Return the method of a case such as `clip4clip-lstm` or `clip4clip_float16`."""
+    return method.removesuffix("_float16").partition("-")[0]
+
+
+def import_case(
+    method: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], path: Path
+) -> tuple[RetrievalModule, NameMap]:
+    """Build the method of a case with its checkpoint, without dropout, frozen and optimized as its recipe says.
+
+    Returns:
+        The method, and the map from the authors' names (CLIP's as OpenAI's) to ours.
+    """
+    name = family(method)
+    checkpoint = {
+        key.removeprefix("checkpoint."): tensor.float()
+        for key, tensor in tensors.items()
+        if key.startswith("checkpoint.")
+    }
+    checkpoint = {key: tensor for key, tensor in checkpoint.items() if not key.startswith("agent.")}
+    words, frames = tensors["input.input_ids"].shape[-1], tensors["input.video_mask"].shape[-1]
+    build, names = METHODS[name]
+    options = {"audio_encoder": GivenAudio(tensors["input.audio"].shape[-1])} if "input.audio" in tensors else {}
+    module = build(checkpoint, str(path), words, frames, **options)
+    clip_names = CLIP_NAMES if name in ("gaid", "tmass", "xpool") else temporal_encoder(checkpoint)[1]
+    names = clip_names | (clip4clip.TIGHT_NAMES if "cross.pooler.dense.bias" in checkpoint else names)
+    recipe = recipe_of(name)["model"]["init_args"]
+    if method.endswith("_float16"):
+        module = in_float16(checkpoint, words, frames, str(path))
+    module.encoder.freeze(recipe["encoder"]["init_args"]["freeze"])
+    module.optimizer_config = OptimizerConfig(**recipe["optimizer"])
+    for part in module.modules():
+        for attribute in ("dropout", "pair_dropout"):
+            if isinstance(getattr(part, attribute, None), float):
+                setattr(part, attribute, 0.0)
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    if config.get("stochastic_prior_std") == 0:
+        options = module.options if name == "tmass" else module.options.perturbation
+        options.prior = Normal(1e-300)
+        options.support_weight = config["support_loss_weight"]
+    if "cdcr" in config:
+        assert config["cdcr"] == 3
+        decorrelation = module.options.decorrelation
+        decorrelation.tokens, decorrelation.weight = "weighted", config["cdcr_lambda"]
+        decorrelation.on_diagonal, decorrelation.off_diagonal = config["cdcr_alpha1"], config["cdcr_alpha2"]
+    return module, names
+
+
+def in_float64(module: RetrievalModule) -> None:
+    """Convert weights and the constants of the normalization, which float32 rounds."""
+    module.double()
+    module.encoder.pixel_mean = torch.tensor(open_clip.OPENAI_DATASET_MEAN, dtype=torch.float64).view(3, 1, 1)
+    module.encoder.pixel_std = torch.tensor(open_clip.OPENAI_DATASET_STD, dtype=torch.float64).view(3, 1, 1)
+
+
+def in_float16(checkpoint: Mapping[str, Tensor], words: int, frames: int, source: str) -> CLIP4Clip:
+    """Build CLIP4Clip with CLIP's matrices in float16."""
+    clip = {key.removeprefix("clip."): tensor for key, tensor in checkpoint.items() if key.startswith("clip.")}
+    encoder = ClipEncoder.from_openai_state_dict(clip, encoder_precision="float16")
+    header, names = clip4clip.similarity_header(checkpoint)
+    options = CLIP4ClipOptions(similarity_header=header)
+    return load(CLIP4Clip(encoder, words=words, frames=frames, clip4clip=options), checkpoint, names, source)
+
+
+def released_names(tensors: Mapping[str, Tensor], names: NameMap, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return our tensors under the authors' names and in their layout; those that the authors never use are left out.
+
+    Args:
+        tensors: of the case, for names and shapes.
+        names: map from the authors' names (CLIP's as OpenAI's) to ours.
+        ours: our state.
+    """
+    places, count = {}, 0
+    for key, tensor in tensors.items():
+        if key.startswith("checkpoint."):
+            numbers = torch.arange(count, count + tensor.numel(), dtype=torch.float64)
+            places[key.removeprefix("checkpoint.")] = numbers.reshape(tensor.shape)
+            count += tensor.numel()
+    values = torch.full((count,), torch.nan, dtype=torch.float64)
+    for name, numbers in with_openai_names(places, "the case").items():
+        name = name.removeprefix("agent.")  # the released GARE registers its psi twice
+        own = None if names.unused and name.startswith(names.unused) else names.ours(name)
+        if own is not None and own in ours:
+            values[numbers.long().flatten()] = ours[own].detach().double().flatten()
+    found = {name: values[numbers.long()] for name, numbers in places.items()}
+    return {name: tensor for name, tensor in found.items() if not tensor.isnan().any()}
+
+
+def media_of(pixels: Tensor, mask: Tensor, audio: Tensor | None = None) -> Media:
+    """Return media of M videos from pixels (M, F, 3, S, S) and mask (M, F); audio is (M, 1, T, D_a)."""
+    media = Media(pixels, mask.bool())
+    if audio is None:
+        return media
+    steps = torch.ones(len(audio), dtype=torch.int64)
+    windows = torch.stack([torch.zeros_like(mask), torch.ones_like(mask)], -1).long()
+    return dataclasses.replace(media, audio=AudioInput(audio, steps, steps, windows))
+
+
+def batches_of(tensors: Mapping[str, Tensor]) -> list[PairBatch]:
+    """Return the batches of a case of training steps."""
+    batches = []
+    for step in range(len(tensors["input.input_ids"])):
+        ids, text_mask = tensors["input.input_ids"][step].long(), tensors["input.text_mask"][step].bool()
+        index = torch.arange(len(ids))
+        text = Tokens([""] * len(ids), ids, text_mask, [1] * len(ids))
+        audio = tensors["input.audio"][step] if "input.audio" in tensors else None
+        media = media_of(tensors["input.pixels"][step], tensors["input.video_mask"][step], audio)
+        batches.append(PairBatch(TextBatch(text, index), VideoBatch(media, index, [""] * len(ids))))
+    return batches
+
+
+def loader(batches: list[PairBatch]) -> DataLoader:
+    return DataLoader(batches, batch_size=None)
