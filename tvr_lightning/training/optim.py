@@ -151,6 +151,11 @@ def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
         Factor in [0, 1]; 0 at step 0 where there is a warm-up. Only `warmup-cosine` moves beyond `total`: it is
         periodic as released, and rises again.
     """
+    if config.schedule == "warmup-cosine-shifted":
+        warmup = int(config.warmup * total)  # whole steps, as released
+        if step < warmup:
+            return step / warmup
+        return 0.5 * (1.0 + math.cos(math.pi * min((step - warmup) / (total - warmup), 1.0)))
     share = step / total
     if share < config.warmup:
         return share / config.warmup
@@ -158,10 +163,7 @@ def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
         return 1.0
     if config.schedule == "warmup-cosine":
         return 0.5 * (1.0 + math.cos(math.pi * share))
-    progress = min((share - config.warmup) / (1.0 - config.warmup), 1.0)
-    if config.schedule == "warmup-linear":
-        return 1.0 - progress
-    return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0 - min((share - config.warmup) / (1.0 - config.warmup), 1.0)
 
 
 def build_optimizer(

@@ -1,0 +1,106 @@
+"""Rates, decay, frozen layers, clipping and bound of the temperature, as our recipes set them and as released."""
+
+import json
+import re
+
+import pytest
+from parity.training import METHODS, family, recipe_of
+
+from tvr_lightning.authors import clip4clip
+from tvr_lightning.authors.clip import CLIP_NAMES, OTHER_NAMES, TRANSFORMER_NAMES
+from tvr_lightning.authors.huggingface import IN_BLOCK, SINGLE, TRANSPOSED
+from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
+from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
+from tvr_lightning.methods.clip4clip import CLIP4ClipOptions, TightTransf
+from tvr_lightning.training.optim import OptimizerConfig, parameter_groups, schedule_factor
+
+CLASSES = {
+    "clip4clip": CLIP4Clip, "drl": DRL, "gaid": GAID, "gare": GARE, "tcmgc": TCMGC, "tmass": TMASS, "ucofia": UCoFiA,
+    "xclip": XCLIP, "xpool": XPool,
+}  # fmt: skip
+HEADERS = {"mean": MeanP, "lstm": SeqLSTM, "tight": TightTransf, "": SeqTransf}
+
+
+def build(method):
+    """Return a small method frozen as its recipe says, and the map from the authors' names to ours."""
+    name = family(method)
+    header = HEADERS[method.partition("-")[2]]()
+    options = {"clip4clip": CLIP4ClipOptions(similarity_header=header)} if name == "clip4clip" else {}
+    encoder = TinyClipEncoder(64, text_layers=4, vision_layers=1)
+    module = CLASSES[name](encoder, frames=2, words=8, **options)
+    encoder.freeze(recipe_of(name)["model"]["init_args"]["encoder"]["init_args"]["freeze"])
+    temporal = OTHER_NAMES if isinstance(header, SeqLSTM) else TRANSFORMER_NAMES
+    names = CLIP_NAMES if name in ("gaid", "tmass", "xpool") else CLIP_NAMES | temporal
+    return module, names | (clip4clip.TIGHT_NAMES if isinstance(header, TightTransf) else METHODS[name][1])
+
+
+def with_openai_name(name):
+    """Return OpenAI's name for a tensor of transformers' CLIP; others are returned as they are."""
+    short = name.removeprefix("clip.")
+    found = re.fullmatch(r"(text|vision)_model\.encoder\.layers\.(\d+)\.(.+)\.(weight|bias)", short)
+    if found:
+        side, layer, part, kind = found.groups()
+        joined = re.fullmatch(r"self_attn\.[qkv]_proj", part)
+        own = f"attn.in_proj_{kind}" if joined else f"{IN_BLOCK[part]}.{kind}"
+        return f"clip.{'visual.' if side == 'vision' else ''}transformer.resblocks.{layer}.{own}"
+    renamed = {**SINGLE, **TRANSPOSED}.get(short) if short != name else None
+    return name if renamed is None else f"clip.{renamed}"
+
+
+def check(method, released):
+    """Return what differs, in sentences."""
+    recipe = recipe_of(family(method))
+    config = OptimizerConfig(**recipe["model"]["init_args"]["optimizer"])
+    module, names = build(method)
+    parameters = dict(module.named_parameters())
+    groups = {id(p): group for group in parameter_groups(module, config) for p in group["params"]}
+    wrong, seen = [], set()
+    for theirs, group in released["groups"].items():
+        name = with_openai_name(re.sub(r"\.N\.", ".0.", theirs)).removeprefix("agent.")
+        own = None if names.unused and name.startswith(names.unused) else names.ours(name)
+        useless = theirs in released["trained_without_gradient"]
+        if own not in parameters:
+            if not useless:
+                wrong.append(f"{theirs} is not ours")
+            continue
+        seen.add(own)
+        ours = groups.get(id(parameters[own]))
+        if (ours is not None) != group["trained"] and not useless:
+            wrong.append(f"{theirs} is {'trained' if ours else 'frozen'}")
+        if ours is not None and (ours["lr"], ours["weight_decay"]) != pytest.approx((group["lr"], group["weight_decay"])):
+            wrong.append(f"{theirs} has rate {ours['lr']} and decay {ours['weight_decay']}")
+    layers = {re.sub(r"resblocks\.\d+\.", "resblocks.0.", name) for name, p in parameters.items() if p.requires_grad}
+    wrong += [f"{name} is not released" for name in sorted(layers - seen) if not name.startswith("audio")]
+    for rates in released["rates"]:
+        for part, peak in (("clip", config.encoder_lr), ("rest", config.lr)):
+            for step, rate in rates[part].items():
+                ours = peak * schedule_factor(config, int(step), rates["total_steps"])
+                if ours != pytest.approx(rate, rel=1e-12, abs=0):
+                    wrong.append(f"rate {ours} in step {step} of {rates['total_steps']}, released {rate}")
+    given = {
+        "betas": list(config.betas), "eps": config.eps, "max_grad_norm_per_tensor": config.per_tensor_clip,
+        "clip_all_gradients_to_norm": recipe["trainer"]["gradient_clip_val"],
+    }  # fmt: skip
+    wrong += [f"{key} is {value}" for key, value in given.items() if value != released.get(key)]
+    if module.temperature.maximum != pytest.approx(released["logit_scale"]["bound"]):
+        wrong.append(f"the bound of logit_scale is {module.temperature.maximum}")
+    settings = released["msrvtt"]
+    ours = (recipe["trainer"]["max_epochs"], recipe["data"]["init_args"]["batch_size"], recipe["seed_everything"])
+    if ours != (settings["epochs"], settings["batch_size"], settings["seed"]):
+        wrong.append(f"epochs, batch size and seed are {ours}")
+    precision = recipe["model"]["init_args"]["encoder"]["init_args"].get("encoder_precision", "float32")
+    if (precision == "float16") != bool(released["precision"].get("float16")):
+        wrong.append(f"encoder_precision is {precision}")
+    return wrong
+
+
+def test_groups(groups_case):
+    found = {}
+    for method, released in json.loads(groups_case.read_text(encoding="utf-8"))["methods"].items():
+        if "rates" in released:
+            found[method] = check(method, released)
+            print(f"{groups_case.name}: {method}, {len(released['groups'])} groups, {len(found[method])} differ")
+    wrong = [f"{method}: {'; '.join(sentences[:6])}" for method, sentences in found.items() if sentences]
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
