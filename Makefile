@@ -14,6 +14,9 @@ DEMO ?= --trainer.max_epochs 60 --trainer.check_val_every_n_epoch 10 --model.ini
 
 SHARE := $(if $(FAST),--fixture --share features,$(if $(TVR_DATA),,--share encoder))
 TABLE1 ?= runs/table1$(if $(FAST),-fast)
+GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | wc -l)
+# In float32 as the released codes train, on as many GPUs as this machine has; HARDWARE=cpu or another overlay replaces it.
+HARDWARE ?= $(if $(filter-out 0,$(GPUS)),$(if $(filter 1 2 3,$(GPUS)),gpu1,$(if $(filter 4 5 6 7,$(GPUS)),ddp4,ddp8)))
 
 # What lies on top of a recipe in `zero-shot` and `heads`; ON="--config recipes/fixture.yaml" needs no data or weights.
 BACKBONE ?= pe-core-b
@@ -86,7 +89,8 @@ heads: $(VENV)/.installed
 # Without TVR_DATA on the synthetic datasets, from one shared encoder; FAST=1 trains heads on its stored features.
 # Interrupted, the same command goes on. A failed run is a line with its error, and the report is written all the same.
 reproduce-table1: $(VENV)/.installed
-	$(BIN)/tvr reproduce gare-1 tc-mgc-1a tc-mgc-1b ncl-1 dpdv-1 gaid-1 $(SHARE) --out $(TABLE1); status=$$?; \
+	$(BIN)/tvr reproduce gare-1 tc-mgc-1a tc-mgc-1b ncl-1 dpdv-1 gaid-1 $(SHARE) \
+	  $(if $(HARDWARE),--overlay recipes/hardware/$(HARDWARE).yaml) --out $(TABLE1); status=$$?; \
 	  $(BIN)/tvr report $(TABLE1) && exit $$status
 
 # The authors' own checkpoints, named by method (xpool.pth, gare.bin, ...), on the real test videos of $TVR_DATA.
