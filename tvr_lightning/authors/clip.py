@@ -28,20 +28,23 @@ OTHER_NAMES = NameMap((("lstm_visual.", "temporal.lstm_visual."),), unused=("fra
 RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
 
 
-def clip_encoder(checkpoint: Mapping[str, Tensor], source: str, text_mask: bool = False) -> OpenClipEncoder:
+def clip_encoder(
+    checkpoint: Mapping[str, Tensor], source: str, text_mask: bool = False, patch_shift: bool = False
+) -> OpenClipEncoder:
     """Build the encoder from the `clip.*` tensors of an authors' checkpoint, of any size.
 
     Args:
         checkpoint: tensors by the authors' names.
         source: the file, for the error.
         text_mask: mask padding in the text transformer (GARE, HBI).
+        patch_shift: Shift patches between neighboring frames (UCoFiA).
 
     Raises:
         AuthorsCheckpointError: these are not the tensors of an OpenAI CLIP with a vision transformer.
     """
     clip = {name.removeprefix("clip."): t.float() for name, t in checkpoint.items() if name.startswith("clip.")}
     try:
-        encoder = ClipEncoder.from_openai_state_dict(clip, text_mask=text_mask)
+        encoder = ClipEncoder.from_openai_state_dict(clip, text_mask=text_mask, patch_shift=patch_shift)
     except ValueError as error:
         raise AuthorsCheckpointError(f"{source}: clip.*: {error}") from error
     # The checkpoint brings the temporal layers itself, and they may be more than the text transformer has.

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, check_sizes, load
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, check_sizes, listed, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_layers
 from tvr_lightning.layers.patch_selector import PatchSelection, Predictor
 from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAOptions
 
+# The attention of the two blocks that `make_patch_shift` wraps (modules/until_module.py), by its number and the rest.
+ATTENTION = re.compile(r"clip\.visual\.transformer\.resblocks\.(10|11)\.attn\.(net\.)?(.+)")
+L1 = "local_mat_weight1"
 PREDICTOR = "visual_token_selector.score_predictor."
 NAMES = NameMap(
     (
         # The longer names first: a name is replaced by the first beginning that fits.
         ("global_mat_weight_1", "head.video_matrix"),
         ("global_mat_weight", "head.sentence_matrix"),
-        ("local_mat_weight1", "head.patch_matrix"),
+        (L1, "head.patch_matrix"),
         ("local_mat_weight", "head.word_matrix"),
         ("frame_logit_weight", "head.sentence_frame.weight"),
         ("pixel_mat_weight2", "head.word_patch.frames_after_words.weight"),
@@ -57,34 +61,71 @@ def predictor(checkpoint: Mapping[str, Tensor]) -> Predictor:
     return "train" if width == dimension else "eval-t2v"
 
 
-def import_ucofia(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> UCoFiA:
+def unwrapped(checkpoint: Mapping[str, Tensor], source: str) -> tuple[dict[str, Tensor], bool]:
+    """Return a checkpoint whose shifted attentions have CLIP's own names, and whether it has shifted attentions.
+
+    Raises:
+        AuthorsCheckpointError: Only some tensors of the two blocks are those of a wrapped attention.
+    """
+    found = {name: match for name in checkpoint if (match := ATTENTION.fullmatch(name)) is not None}
+    wrapped = [name for name, match in found.items() if match[2]]
+    if wrapped and len(wrapped) < len(found):
+        plain = [name for name in found if name not in wrapped]
+        raise AuthorsCheckpointError(
+            f"{source}: these tensors are unexpected beside the patch shift's attn.net.*: {listed(plain)}"
+        )
+    names = {name: name.replace(".attn.net.", ".attn.") for name in wrapped}
+    return {names.get(name, name): tensor for name, tensor in checkpoint.items()}, bool(wrapped)
+
+
+def import_ucofia(
+    checkpoint: Mapping[str, Tensor],
+    source: str,
+    words: int = 32,
+    frames: int = 12,
+    openai: Mapping[str, Tensor] | None = None,
+) -> UCoFiA:
     """Build UCoFiA from an authors' checkpoint; its sizes come from the tensors' shapes.
+
+    The code with the text-to-video evaluation's predictor never uses L1, so that a checkpoint with that predictor is
+    built without it.
 
     Args:
         checkpoint: tensors by the authors' names.
         source: the file, for errors.
         words: text positions W that the method is for; `word_mat_weight` is (W, W).
         frames: frames F that the method is for; `frame_logit_weight` is (F, F).
+        openai: OpenAI's CLIP, to read the checkpoint as the released evaluation does: with its attention in the shifted
+            vision blocks, without L1, and with noise in the patch selector.
 
     Raises:
         AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, or words and frames that its
             matrices are not for.
     """
     check_family("ucofia", checkpoint, source)
+    checkpoint, shifted = unwrapped(checkpoint, source)
     found_words, found_frames, patches = matrix_sizes(checkpoint, source)
     check_sizes((found_words, found_frames), (words, frames), source)
-    encoder = clip_encoder(checkpoint, source)
+    kind = predictor(checkpoint)
+    if openai is not None:
+        attention = {name: name.removeprefix("clip.") for name in checkpoint if ATTENTION.fullmatch(name)}
+        missing = [name for name in attention.values() if name not in openai]
+        if missing:
+            raise AuthorsCheckpointError(f"OpenAI's CLIP lacks {listed(missing)}. Name the file of its own weights.")
+        checkpoint |= {name: openai[theirs] for name, theirs in attention.items()}
+    if openai is not None or kind == "eval-t2v":
+        checkpoint.pop(L1, None)
+    encoder = clip_encoder(checkpoint, source, patch_shift=shifted)
     layers, names = temporal_layers(checkpoint)
     check_positions(encoder, source, words, frames, frames if layers else 0)
-    selection = PatchSelection(kept=patches - 1, predictor=predictor(checkpoint))
     module = UCoFiA(
         encoder,
         words=words,
         frames=frames,
         ucofia=UCoFiAOptions(
             temporal_layers=layers,
-            patch_selection=selection,
-            patch_matrix="local_mat_weight1" in checkpoint,
+            patch_selection=PatchSelection(kept=patches - 1, predictor=kind, noise_eval=openai is not None),
+            patch_matrix=L1 in checkpoint,
         ),
     )
     return load(module, checkpoint, names | NAMES, source)

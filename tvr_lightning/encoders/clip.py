@@ -50,6 +50,7 @@ class ClipEncoder(OpenClipEncoder):
         tokenizer: a folder with the files of the text tower's tokenizer, in the place of the repository on the Hugging
             Face hub that open_clip names.
         language: of the captions, where the tokenizer marks it, such as `zho_Hans` (NLLB).
+        patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
 
     Raises:
         MissingWeightsError: the weights, the tokenizer or a text tower's configuration are neither here nor
@@ -71,6 +72,7 @@ class ClipEncoder(OpenClipEncoder):
         prepared_as: str | None = None,
         tokenizer: str | None = None,
         language: str | None = None,
+        patch_shift: bool = False,
     ):
         source = find_weights(architecture, weights, prepared_as)
         state = None if source.path is None else read_state_dict(source.path)
@@ -94,6 +96,7 @@ class ClipEncoder(OpenClipEncoder):
             gradient_checkpointing=gradient_checkpointing,
             freeze=freeze,
             compile_towers=compile_towers,
+            patch_shift=patch_shift,
         )
 
     @classmethod
@@ -123,6 +126,7 @@ class ClipEncoder(OpenClipEncoder):
         encoder_precision: EncoderPrecision = "float32",
         gradient_checkpointing: bool = False,
         freeze: FreezeRule = "none",
+        patch_shift: bool = False,
     ) -> OpenClipEncoder:
         """Build the vision-transformer CLIP that a state dict under OpenAI's names describes, of any size.
 
@@ -135,6 +139,7 @@ class ClipEncoder(OpenClipEncoder):
             encoder_precision: as for the class.
             gradient_checkpointing: as for the class.
             freeze: as for the class.
+            patch_shift: As for the class.
 
         Raises:
             ValueError: the names or shapes are not those of such a CLIP.
@@ -149,6 +154,7 @@ class ClipEncoder(OpenClipEncoder):
             encoder_precision=encoder_precision,
             gradient_checkpointing=gradient_checkpointing,
             freeze=freeze,
+            patch_shift=patch_shift,
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.encoders.base import Encoder, EncoderPrecision, FreezeRule, TemporalInitialization
 from tvr_lightning.encoders.compiled import compile_blocks
+from tvr_lightning.encoders.patch_shift import PatchShift
 from tvr_lightning.encoders.pixels import PixelPreparation
 from tvr_lightning.encoders.text_towers import encode_text
 from tvr_lightning.encoders.tokenizer import CaptionTokens, ClipTokenizer, Tokenizer, word_mask
@@ -55,6 +56,7 @@ class OpenClipEncoder(Encoder):
             and Triton on a GPU; batches of a new size compile anew.
         freeze: `clip4clip` trains the blocks, last norms and projections; `conv1` freezes what turns pixels into the
             first tokens (GARE); `all` freezes everything.
+        patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
 
     Raises:
         TypeError: the model is none of the three classes.
@@ -76,6 +78,7 @@ class OpenClipEncoder(Encoder):
         gradient_checkpointing: bool = False,
         freeze: FreezeRule = "none",
         compile_towers: bool = False,
+        patch_shift: bool = False,
     ):
         super().__init__()
         if not isinstance(model, open_clip.CLIP | open_clip.CustomTextCLIP | open_clip.CoCa):
@@ -109,6 +112,7 @@ class OpenClipEncoder(Encoder):
                 f"encoder_precision is {encoder_precision!r}; expected one of {get_args(EncoderPrecision)}"
             )
         self.freeze(freeze)
+        self.patch_shift = PatchShift(model.visual, name) if patch_shift else None
         if compile_towers:
             compile_blocks([self._text.transformer, model.visual])
 
@@ -219,6 +223,8 @@ class OpenClipEncoder(Encoder):
                 f"frames are {tuple(pixels.shape[2:])}, the encoder takes (3, {self.image_size}, {self.image_size}); "
                 "set the data's image_size to the encoder's"
             )
+        if self.patch_shift is not None:
+            self.patch_shift.frames = pixels.shape[1]
         frames, cells = encode_images(self.clip.visual, pixels, patches)
         return VideoFeatures(_single(frames), frame_mask.bool(), None if cells is None else _single(cells))
 
@@ -295,6 +301,8 @@ class OpenClipEncoder(Encoder):
         }
         if (self.resize_mode, self.interpolation) != ("shortest", "bicubic"):
             found["preparation"] = self.preparation.describe()
+        if self.patch_shift is not None:
+            found["patch_shift"] = True
         if not isinstance(self.tokenizer, ClipTokenizer):
             found["tokenizer"] = self.tokenizer.describe()
         if isinstance(self._text, HFTextEncoder):

@@ -4,13 +4,20 @@ Three alignments: video with sentence, frames with sentence, and a few patches p
 interactive similarity attention. Follows the released training code (Ziyang412/UCoFiA, train/modules).
 
 Deviations:
-- evaluated model: released text-to-video folder has another patch predictor and neither folder has the matrix L1, so
-  that a checkpoint of the training code does not load there; here the training code's model. Both are options
-  (`patch_selection.predictor`, `patch_matrix`).
+- patch shift: paper does not mention it; released wraps the attention of vision blocks 10 and 11 so that patches move
+  between neighboring frames, as in TS2-Net; here the encoder's `patch_shift`, which the recipe sets.
+- trained attention of vision blocks 10 and 11: released evaluation loads a checkpoint before it wraps the two blocks,
+  drops their trained weights and runs with OpenAI's; here the trained ones. `tvr convert --openai_clip FILE` takes
+  OpenAI's.
+- evaluated model: released text-to-video folder has another patch predictor, and neither folder ever uses the matrix L1
+  (`local_mat_weight1`), so that a checkpoint of the training code does not load in the first and is scored without L1
+  in the second; here the training code's model. Both are options (`patch_selection.predictor`, `patch_matrix`), and
+  `tvr convert --openai_clip FILE` leaves L1 out.
 - noise: released selectors draw it at evaluation too, and scores change from run to run; here evaluation takes the k
   best patches (`patch_selection.noise_eval` draws).
-- score normalisation: released by default with all training queries, for each of the three scores by itself; here off,
-  and of the total where the recipe asks for a normaliser.
+- score normalization: released corrects each of the three scores by a bias of its own (log weights of Sinkhorn's
+  algorithm over all training queries, added before the mean); here off, and one bias of the mean in
+  `recipes/variants/ucofia-sinkhorn.yaml`.
 - unused parameters: released creates some; here they are left out.
 - ties: released counts a tied query several times; here they are ranked by their expectation.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.

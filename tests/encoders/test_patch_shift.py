@@ -1,0 +1,102 @@
+"""UCoFiA's patch shift against a plain restatement, patch by patch and frame by frame."""
+
+import pytest
+import torch
+from parity.restated import Sizes, block, norm, random_checkpoint
+
+from tvr_lightning.encoders import ClipEncoder
+
+BLOCK = "clip.visual.transformer.resblocks"
+
+
+def neighbors(frame, token, step, frames):
+    """Index of the frame whose token the attention of `frame` reads at position `token`; the class token is 0."""
+    if token >= 4 and (token - 4) % step == 0 and frame + 1 < frames:
+        return frame + 1
+    if token >= 1 and (token - 1) % step == 0 and frame > 0:
+        return frame - 1
+    return frame
+
+
+def attention(y, state, name):
+    width = y.shape[-1]
+    q, k, v = (y @ state[f"{name}.attn.in_proj_weight"].T + state[f"{name}.attn.in_proj_bias"]).split(width, -1)
+    mixed = (q @ k.T / width**0.5).softmax(-1) @ v
+    return mixed @ state[f"{name}.attn.out_proj.weight"].T + state[f"{name}.attn.out_proj.bias"]
+
+
+def restated(state, clip, layers, patch):
+    """Tokens (F, L, D) of one clip (F, 3, S, S), one head of width 64."""
+    tokens = []
+    for image in clip:
+        cells = torch.nn.functional.conv2d(image[None], state["clip.visual.conv1.weight"], stride=patch)[0]
+        cells = torch.cat([state["clip.visual.class_embedding"][None], cells.flatten(1).T])
+        tokens.append(norm(cells + state["clip.visual.positional_embedding"], state, "clip.visual.ln_pre", 1e-5))
+    frames, length = len(tokens), len(tokens[0])
+    for n in range(layers):
+        name = f"{BLOCK}.{n}"
+        if n not in (10, 11):
+            tokens = [block(x, state, name, 1e-5, 0) for x in tokens]
+            continue
+        normed = [norm(x, state, f"{name}.ln_1", 1e-5) for x in tokens]
+        shifted = [
+            torch.stack([normed[neighbors(i, token, length // 7, frames)][token] for token in range(length)])
+            for i in range(frames)
+        ]
+        tokens = [x + attention(y, state, name) for x, y in zip(tokens, shifted, strict=True)]
+        for i, x in enumerate(tokens):
+            y = norm(x, state, f"{name}.ln_2", 1e-5) @ state[f"{name}.mlp.c_fc.weight"].T
+            y = y + state[f"{name}.mlp.c_fc.bias"]
+            y = y / (1 + (-1.702 * y).exp())
+            tokens[i] = x + y @ state[f"{name}.mlp.c_proj.weight"].T + state[f"{name}.mlp.c_proj.bias"]
+    return torch.stack([norm(x, state, "clip.visual.ln_post", 1e-5) @ state["clip.visual.proj"] for x in tokens])
+
+
+def checkpoint(side, layers=12, patch=4):
+    sizes = Sizes(dimension=64, text_layers=1, vision_layers=layers, patch=patch, side=side)
+    return {name: tensor.double() for name, tensor in random_checkpoint(sizes, "meanP").items()}
+
+
+def encoder_of(state, **switches):
+    clip = {name.removeprefix("clip."): tensor for name, tensor in state.items()}
+    return ClipEncoder.from_openai_state_dict(clip, **switches).double().eval()
+
+
+@pytest.mark.parametrize(("side", "layers"), [(16, 12), (20, 13), (28, 12)])  # 17, 26 and 50 tokens: steps 2, 3 and 7
+@torch.no_grad()
+def test_twelve_blocks_equal_the_restatement(side, layers):
+    state = checkpoint(side, layers)
+    clips = torch.randn(2, 4, 3, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()  # padded frames are neighbors too
+    shifting = encoder_of(state, patch_shift=True).encode_pixels(clips, mask, patches=True)
+    expected = torch.stack([restated(state, clip, layers, 4) for clip in clips])
+    found = torch.cat([shifting.frames.unsqueeze(2), shifting.patches], 2)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    alone = encoder_of(state).encode_pixels(clips, mask)
+    assert (alone.frames - shifting.frames).abs().max() > 1e-3
+
+
+def test_gradient_checkpointing_shifts_the_same_patches():
+    state = checkpoint(16)
+    clips, mask = torch.randn(2, 3, 3, 16, 16, dtype=torch.float64), torch.ones(2, 3).bool()
+    gradients = []
+    for checkpointing in (False, True):
+        encoder = encoder_of(state, patch_shift=True, gradient_checkpointing=checkpointing).train()
+        encoder.encode_pixels(clips, mask).frames.square().sum().backward()
+        gradients.append(encoder.clip.visual.conv1.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_the_fingerprint_tells_the_shift():
+    state = checkpoint(16)
+    assert encoder_of(state, patch_shift=True).fingerprint() != encoder_of(state).fingerprint()
+
+
+def test_other_towers_refuse_the_shift():
+    with pytest.raises(ValueError, match=r"encoder\.patch_shift needs a CLIP vision transformer .* RN50 does not have"):
+        ClipEncoder("RN50", weights=None, patch_shift=True)
+
+
+def test_a_tower_of_ten_blocks_refuses_the_shift():
+    with pytest.raises(ValueError, match="at least 11 blocks"):
+        encoder_of(checkpoint(16, layers=10), patch_shift=True)

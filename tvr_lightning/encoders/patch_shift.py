@@ -1,0 +1,65 @@
+"""Patches that move between neighboring frames before an attention (TS2-Net, Liu et al., ECCV 2022; UCoFiA)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
+from torch import Tensor, nn
+
+BLOCKS = slice(10, 12)
+"""Blocks of the vision transformer whose attention reads shifted patches (UCoFiA, modules/until_module.py)."""
+DIVISOR = 7
+
+
+class PatchShift:
+    """Forward hook of the norms before the shifted attentions; the residual branch keeps its own tokens.
+
+    Args:
+        visual: Vision transformer of CLIP.
+        name: Architecture, for the error.
+
+    Attributes:
+        frames: Frames per video of the tokens to come, padded ones included.
+
+    Raises:
+        ValueError: The tower is not such a transformer, or has too few blocks or patches.
+    """
+
+    def __init__(self, visual: nn.Module, name: str) -> None:
+        self.frames = 1
+        blocks = list(visual.transformer.resblocks) if isinstance(visual, VisionTransformer) else []
+        tokens = visual.positional_embedding.shape[0] if isinstance(visual, VisionTransformer) else 0
+        shifted = blocks[BLOCKS]
+        if not shifted or tokens < DIVISOR or not all(type(block) is ResidualAttentionBlock for block in shifted):
+            raise ValueError(
+                f"encoder.patch_shift needs a CLIP vision transformer of at least {BLOCKS.start + 1} blocks and "
+                f"{DIVISOR} tokens per frame, which {name} does not have. Set it to false."
+            )
+        for block in shifted:
+            block.ln_1.register_forward_hook(self)
+
+    def __call__(self, module: nn.Module, arguments: Any, tokens: Tensor) -> Tensor:
+        """Return the shifted tokens, of the same shape."""
+        return shift_patches(tokens, self.frames)
+
+
+def shift_patches(tokens: Tensor, frames: int) -> Tensor:
+    """Replace some patches of every frame by those of its neighbors.
+
+    With L tokens per frame and a step of L // 7, tokens 1, 1 + step, ... are those of the previous frame and tokens 4,
+    4 + step, ... those of the next; the class token, the other patches and what has no neighbor stay.
+
+    Args:
+        tokens: (M F, L, width), the class token first.
+        frames: F.
+
+    Returns:
+        (M F, L, width).
+    """
+    clips = tokens.unflatten(0, (-1, frames))
+    step = tokens.shape[1] // DIVISOR
+    shifted = clips.clone()
+    shifted[:, 1:, 1::step] = clips[:, :-1, 1::step]
+    shifted[:, :-1, 4::step] = clips[:, 1:, 4::step]
+    return shifted.flatten(0, 1)
