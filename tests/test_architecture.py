@@ -10,7 +10,7 @@ PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
     "_version", "_torchvision", "quiet", "errors", "places", "ranges", "recipe_files", "progress", "files",
     "options", "checkpoints", "features", "media", "store", "data", "importing", "synthetic", "encoders", "extract",
-    "layers", "pairwise", "training", "evaluation", "methods", "trained", "explain", "run_page", "recipe", "run",
+    "layers", "pairwise", "training", "evaluation", "methods", "explain", "trained", "run_page", "recipe", "run",
     "authors", "audit", "reproduce", "search", "hub", "model", "mteb_model", "testing", "command_line", "verbs",
     "cli",
 ]  # fmt: skip

@@ -118,6 +118,38 @@ def test_options_that_leave_scores_alone_are_listed_and_taken(run, root, tmp_pat
     assert found["weights"]["overridden"] == []
 
 
+def test_options_of_training_alone_are_taken(run, tmp_path, caplog):
+    of_training = ["attention.dropout=0", "decorrelation.weight=0", "loss_reduction=sum"]
+    more = [f"--model.init_args.tcmgc.{option}" for option in of_training]
+    arguments = ["test", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}", f"--results.directory={tmp_path}", *more]
+    with caplog.at_level("INFO"):
+        assert main([*arguments, *QUICK]) == 0
+    assert results(tmp_path)["weights"]["overridden"] == []
+    assert "tcmgc.attention.dropout 0.0 (the checkpoint: 0.3)" in caplog.text
+
+
+def test_options_left_at_their_defaults_equal_those_written_out(run, root, tmp_path):
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    saved["hyper_parameters"]["tcmgc"] = None
+    torch.save(saved, tmp_path / "defaults.ckpt")
+    arguments = ["test", *RECIPE, *options(root), f"--ckpt_path={tmp_path / 'defaults.ckpt'}"]
+    assert main([*arguments, f"--results.directory={tmp_path / 'runs'}", *QUICK]) == 0
+    assert results(tmp_path / "runs")["weights"]["overridden"] == []
+
+
+def test_only_the_test_set_needs_to_be_present(run, root, tmp_path):
+    """The checkpoint's weights replace those that the encoder would start from, which need not be present either."""
+    reduced = tmp_path / "data" / "msrvtt"
+    reduced.mkdir(parents=True)
+    for name in ("MSRVTT_JSFUSION_test.csv", "videos"):
+        (reduced / name).symlink_to(root / "msrvtt" / name)
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    saved["hyper_parameters"]["encoder"]["init_args"]["trained_in"] = "nowhere.ckpt"
+    torch.save(saved, tmp_path / "moved.ckpt")
+    arguments = ["test", f"--ckpt_path={tmp_path / 'moved.ckpt'}", f"--data.init_args.root={tmp_path / 'data'}"]
+    assert main([*arguments, f"--results.directory={tmp_path / 'runs'}", *QUICK]) == 0
+
+
 @pytest.mark.parametrize("option", ["--data.init_args.frames=2", "--data.init_args.sampling=head"])
 def test_the_same_dataset_read_in_another_way_is_refused(option, run, tmp_path, capsys):
     arguments = ["test", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}", option, f"--results.directory={tmp_path}"]

@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their 
 from tvr_lightning import data as datasets
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.errors import UserError, check_present
 from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
 from tvr_lightning.evaluation.results import SelectOn
@@ -170,7 +172,16 @@ class RecipeCLI(LightningCLI):
             data = instantiate_data(self.options.data)
         except ValueError as error:
             raise error if isinstance(error, UserError) else RecipeError(refusals(str(error))) from error
-        self.check_present([data.check_present])
+        evaluation = self.options.model.init_args.get("evaluation")
+        # A normalization may take queries of the training split.
+        normalized = evaluation is not None and evaluation.normalization is not None
+        stage = self.subcommand if self.subcommand in EVALUATING and not normalized else None
+        with self._checkpoint_follows():
+            self.check_present([partial(data.check_present, stage)])
+
+    def _checkpoint_follows(self) -> AbstractContextManager[None]:
+        """Context in which encoders are built: if a checkpoint is evaluated, its weights replace theirs."""
+        return nullcontext() if self.trained is None else weights_follow()
 
     def check_present(self, checks: list[Callable[[], object]]) -> None:
         """Stop where the encoders' weights are missing, or what other checks look for.
@@ -209,7 +220,8 @@ class RecipeCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build model, data and trainer; options that conflict end in one sentence."""
         try:
-            super().instantiate_classes()
+            with self._checkpoint_follows():
+                super().instantiate_classes()
             trainer = self.trainer
             self.model.encoder.check_precision(str(trainer.precision), type(trainer.strategy).__name__)
         except (ValueError, TypeError, MisconfigurationException) as error:

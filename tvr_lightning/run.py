@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 import tvr_lightning.data
-from tvr_lightning.checkpoints import read_checkpoint
+from tvr_lightning.checkpoints import CONVERTED, read_checkpoint
 from tvr_lightning.evaluation.answers import (
     AnswerResults,
     print_answer_results,
@@ -417,6 +417,8 @@ def trained_on(checkpoint: str | None) -> str | None:
     if checkpoint is None or not Path(checkpoint).is_file():
         return None
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    if CONVERTED in saved:
+        return None
     name = str(saved.get("datamodule_hyper_parameters", {}).get("_class_path", "")).rpartition(".")[2]
     kind = getattr(tvr_lightning.data, name, None) if name in tvr_lightning.data.__all__ else None
     return kind.title if kind is not None else None

@@ -6,11 +6,13 @@ evaluated is therefore built from the checkpoint; recipes and options come on to
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
@@ -19,14 +21,18 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tvr_lightning.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.evaluation.weights import Weights, record_of, weights_of
+from tvr_lightning.explain import options_of
 from tvr_lightning.media.preparation import PREPARATION
-from tvr_lightning.options import flat_options, value_text
+from tvr_lightning.options import flat_options, plain_options, value_text
 from tvr_lightning.recipe_files import config_of
 
-# What may differ from the training: scores do not depend on it, or depend on it as the evaluation is asked to.
+# Options that may differ from the training: scores do not depend on them, or depend on them as the evaluation asks.
 UNSCORED = {
-    "optimizer", "evaluation", "gather",  # of a method
-    "freeze", "gradient_checkpointing", "compile_towers", "trained_in", "pretrained",  # of encoders; where they began
+    "optimizer", "evaluation", "gather", "protocol",  # of a method
+    "freeze", "gradient_checkpointing", "compile_towers", "encoder_precision",  # of encoders
+    "trained_in", "pretrained",  # where training began
+    "dropout", "dropout_per", "support_weight", "decorrelation", "loss_reduction", "loss_weighting",  # of training
+    "bottleneck", "norm_variance", "direction", "divergence",  # losses of GARE and DPDV
 }  # fmt: skip
 # How the videos and texts of one dataset are read; another dataset may be read in its own way.
 READING = {"frames", "words", "sampling", "audio", "audio_align", "audio_seconds"}
@@ -147,7 +153,9 @@ class Trained:
         except ArgumentError as error:
             raise CheckpointError(f"{self.path}: was trained with options that this version lacks: {error}") from error
         for section in known:
-            now, then = (dict(flat_options(section, config[section].as_dict())) for config in (options, parsed))
+            now, then = (
+                dict(flat_options(section, _written_out(config[section].as_dict()))) for config in (options, parsed)
+            )
             for option in [*then, *(name for name in now if name not in then)]:
                 value, trained = now.get(option, "nothing"), then.get(option, "nothing")
                 if value != trained and not self._linked(option):
@@ -272,6 +280,21 @@ def _class_and_options(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def _name(section: Mapping[str, Any]) -> str | None:
     return str(section["class_path"]).rpartition(".")[2] if section["class_path"] else None
+
+
+def _written_out(section: dict[str, Any]) -> dict[str, Any]:
+    """Return a parsed section whose options dataclasses hold their defaults instead of nulls."""
+    module, _, name = section["class_path"].rpartition(".")
+    given = section.get("init_args") or {}
+    found = dict(given)
+    for option, hint in options_of(getattr(importlib.import_module(module), name)).items():
+        kind = next((item for item in get_args(hint) if dataclasses.is_dataclass(item)), None)
+        if kind is not None and option in given:
+            parser = ArgumentParser(exit_on_error=False)
+            parser.add_argument("--options", type=kind)
+            parsed = parser.parse_object({"options": given[option] or {}})
+            found[option] = plain_options(parser.instantiate(parsed).options)
+    return {**section, "init_args": found}
 
 
 def _without(section: Mapping[str, Any], names: set[str]) -> dict[str, Any]:

@@ -1,17 +1,21 @@
-"""`tvr convert`: the file that comes out loads safely and scores as the authors' checkpoint did."""
+"""`tvr convert`: what it reads from a checkpoint, what it writes, and what it refuses."""
 
 import pytest
 import torch
+from authors.stand_ins import stand_in, with_agent
 from parity.case import load_case
-from parity.compute.features import encode_case
 from safetensors.torch import load_file
 
+import tvr_lightning
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
-from tvr_lightning.authors.clip import clip_sizes, encoder_configuration
-from tvr_lightning.authors.convert import convert, run_convert
-from tvr_lightning.encoders.clip import ClipEncoder
-from tvr_lightning.methods.clip4clip import CLIP4Clip
-from tvr_lightning.methods.tcmgc.method import TCMGC
+from tvr_lightning.authors.clip import clip_encoder, encoder_configuration
+from tvr_lightning.authors.convert import IMPORT, convert, run_convert
+from tvr_lightning.cli import main
+from tvr_lightning.encoders import MissingWeightsError, WhisperEncoder
+from tvr_lightning.encoders.clip import build_model
+from tvr_lightning.encoders.pretrained import model_configuration
+from tvr_lightning.encoders.whisper import SIZES
+from tvr_lightning.reproduce.released import RELEASED
 
 
 def authors_file(parity_cases, name, tmp_path):
@@ -20,90 +24,128 @@ def authors_file(parity_cases, name, tmp_path):
     return case, tmp_path / "pytorch_model.bin"
 
 
-def encoder_of(case):
-    clip = {n.removeprefix("clip."): t for n, t in case.checkpoint.items() if n.startswith("clip.")}
-    return ClipEncoder.from_openai_state_dict(clip)
-
-
-@pytest.mark.parametrize(
-    ("name", "method", "cls"),
-    [
-        ("clip4clip_seqTransf", "clip4clip", CLIP4Clip),
-        ("clip4clip_tightTransf", "clip4clip", CLIP4Clip),
-        ("tcmgc", "tcmgc", TCMGC),
-    ],
-)
-@torch.no_grad()
-def test_a_converted_checkpoint_scores_as_the_authors_did(parity_cases, tmp_path, name, method, cls):
-    case, source = authors_file(parity_cases, name, tmp_path)
-    out = tmp_path / "made" / "out.ckpt"
-    assert run_convert(method, source, out, words=12, frames=6) == 0
-    content = torch.load(out, weights_only=True)
-    assert content["hyper_parameters"]["words"] == 12
-    assert {"temperature.logit_scale", "encoder.clip.text_projection"} <= content["state_dict"].keys()
-    model = cls.load_from_checkpoint(out, encoder=encoder_of(case), weights_only=True).eval()
-    text, video = encode_case(case, model.encoder)
-    similarity = model.score(text, model.encode_video(video)).similarity
-    logits = similarity if name.endswith("tightTransf") else model.temperature() * similarity
-    torch.testing.assert_close(logits, case.expected["similarity"], rtol=1e-4, atol=1e-4)
-
-
-def test_the_conversion_says_what_the_recipe_must_say(parity_cases, tmp_path, capsys):
+def test_the_conversion_shows_what_it_found(parity_cases, tmp_path, capsys):
     _, source = authors_file(parity_cases, "tcmgc", tmp_path)
-    run_convert("tcmgc", source, tmp_path / "out.ckpt", words=12, frames=6)
+    run_convert(source, tmp_path / "out.ckpt", words=12, frames=6)
     output = capsys.readouterr().out
     assert "TCMGC" in output
     assert "keep_rate: 0.3" in output
     assert "frames: 6" in output
     assert "softmax_lambda" not in output  # a default
-    assert "sizes of no architecture that recipes know" in output
+    assert f"tvr test --ckpt_path {tmp_path / 'out.ckpt'}" in output
+    assert "float16" not in output
 
 
-def test_known_architectures_are_recognised_by_their_sizes(parity_cases):
-    case = load_case(parity_cases / "clip4clip_meanP.safetensors")
-    assert encoder_configuration(case.checkpoint) is None
-    assert clip_sizes(case.checkpoint) == {
-        "dimension": 64,
-        "vision_width": 64,
-        "vision_layers": 1,
-        "patch_size": 16,
-        "image_size": 32,
-        "text_width": 64,
-        "text_layers": 1,
-        "context_length": 40,
-        "vocabulary": 128,
+def test_half_precision_becomes_float32(parity_cases, tmp_path, capsys):
+    case, source = authors_file(parity_cases, "clip4clip_meanP", tmp_path)
+    projection = case.checkpoint["clip.visual.proj"].half()
+    torch.save(case.checkpoint | {"clip.visual.proj": projection}, source)
+    run_convert(source, tmp_path / "out.ckpt")
+    assert "1 float16 tensors are now float32" in capsys.readouterr().out
+    found = torch.load(tmp_path / "out.ckpt", weights_only=True)["state_dict"]["encoder.clip.visual.proj"]
+    assert torch.equal(found, projection.float())
+
+
+def test_the_tables_to_verify_name_every_importer():
+    assert IMPORT.keys() == RELEASED.keys()
+
+
+def test_other_sizes_are_written_out_and_known_architectures_are_named(parity_cases):
+    checkpoint = load_case(parity_cases / "clip4clip_meanP.safetensors").checkpoint
+    switches = {"text_mask": False, "patch_shift": False}
+    found = encoder_configuration(checkpoint, clip_encoder(checkpoint, "file"))
+    assert found == {
+        "class_path": "SizedClipEncoder",
+        "init_args": {
+            "dimension": 64,
+            "vision_width": 64,
+            "vision_layers": 1,
+            "patch_size": 16,
+            "image_size": 32,
+            "text_width": 64,
+            "text_layers": 1,
+            "context_length": 40,
+            "vocabulary": 128,
+            **switches,
+        },
     }
-    large = {
-        "clip.visual.conv1.weight": torch.empty(768, 3, 16, 16, device="meta"),
-        "clip.visual.positional_embedding": torch.empty(197, 768, device="meta"),
-        "clip.visual.proj": torch.empty(768, 512, device="meta"),
-        "clip.positional_embedding": torch.empty(77, 512, device="meta"),
-        "clip.text_projection": torch.empty(512, 512, device="meta"),
-        "clip.token_embedding.weight": torch.empty(49408, 512, device="meta"),
-    }
-    for n in range(12):
-        for tower in ("clip.visual.transformer", "clip.transformer"):
-            large[f"{tower}.resblocks.{n}.ln_1.bias"] = torch.empty(1, device="meta")
-    assert encoder_configuration(large) == {
-        "class_path": "ClipEncoder",
-        "init_args": {"architecture": "ViT-B-16-quickgelu", "weights": "none"},
-    }
+    encoder = clip_encoder(checkpoint, "file")
+    for architecture in ("ViT-B-32", "ViT-B-16", "ViT-L-14"):
+        with torch.device("meta"):
+            model = build_model(model_configuration(architecture), "float32")
+        named = {f"clip.{name}": tensor for name, tensor in model.state_dict().items()}
+        assert encoder_configuration(named, encoder) == {
+            "class_path": "ClipEncoder",
+            "init_args": {"architecture": architecture, "weights": "openai", **switches},
+        }
 
 
 def test_bad_sources_write_nothing(parity_cases, tmp_path):
-    _, source = authors_file(parity_cases, "tcmgc", tmp_path)
+    case, source = authors_file(parity_cases, "tcmgc", tmp_path)
     out = tmp_path / "out.ckpt"
     with pytest.raises(AuthorsCheckpointError, match="these are TC-MGC's names"):
-        convert("clip4clip", source, out, words=12, frames=6)
+        convert(source, out, method="clip4clip")
     with pytest.raises(AuthorsCheckpointError, match=r"no importer for the method 'clip'; known: .*clip4clip.* tcmgc"):
-        convert("clip", source, out)
+        convert(source, out, method="clip")
+    with pytest.raises(AuthorsCheckpointError, match="--openai_clip is for UCoFiA"):
+        convert(source, out, openai_clip=source)
+    torch.save(case.checkpoint | {"further.weight": torch.ones(1)}, source)
+    with pytest.raises(AuthorsCheckpointError, match=r"1 unexpected: further\.weight"):
+        convert(source, out)
+    torch.save({"further.weight": torch.ones(1)}, source)
+    with pytest.raises(AuthorsCheckpointError, match=r"none of the known methods has these names: further\.weight"):
+        convert(source, out)
     assert not out.exists()
 
 
 def test_the_authors_checkpoint_itself_is_untouched(parity_cases, tmp_path):
     case, source = authors_file(parity_cases, "clip4clip_meanP", tmp_path)
     before = source.read_bytes()
-    convert("clip4clip", source, tmp_path / "out.ckpt", words=12, frames=6)
+    convert(source, tmp_path / "out.ckpt", words=12, frames=6)
     assert source.read_bytes() == before
     stored = load_file(case.path)
     assert torch.equal(stored["checkpoint.clip.visual.proj"], case.checkpoint["clip.visual.proj"])
+
+
+def test_psi_of_gare_is_read_once_and_must_be_one(parity_cases, tmp_path):
+    case, source = authors_file(parity_cases, "gare", tmp_path)
+    saved = with_agent(case.checkpoint)
+    torch.save(saved, source)
+    made = convert(source, tmp_path / "out.ckpt").module.state_dict()
+    torch.save(case.checkpoint, source)
+    plain = convert(source, tmp_path / "plain.ckpt").module.state_dict()
+    assert made.keys() == plain.keys()
+    assert all(torch.equal(made[name], plain[name]) for name in plain)
+    for name in ("agent.psi.mean_proj.bias", "agent.psi.log_std_proj.weight"):  # read, and never used
+        torch.save(saved | {name: saved[name] + 1e-3}, source)
+        with pytest.raises(AuthorsCheckpointError, match=rf"differ from those without 'agent\.'.*: {name}$"):
+            convert(source, tmp_path / "other.ckpt")
+
+
+def whisper_file(folder):
+    """Random weights of Whisper base where openai-whisper keeps its own."""
+    torch.manual_seed(1)
+    encoder = WhisperEncoder("base", weights=None)
+    width, heads, layers = SIZES["base"]
+    dimensions = {"n_audio_state": width, "n_audio_head": heads, "n_audio_layer": layers, "n_audio_ctx": 1500}
+    state = {f"encoder.{name}": tensor for name, tensor in encoder.encoder.state_dict().items()}
+    (folder / "whisper").mkdir()
+    torch.save({"dims": dimensions | {"n_mels": 80}, "model_state_dict": state}, folder / "whisper" / "base.pt")
+    return encoder
+
+
+def test_gaid_takes_the_audio_encoder_from_its_own_source(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    checkpoint = stand_in("gaid")
+    checkpoint |= {"linear.weight": torch.randn(64, 512), "linear.bias": torch.randn(64)}
+    torch.save(checkpoint, tmp_path / "gaid.pth")
+    assert main(["convert", str(tmp_path / "gaid.pth"), str(tmp_path / "out.ckpt")]) == 0
+    assert "WhisperEncoder loads its own weights" in capsys.readouterr().out
+    state = torch.load(tmp_path / "out.ckpt", weights_only=True)["state_dict"]
+    assert not any(name.startswith("audio_encoder.") for name in state)
+    with pytest.raises(MissingWeightsError, match=r"Whisper base .* has no weights"):
+        tvr_lightning.load(tmp_path / "out.ckpt")
+    encoder = whisper_file(tmp_path)
+    loaded = tvr_lightning.load(tmp_path / "out.ckpt").module.audio_encoder.encoder
+    assert torch.equal(loaded.conv1.weight, encoder.encoder.conv1.weight)
+    assert torch.equal(loaded.blocks[5].mlp[2].weight, encoder.encoder.blocks[5].mlp[2].weight)

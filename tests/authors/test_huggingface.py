@@ -91,8 +91,9 @@ def test_what_does_not_fit_is_named(clip):
         import_gaid(
             checkpoint(clip, "gaid"), "file", words=7, frames=F, audio_encoder=TinyWhisperEncoder(width=32, heads=2)
         )
-    with pytest.raises(AuthorsCheckpointError, match="no released audio encoder gives vectors of 64 dimensions"):
-        import_gaid(checkpoint(clip, "gaid"), "file", words=7, frames=F)
+    odd = checkpoint(clip, "gaid") | {"linear.weight": torch.randn(D, 50), "linear.bias": torch.randn(D)}
+    with pytest.raises(AuthorsCheckpointError, match="no audio encoder gives features of 50 dimensions"):
+        import_gaid(odd, "file", words=7, frames=F)
     del tensors["clip.text_model.encoder.layers.0.self_attn.k_proj.weight"]
     with pytest.raises(AuthorsCheckpointError, match=r"in_proj_weight lacks self_attn\.k_proj"):
         with_openai_names(tensors, "file")

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tvr_lightning.authors.families import FAMILIES, recognize
+from tvr_lightning.authors.families import FAMILIES, Family, recognize
 from tvr_lightning.errors import UserError
 
 LISTED = 20
@@ -109,22 +109,36 @@ class NameMap:
         return name
 
 
+def family_of(checkpoint: Mapping[str, Tensor], source: str) -> Family:
+    """Return the family that a checkpoint belongs to.
+
+    Args:
+        checkpoint: Tensors by the authors' names.
+        source: The file, for the error.
+
+    Raises:
+        AuthorsCheckpointError: The names are not those of any known method.
+    """
+    found = recognize(checkpoint)
+    if found is None:
+        raise AuthorsCheckpointError(f"{source}: none of the known methods has these names: {listed(list(checkpoint))}")
+    return found
+
+
 def check_family(method: str, checkpoint: Mapping[str, Tensor], source: str) -> None:
     """Refuse a checkpoint that belongs to another method.
 
     Args:
-        method: which method's names are expected, as on the command line.
+        method: Method whose names are expected, as on the command line.
         checkpoint: tensors by the authors' names.
         source: the file, for the error.
 
     Raises:
         AuthorsCheckpointError: another method's names, or nobody's.
     """
-    title = next((family.title for family in FAMILIES if family.method == method), method)
-    found = recognize(checkpoint)
-    if found is None:
-        raise AuthorsCheckpointError(f"{source}: none of the known methods has these names: {listed(list(checkpoint))}")
+    found = family_of(checkpoint, source)
     if found.method != method:
+        title = next((family.title for family in FAMILIES if family.method == method), method)
         marks = listed([n for n in checkpoint if n.startswith(found.marks) and not n.startswith("clip.")])
         detail = f" ({marks})" if marks else ""
         raise AuthorsCheckpointError(

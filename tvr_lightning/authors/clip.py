@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap
-from tvr_lightning.encoders.clip import ClipEncoder
+from tvr_lightning.encoders.clip import ClipEncoder, openai_sizes
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf, TemporalHeader
@@ -56,24 +56,6 @@ def _no_start(layers: int) -> None:
     """Stand in for an encoder's start of the temporal layers: there is none, heads are D // 64 as in CLIP."""
 
 
-def clip_sizes(checkpoint: Mapping[str, Tensor]) -> dict[str, int]:
-    """Sizes of the CLIP in a checkpoint that `clip_encoder` accepts: plain numbers, by name."""
-    vision, _, patch, _ = checkpoint["clip.visual.conv1.weight"].shape
-    context, text = checkpoint["clip.positional_embedding"].shape
-    side = int((checkpoint["clip.visual.positional_embedding"].shape[0] - 1) ** 0.5 + 0.5)
-    return {
-        "dimension": checkpoint["clip.text_projection"].shape[1],
-        "vision_width": vision,
-        "vision_layers": count_blocks(checkpoint, "clip.visual.transformer.resblocks."),
-        "patch_size": patch,
-        "image_size": side * patch,
-        "text_width": text,
-        "text_layers": count_blocks(checkpoint, "clip.transformer.resblocks."),
-        "context_length": context,
-        "vocabulary": checkpoint["clip.token_embedding.weight"].shape[0],
-    }
-
-
 def count_blocks(checkpoint: Mapping[str, Tensor], prefix: str) -> int:
     """Number of transformer blocks below `prefix`, such as `transformerClip.resblocks.`."""
     return len({name[len(prefix) :].split(".")[0] for name in checkpoint if name.startswith(prefix)})
@@ -115,13 +97,18 @@ def check_positions(encoder: OpenClipEncoder, source: str, words: int, frames: i
         )
 
 
-def encoder_configuration(checkpoint: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """What a recipe writes below `encoder:` for the CLIP in a checkpoint; None where no architecture has its sizes.
+def encoder_configuration(checkpoint: Mapping[str, Tensor], encoder: OpenClipEncoder) -> dict[str, Any]:
+    """Return what a recipe writes as `encoder:` for the CLIP in a checkpoint.
 
-    The name ends in `-quickgelu` and the weights are `none`: the checkpoint brings the weights, and without OpenAI's
-    file nothing else says that they want QuickGELU.
+    An architecture of OpenAI's is named as the recipes name it, with the weights that the authors started from; other
+    sizes are written out.
+
+    Args:
+        checkpoint: Tensors by the authors' names, CLIP's by OpenAI's.
+        encoder: Encoder that an importer built from them.
     """
-    sizes = clip_sizes(checkpoint)
+    switches: dict[str, Any] = {"text_mask": encoder.text_mask, "patch_shift": encoder.patch_shift is not None}
+    sizes = openai_sizes({name.removeprefix("clip."): t for name, t in checkpoint.items() if name.startswith("clip.")})
     for name in RECIPE_ARCHITECTURES:
         known = model_configuration(name)
         vision, text = known["vision_cfg"], known["text_cfg"]
@@ -136,5 +123,8 @@ def encoder_configuration(checkpoint: Mapping[str, Tensor]) -> dict[str, Any] | 
             "context_length": text["context_length"],
             "vocabulary": text["vocab_size"],
         }:
-            return {"class_path": "ClipEncoder", "init_args": {"architecture": f"{name}-quickgelu", "weights": "none"}}
-    return None
+            return {
+                "class_path": "ClipEncoder",
+                "init_args": {"architecture": name, "weights": "openai", **switches},
+            }
+    return {"class_path": "SizedClipEncoder", "init_args": {**sizes, **switches}}

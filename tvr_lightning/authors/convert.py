@@ -1,4 +1,4 @@
-"""`tvr convert`: an authors' checkpoint becomes one that `tvr test --ckpt_path` and `load_from_checkpoint` load."""
+"""`tvr convert`: an authors' checkpoint becomes one that `tvr test --ckpt_path` and `tvr_lightning.load` load."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import lightning
 import torch
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, read_checkpoint
-from tvr_lightning.authors.clip import clip_sizes, encoder_configuration
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, family_of, read_checkpoint
+from tvr_lightning.authors.clip import encoder_configuration
 from tvr_lightning.authors.clip4clip import import_clip4clip
 from tvr_lightning.authors.drl import import_drl
 from tvr_lightning.authors.gaid import import_gaid
@@ -24,12 +24,17 @@ from tvr_lightning.authors.ucofia import import_ucofia
 from tvr_lightning.authors.xclip import import_xclip
 from tvr_lightning.authors.xpool import import_xpool
 from tvr_lightning.checkpoints import CONVERTED
+from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.encoders.weights import read_state_dict
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.gaid import GAID
+from tvr_lightning.methods.gaid.method import AUDIO
 from tvr_lightning.places import File, NewFile
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count
+from tvr_lightning.recipe_files import read_recipe
 
-IMPORT: Mapping[str, Callable[[Mapping[str, Tensor], str, int, int], RetrievalModule]] = {
+IMPORT: Mapping[str, Callable[..., RetrievalModule]] = {
     "clip4clip": import_clip4clip,
     "drl": import_drl,
     "gaid": import_gaid,
@@ -42,99 +47,178 @@ IMPORT: Mapping[str, Callable[[Mapping[str, Tensor], str, int, int], RetrievalMo
 }
 """By the method's name on the command line: (checkpoint, source, words, frames) to the method with its weights."""
 
-ORIGIN = CONVERTED
-"""Entry of a converted file: method, words, frames, and the sizes of the CLIP that the authors' checkpoint held."""
+RELEASED: Mapping[str, tuple[str, ...]] = {
+    "clip4clip": ("clip4clip",),
+    "drl": ("drl",),
+    "gaid": ("gaid", "variants/gaid-as-released"),
+    "gare": ("gare",),
+    "tcmgc": ("tcmgc",),
+    "tmass": ("tmass", "variants/tmass-as-released"),
+    "ucofia": ("ucofia",),
+    "xclip": ("xclip",),
+    "xpool": ("xpool",),
+}
+"""Recipes that describe each method's released evaluation on MSR-VTT, later ones on top of earlier ones.
+
+A converted file records the `data` section of these recipes and their protocol: an option of how the released code
+reads videos and captions belongs there.
+"""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What a conversion made.
+    """Result of a conversion.
 
     Attributes:
         module: the method with the checkpoint's weights, on the CPU, in evaluation mode.
-        encoder: what a recipe writes below `encoder:` for it; None where recipes know no architecture of its sizes.
+        data: Options of the released evaluation's data.
+        protocol: Protocol of the released evaluation.
+        halves: Number of float16 tensors, which are now float32.
         path: the file that was written.
     """
 
     module: RetrievalModule
-    encoder: dict[str, Any] | None
+    data: dict[str, Any]
+    protocol: str
+    halves: int
     path: Path
 
-    def test_options(self) -> list[str]:
-        """Options that make `tvr test` build the method that the file is for, besides recipe and data."""
-        options = [f"--ckpt_path {self.path}"]
-        if self.encoder is not None:
-            options += [
-                f"--model.init_args.encoder.init_args.{key}={value}" for key, value in self.encoder["init_args"].items()
-            ]
-        return options
+
+def released_evaluation(method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the data and of the model that a method's released evaluation on MSR-VTT has."""
+    sections = [read_recipe(name) for name in RELEASED[method]]
+    data: dict[str, Any] = {"_class_path": f"tvr_lightning.data.{sections[0]['data']['class_path']}"}
+    model: dict[str, Any] = {}
+    for section in sections:
+        data |= (section.get("data") or {}).get("init_args") or {}
+        model |= section["model"]["init_args"]
+    return data, {name: model[name] for name in ("protocol",) if name in model}
 
 
-def convert(method: str, source: Path, out: Path, words: int = 32, frames: int = 12) -> Converted:
-    """Turn an authors' checkpoint into a Lightning checkpoint.
+def sizes(checkpoint: Mapping[str, Tensor], data: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the words W and frames F that a checkpoint's matrices fix, else those of the data.
 
-    The file holds plain tensors, strings and numbers, so that it loads with `weights_only=True`.
+    Without matrices of words, W is at most the number of the text transformer's positions, to which captions are cut.
+    """
+    matrices = {name: len(checkpoint[name]) for name in ("word_mat_weight", "frame_logit_weight") if name in checkpoint}
+    radius = checkpoint.get("stochastic.std_branch.linear_proj.weight")
+    positions = checkpoint.get("clip.positional_embedding")
+    words = data["words"] if positions is None else min(data["words"], len(positions))
+    frames = data["frames"] if radius is None else radius.shape[1]
+    return matrices.get("word_mat_weight", words), matrices.get("frame_logit_weight", frames)
+
+
+def convert(
+    source: Path,
+    out: Path,
+    words: int | None = None,
+    frames: int | None = None,
+    method: str | None = None,
+    openai_clip: Path | None = None,
+) -> Converted:
+    """Turn an authors' checkpoint into a Lightning checkpoint that describes the method and its released evaluation.
+
+    The file holds plain tensors, strings and numbers, so that it loads with `weights_only=True`. Float16 tensors become
+    float32, in which the method is evaluated.
 
     Args:
-        method: whose names the checkpoint has, such as `clip4clip` or `tcmgc`.
         source: the authors' file (`pytorch_model.bin.*`, `.pth`, `.pt`, `.safetensors`).
         out: the file to write.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for.
+        words: Text positions W. By default those of the checkpoint's matrices, or of the method's released evaluation.
+        frames: Frames F, with the same default.
+        method: Method that the checkpoint must belong to. By default the tensors decide.
+        openai_clip: OpenAI's weights, to read UCoFiA as its released evaluation does (`import_ucofia`).
 
     Raises:
-        AuthorsCheckpointError: no importer for the method, no readable file, another method's checkpoint, names or
-            sizes that do not fit.
+        AuthorsCheckpointError: The file is unreadable or another method's, its names or sizes do not fit, or
+            `openai_clip` is given for another method than UCoFiA.
     """
-    build = IMPORT.get(method)
-    if build is None:
+    if method is not None and method not in IMPORT:
         raise AuthorsCheckpointError(f"no importer for the method {method!r}; known: {', '.join(sorted(IMPORT))}")
     checkpoint = with_openai_names(read_checkpoint(source), str(source))
-    module = build(checkpoint, str(source), words, frames)
-    encoder = encoder_configuration(checkpoint) if "clip.visual.proj" in checkpoint else None
-    arguments: dict[str, Any] = {name: value for name, value in module.hparams.items() if value is not None}
-    if encoder is not None:
-        # As LightningCLI stores a recipe's model: `load_from_checkpoint` then builds the encoder too.
-        arguments |= {"encoder": encoder, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
+    method = method or family_of(checkpoint, str(source)).method
+    data, protocol = released_evaluation(method)
+    found_words, found_frames = sizes(checkpoint, data)
+    arguments: list[Any] = [checkpoint, str(source), words or found_words, frames or found_frames]
+    if openai_clip is not None:
+        if method != "ucofia":
+            raise AuthorsCheckpointError(f"{source}: --openai_clip is for UCoFiA. Leave it out for {method}.")
+        arguments.append(read_state_dict(openai_clip).tensors)
+    module = IMPORT[method](*arguments)
+    data |= {"words": module.words, "frames": module.frames}
+    if isinstance(module, GAID) and module.audio_encoder is not None:
+        audio = module.hparams["audio_encoder"]["class_path"]
+        data["audio"] = "wav2vec2" if audio == "Wav2Vec2Encoder" else "whisper"
+    assert isinstance(module.encoder, OpenClipEncoder)
     content = {
         "pytorch-lightning_version": lightning.__version__,
         "epoch": 0,
         "global_step": 0,
-        "state_dict": {name: tensor.detach().clone() for name, tensor in module.state_dict().items()},
+        "state_dict": {
+            name: tensor.detach().clone()
+            for name, tensor in module.state_dict().items()
+            if not name.startswith(AUDIO)  # a stand-in's
+        },
         "hyper_parameters": {
-            **arguments,
+            **{name: value for name, value in module.hparams.items() if value is not None},
+            **protocol,
+            "encoder": encoder_configuration(checkpoint, module.encoder),
             "_class_path": f"{type(module).__module__}.{type(module).__qualname__}",
         },
-        ORIGIN: {"method": method, "words": words, "frames": frames, "clip": clip_sizes(checkpoint)},
+        "datamodule_hyper_parameters": data,
+        CONVERTED: {"method": method},
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     torch.save(content, out)
-    return Converted(module, encoder, out)
+    halves = sum(tensor.dtype == torch.float16 for tensor in checkpoint.values())
+    return Converted(module, data, protocol.get("protocol", "query"), halves, out)
 
 
-def run_convert(method: str, source: File, out: NewFile, words: Count = 32, frames: Count = 12) -> int:
+def run_convert(
+    source: File,
+    out: NewFile,
+    words: Count | None = None,
+    frames: Count | None = None,
+    method: str | None = None,
+    openai_clip: File | None = None,
+) -> int:
     """Turn an authors' checkpoint into one that `tvr test --ckpt_path` loads.
 
     Args:
-        method: whose parameter names the checkpoint has: clip4clip, tcmgc, ...
         source: the authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
         out: the file to write.
-        words: text positions the checkpoint was trained with, SOT and EOT included.
-        frames: frames per video the checkpoint was trained with.
+        words: Text positions, SOT and EOT included. By default those of the released evaluation.
+        frames: Frames per video, with the same default.
+        method: Method that the checkpoint must belong to, such as tcmgc. By default its tensors decide.
+        openai_clip: OpenAI's CLIP weights, to score UCoFiA as its released evaluation does, with them in the attention
+            of vision blocks 10 and 11.
     """
     with shown(f"convert: reading {source.name}"):
-        made = convert(method, source, out, words=words, frames=frames)
-    count = sum(parameter.numel() for parameter in made.module.parameters())
-    print(f"Wrote {out}: {type(made.module).__name__}, {count / 1e6:.2f} M parameters")
-    settings = {"words": words, "frames": frames, **_unusual(made.module)}
-    print(f"The recipe must say: {', '.join(f'{key}: {value}' for key, value in sorted(settings.items()))}")
-    if made.encoder is None:
+        made = convert(source, out, words, frames, method, openai_clip)
+    module, data = made.module, made.data
+    count = sum(parameter.numel() for name, parameter in module.named_parameters() if not name.startswith(AUDIO))
+    print(f"Wrote {out}: {type(module).__name__}, {count / 1e6:.2f} M parameters")
+    for name, settings in {"Options": _unusual(module), "Data": data}.items():
+        shown_settings = ", ".join(f"{key}: {value}" for key, value in sorted(settings.items()) if key != "_class_path")
+        if shown_settings:
+            print(f"{name}: {shown_settings}")
+    if made.halves:
+        print(f"{made.halves} float16 tensors are now float32, in which the method is evaluated.")
+    if isinstance(module, GAID):
+        audio = module.hparams["audio_encoder"]["class_path"]
+        random = audio == "TinyWhisperEncoder"
         print(
-            "Its CLIP has the sizes of no architecture that recipes know; in Python, load_from_checkpoint takes it with"
+            "The checkpoint does not contain an audio encoder. "
+            + (
+                "No released one gives features of its width, so a random TinyWhisperEncoder stands in."
+                if random
+                else f"{audio} loads its own weights when the method is tested."
+            )
         )
-        print("an encoder of these sizes, such as ClipEncoder.from_openai_state_dict builds.")
-    else:
-        print(f"  tvr test --config recipes/{method}.yaml {' '.join(made.test_options())}")
+    if made.protocol == "as-released":
+        print('Its results say "leaks ground truth", as its released evaluation does; add')
+        print("--model.init_args.protocol=query for the protocol that does not.")
+    print(f"Test it with: tvr test --ckpt_path {out}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -11,8 +12,7 @@ from tvr_lightning.authors.clip import CLIP_NAMES, check_positions, clip_encoder
 from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.authors.tmass import UNUSED, check_frames
 from tvr_lightning.encoders.audio import AudioEncoder
-from tvr_lightning.encoders.wav2vec2 import Wav2Vec2Encoder
-from tvr_lightning.encoders.whisper import WhisperEncoder
+from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.methods.gaid import GAID, GAIDOptions, GatedFusion
 from tvr_lightning.methods.xpool import XPoolOptions
 
@@ -43,13 +43,13 @@ def import_gaid(
         source: the file, for errors.
         words: text positions W that the method is for.
         frames: frames F that the method is for; the checkpoint's layer of the radius, (D, F), is tied to it.
-        audio_encoder: whose features it was trained on; authors' checkpoints do not hold it. By default the released
-            one of the width that the checkpoint takes: Whisper base (512) or wav2vec 2.0 base (768).
+        audio_encoder: Encoder whose features the checkpoint was trained on. Authors' checkpoints do not contain it: by
+            default a random one of the same width stands in, and the hyperparameters name the released one, whose
+            weights the method then loads with its checkpoint (`GAID.on_load_checkpoint`).
 
     Raises:
         AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, another number of frames, too
             many words, or an audio encoder of another width.
-        MissingWeightsError: the audio encoder's weights are not where it looks for them.
     """
     check_family("gaid", checkpoint, source)
     checkpoint = with_openai_names(checkpoint, source)
@@ -58,7 +58,8 @@ def import_gaid(
     check_positions(encoder, source, words, frames)
     projection = checkpoint.get("linear.weight")
     width = encoder.dimension if projection is None else projection.shape[1]
-    audio_encoder = audio_encoder or _released_audio_encoder(width, source)
+    named = released_audio_encoder(width, source)
+    audio_encoder = audio_encoder or TinyWhisperEncoder(width)
     if audio_encoder.dimension != width:
         raise AuthorsCheckpointError(
             f"{source}: it was trained on audio vectors of {width} dimensions, {type(audio_encoder).__name__} gives "
@@ -74,6 +75,7 @@ def import_gaid(
     state = module.state_dict()
     sound = {name: tensor for name, tensor in state.items() if name.startswith("audio_encoder.")}
     expected = {name: tensor for name, tensor in state.items() if name not in sound}
+    module.hparams["audio_encoder"] = named
     module.load_state_dict(rename(checkpoint, CLIP_NAMES | NAMES, expected, source) | sound)
     return module.eval()
 
@@ -84,11 +86,19 @@ def released_options(attention: XPoolOptions | None = None) -> GAIDOptions:
     return GAIDOptions(fusion=fusion, loss_weighting="released", attention=attention or XPoolOptions())
 
 
-def _released_audio_encoder(width: int, source: str) -> AudioEncoder:
+def released_audio_encoder(width: int, source: str) -> dict[str, Any]:
+    """Return what a recipe writes as `audio_encoder:` for features of a width.
+
+    These are Whisper base (512) and wav2vec 2.0 base (768), or a small random encoder for a width that no released one
+    has.
+
+    Raises:
+        AuthorsCheckpointError: No encoder has features of this width.
+    """
     if width == 512:
-        return WhisperEncoder("base")
+        return {"class_path": "WhisperEncoder", "init_args": {"size": "base", "weights": "openai"}}
     if width == 768:
-        return Wav2Vec2Encoder("base")
-    raise AuthorsCheckpointError(
-        f"{source}: no released audio encoder gives vectors of {width} dimensions; name one in Python"
-    )
+        return {"class_path": "Wav2Vec2Encoder", "init_args": {"size": "base", "weights": "facebook"}}
+    if width % 4:
+        raise AuthorsCheckpointError(f"{source}: no audio encoder gives features of {width} dimensions.")
+    return {"class_path": "TinyWhisperEncoder", "init_args": {"width": width, "seed": 0}}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
+from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, listed, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, count_blocks, temporal_layers
 from tvr_lightning.methods.gare import GARE, GAREOptions
 
@@ -21,6 +22,26 @@ NAMES = NameMap(
     # https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L184-L206
     unused=("psi.log_std_proj.", "psi.layers.0.linear2.", "psi.layers.0.mlp.", "weight_fc."),
 )
+
+
+AGENT = "agent.psi."
+"""Prefix under which the released code registers psi a second time."""
+
+
+def without_agent(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return a checkpoint without the second names of psi's tensors.
+
+    Raises:
+        AuthorsCheckpointError: A tensor of the second names has no equal under the first.
+    """
+    twins = {name: checkpoint.get(name.removeprefix("agent.")) for name in checkpoint if name.startswith(AGENT)}
+    other = [name for name, twin in twins.items() if twin is None or not torch.equal(twin, checkpoint[name])]
+    if other:
+        raise AuthorsCheckpointError(
+            f"{source}: these tensors differ from those without 'agent.', although the released code saves one tensor "
+            f"under both names: {listed(other)}"
+        )
+    return {name: tensor for name, tensor in checkpoint.items() if name not in twins}
 
 
 def import_gare(
@@ -40,6 +61,7 @@ def import_gare(
             words and frames beyond its positions.
     """
     check_family("gare", checkpoint, source)
+    checkpoint = without_agent(checkpoint, source)
     layers = count_blocks(checkpoint, "psi.layers.")
     if layers != 1:
         raise AuthorsCheckpointError(f"{source}: psi has {layers} layers; GARE's psi has one (Eq. 7)")

@@ -9,7 +9,7 @@ from torch import Tensor
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
 from tvr_lightning.authors.clip import CLIP_NAMES, check_positions, clip_encoder
 from tvr_lightning.authors.huggingface import with_openai_names
-from tvr_lightning.methods.tmass import TMASS
+from tvr_lightning.methods.tmass import TMASS, TMASSOptions
 
 UNUSED = ("stochastic.std_branch.learnable_scalar",)
 NAMES = NameMap(
@@ -39,7 +39,8 @@ def import_tmass(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
     check_frames(checkpoint, frames, source)
     encoder = clip_encoder(checkpoint, source)
     check_positions(encoder, source, words, frames)
-    return load(TMASS(encoder, words=words, frames=frames), checkpoint, CLIP_NAMES | NAMES, source)
+    module = TMASS(encoder, words=words, frames=frames, tmass=TMASSOptions())
+    return load(module, checkpoint, CLIP_NAMES | NAMES, source)
 
 
 def check_frames(checkpoint: Mapping[str, Tensor], frames: int, source: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from tvr_lightning.authors.checkpoint import NameMap, check_family, load
 from tvr_lightning.authors.clip import CLIP_NAMES, check_positions, clip_encoder
 from tvr_lightning.authors.huggingface import with_openai_names
-from tvr_lightning.methods.xpool import XPool
+from tvr_lightning.methods.xpool import XPool, XPoolOptions
 
 NAMES = NameMap((("pool_frames.", "head.attention."),))
 
@@ -30,4 +30,5 @@ def import_xpool(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
     checkpoint = with_openai_names(checkpoint, source)
     encoder = clip_encoder(checkpoint, source)
     check_positions(encoder, source, words, frames)
-    return load(XPool(encoder, words=words, frames=frames), checkpoint, CLIP_NAMES | NAMES, source)
+    module = XPool(encoder, words=words, frames=frames, xpool=XPoolOptions())
+    return load(module, checkpoint, CLIP_NAMES | NAMES, source)

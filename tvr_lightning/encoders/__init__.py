@@ -2,7 +2,7 @@
 
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder, TemporalInitialization
-from tvr_lightning.encoders.clip import ClipEncoder
+from tvr_lightning.encoders.clip import ClipEncoder, SizedClipEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
@@ -15,6 +15,7 @@ __all__ = [
     "Encoder",
     "MissingWeightsError",
     "OpenClipEncoder",
+    "SizedClipEncoder",
     "TemporalInitialization",
     "TinyClipEncoder",
     "TinyWav2Vec2Encoder",

@@ -43,6 +43,9 @@ class AudioEncoder(nn.Module, ABC):
         """
         return []
 
+    def load_weights(self) -> None:
+        """Load the weights that `weights_follow` kept the constructor from loading; most encoders have none."""
+
     def encode_audio(self, video: Media | VideoFeatures) -> tuple[Tensor, Tensor]:
         """Encode the sound of M videos; features from a store are returned unchanged.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ class ClipEncoder(OpenClipEncoder):
             ValueError: the names or shapes are not those of such a CLIP.
         """
         tensors = {name: tensor for name, tensor in state_dict.items() if name not in CONSTANTS}
-        model = build_model(_openai_configuration(tensors), encoder_precision)
+        model = build_model(_openai_configuration(**openai_sizes(tensors)), encoder_precision)
         load_weights(model, tensors, "the state dict")
         return OpenClipEncoder(
             model,
@@ -156,6 +157,74 @@ class ClipEncoder(OpenClipEncoder):
             freeze=freeze,
             patch_shift=patch_shift,
         )
+
+
+class SizedClipEncoder(OpenClipEncoder):
+    """CLIP with a vision transformer of any size and random weights, for the weights of a checkpoint to replace.
+
+    Heads are 64 wide and the activation is QuickGELU, as in OpenAI's CLIP. Recipes name architectures by
+    `ClipEncoder`; this class is what `tvr convert` writes for sizes without a name.
+
+    Args:
+        dimension: Size D of the features.
+        vision_width: Width of the vision transformer.
+        vision_layers: Blocks of the vision transformer.
+        patch_size: Side of a patch in pixels.
+        image_size: Side of the frames in pixels.
+        text_width: Width of the text transformer.
+        text_layers: Blocks of the text transformer.
+        context_length: Maximum number of token positions.
+        vocabulary: Number of token ids.
+        text_mask: As for `ClipEncoder`.
+        encoder_precision: As for `ClipEncoder`.
+        gradient_checkpointing: As for `ClipEncoder`.
+        freeze: As for `ClipEncoder`.
+        compile_towers: As for `ClipEncoder`.
+        patch_shift: As for `ClipEncoder`.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        vision_width: int,
+        vision_layers: int,
+        patch_size: int,
+        image_size: int,
+        text_width: int,
+        text_layers: int,
+        context_length: int,
+        vocabulary: int,
+        text_mask: bool = False,
+        encoder_precision: EncoderPrecision = "float32",
+        gradient_checkpointing: bool = False,
+        freeze: FreezeRule = "none",
+        compile_towers: bool = False,
+        patch_shift: bool = False,
+    ):
+        configuration = _openai_configuration(
+            dimension=dimension,
+            vision_width=vision_width,
+            vision_layers=vision_layers,
+            patch_size=patch_size,
+            image_size=image_size,
+            text_width=text_width,
+            text_layers=text_layers,
+            context_length=context_length,
+            vocabulary=vocabulary,
+        )
+        super().__init__(
+            build_model(configuration, encoder_precision),
+            "CLIP of these sizes",
+            text_mask=text_mask,
+            encoder_precision=encoder_precision,
+            gradient_checkpointing=gradient_checkpointing,
+            freeze=freeze,
+            compile_towers=compile_towers,
+            patch_shift=patch_shift,
+        )
+
+    def temporal_initialization(self, layers: int) -> None:
+        """Return None: a temporal transformer's weights come from the checkpoint too."""
 
 
 def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecision) -> nn.Module:
@@ -224,33 +293,62 @@ def _report_activation(architecture: str, source: WeightSource, quick_gelu: bool
     )
 
 
-def _openai_configuration(tensors: dict[str, Tensor]) -> dict[str, Any]:
+def openai_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Sizes of the CLIP in a state dict under OpenAI's names, by the names of `SizedClipEncoder`'s arguments.
+
+    Raises:
+        ValueError: The names or shapes are not those of a CLIP with a vision transformer.
+    """
+
     def blocks(prefix: str) -> int:
         return len({name[len(prefix) :].split(".")[0] for name in tensors if name.startswith(prefix)})
 
     try:
         vision_width, _, patch_size, _ = tensors["visual.conv1.weight"].shape
         side = math.isqrt(tensors["visual.positional_embedding"].shape[0] - 1)
-        context_length, width = tensors["positional_embedding"].shape
-        vocabulary = tensors["token_embedding.weight"].shape[0]
-        dimension = tensors["text_projection"].shape[1]
+        context_length, text_width = tensors["positional_embedding"].shape
+        return {
+            "dimension": tensors["text_projection"].shape[1],
+            "vision_width": vision_width,
+            "vision_layers": blocks("visual.transformer.resblocks."),
+            "patch_size": patch_size,
+            "image_size": side * patch_size,
+            "text_width": text_width,
+            "text_layers": blocks("transformer.resblocks."),
+            "context_length": context_length,
+            "vocabulary": tensors["token_embedding.weight"].shape[0],
+        }
     except (KeyError, ValueError) as error:
         raise ValueError(f"not an OpenAI CLIP state dict with a vision transformer: {error}") from error
+
+
+def _openai_configuration(
+    *,
+    dimension: int,
+    vision_width: int,
+    vision_layers: int,
+    patch_size: int,
+    image_size: int,
+    text_width: int,
+    text_layers: int,
+    context_length: int,
+    vocabulary: int,
+) -> dict[str, Any]:
     return {
         "embed_dim": dimension,
         "quick_gelu": True,
         "vision_cfg": {
             "width": vision_width,
             "head_width": min(64, vision_width),
-            "layers": blocks("visual.transformer.resblocks."),
+            "layers": vision_layers,
             "patch_size": patch_size,
-            "image_size": side * patch_size,
+            "image_size": image_size,
         },
         "text_cfg": {
             "context_length": context_length,
             "vocab_size": vocabulary,
-            "width": width,
-            "heads": max(1, width // 64),
-            "layers": blocks("transformer.resblocks."),
+            "width": text_width,
+            "heads": max(1, text_width // 64),
+            "layers": text_layers,
         },
     }

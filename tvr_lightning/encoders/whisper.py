@@ -80,20 +80,22 @@ class WhisperEncoder(_WhisperEncoder):
     """
 
     def __init__(self, size: WhisperSize = "base", weights: str | None = "openai") -> None:
-        width, heads, layers = SIZES[size]
-        path = next(iter(self.required_files(size=size, weights=weights)), None)
-        state = None if path is None else _read(path, size)
-        super().__init__(width, heads, layers)
-        if state is None and do_weights_follow():
+        super().__init__(*SIZES[size])
+        self.size, self.weights = size, weights
+        if not do_weights_follow():
+            self.load_weights()
+
+    def load_weights(self) -> None:
+        """Load the weights; see `AudioEncoder.load_weights`."""
+        if self.weights in (None, "none"):
+            logger.warning("Whisper %s starts from RANDOM weights (weights: none): it knows nothing yet", self.size)
             return
-        if state is None:
-            logger.warning("Whisper %s starts from RANDOM weights (weights: none): it knows nothing yet", size)
-            return
+        path = find_whisper_weights(self.size, str(self.weights))
         try:
-            self.encoder.load_state_dict(state)
+            self.encoder.load_state_dict(_read(path, self.size))
         except RuntimeError as error:
-            raise ValueError(f"{path} does not fit Whisper {size}: {error}") from error
-        logger.info("Whisper %s: weights from %s", size, path)
+            raise ValueError(f"{path} does not fit Whisper {self.size}: {error}") from error
+        logger.info("Whisper %s: weights from %s", self.size, path)
 
     @classmethod
     def required_files(cls, *, size: str = "base", weights: str | None = "openai", **options: Any) -> list[Path]:

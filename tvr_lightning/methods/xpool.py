@@ -130,7 +130,8 @@ class XPool(RetrievalModule):
 
     def __init__(self, encoder: Encoder, *, xpool: XPoolOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
-        self.head = XPoolHead(encoder.dimension, self.frames, xpool).within(self.evaluation_config.memory_gib)
+        self.options = options = xpool or XPoolOptions()
+        self.head = XPoolHead(encoder.dimension, self.frames, options).within(self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
         """Score any N texts against any M videos.

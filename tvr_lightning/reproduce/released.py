@@ -7,24 +7,20 @@ thousand is this project's: in reading videos, in encoding, in scoring or in ran
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from lightning.pytorch import Trainer
-
-from tvr_lightning.authors.checkpoint import read_checkpoint
-from tvr_lightning.authors.convert import IMPORT
-from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.authors.convert import convert
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import Folder
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import NotNegative, Workers
-from tvr_lightning.recipe import data_from_recipe
-from tvr_lightning.recipe_files import RECIPES, read_recipe
-from tvr_lightning.reproduce.tables import TableRun, load_table
+from tvr_lightning.recipe_files import RECIPES
+from tvr_lightning.reproduce.tables import load_table
+from tvr_lightning.run import RunCLI
 
 TOLERANCE = 0.3
 """R@1 in percent that a measured number may differ from the printed one."""
@@ -128,7 +124,7 @@ def _verified(name: str, file: Path | None, workers: int) -> Line:
         return line
     try:
         with shown(f"verify-released: testing {file.name}"):
-            method = measure(name, file, run, workers)
+            method = measure(name, file, workers)
     except (UserError, ValueError) as error:
         line.remark = " ".join(str(error).split())
         return line
@@ -139,28 +135,21 @@ def _verified(name: str, file: Path | None, workers: int) -> Line:
     return line
 
 
-def measure(name: str, file: Path, run: TableRun, workers: int) -> RetrievalModule:
-    """Test an authors' checkpoint on the videos of a table's run, and return the method with its evaluation.
+def measure(name: str, file: Path, workers: int) -> RetrievalModule:
+    """Convert an authors' checkpoint, test it as `tvr test` does, and return the method with its evaluation.
 
     Args:
-        name: of the method, as `tvr convert` takes it.
+        name: Method that the checkpoint must belong to.
         file: the authors' checkpoint.
-        run: whose data and protocol.
         workers: processes that decode.
 
     Raises:
         AuthorsCheckpointError: another method's checkpoint, or no readable one.
         MissingAssetError: the videos are absent, or weights that the authors' checkpoint does not hold.
     """
-    settings = [f"--{option}={value}" for option, value in run.settings.items() if option.startswith("data.")]
-    settings.append(f"--data.init_args.num_workers={workers}")
-    asked = data_from_recipe(run.config, settings)
-    module = IMPORT[name](with_openai_names(read_checkpoint(file), str(file)), str(file), asked.words, asked.frames)
-    for path in run.config:
-        options: dict[str, Any] = (read_recipe(path).get("model") or {}).get("init_args") or {}
-        module.protocol = options.get("protocol", module.protocol)
-    data = data_from_recipe(run.config, [*settings, f"--data.init_args.image_size={module.image_size}"])
-    data.check_present("test")
-    trainer = Trainer(logger=False, enable_checkpointing=False, use_distributed_sampler=False, devices=1)
-    trainer.test(module.eval(), datamodule=data, verbose=False)
-    return module
+    with tempfile.TemporaryDirectory() as folder:
+        converted = convert(file, Path(folder) / f"{name}.ckpt", method=name).path
+        options = [f"--ckpt_path={converted}", f"--results.directory={folder}", "--trainer.devices=1"]
+        tested = RunCLI(["test", *options, f"--data.init_args.num_workers={workers}"])
+    method: RetrievalModule = tested.model
+    return method

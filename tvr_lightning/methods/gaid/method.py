@@ -51,6 +51,9 @@ from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
 from tvr_lightning.methods.gaid.options import STP, GAIDOptions, NoFusion, NoPerturbation
 
+AUDIO = "audio_encoder."
+"""Prefix of the audio encoder's tensors."""
+
 
 class GAID(RetrievalModule):
     """GAID: frames that listen as the query asks, and a text that is moved along its cross-modal deviation.
@@ -100,6 +103,19 @@ class GAID(RetrievalModule):
         if deaf or audio_encoder is not None or encoder.class_path.endswith(TinyClipEncoder.__name__):
             return []
         return WhisperEncoder.required_files(size="base", weights="openai")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Load the audio encoder's own weights if the checkpoint does not contain them, as the authors' do not.
+
+        Raises:
+            MissingWeightsError: They are not where the audio encoder looks for them.
+            CheckpointError: See `RetrievalModule.on_load_checkpoint`.
+        """
+        state = checkpoint.get("state_dict")
+        if self.audio_encoder is not None and state is not None and not any(n.startswith(AUDIO) for n in state):
+            self.audio_encoder.load_weights()
+            state |= {f"{AUDIO}{name}": tensor for name, tensor in self.audio_encoder.state_dict().items()}
+        super().on_load_checkpoint(checkpoint)
 
     def video_features(self, batch: VideoBatch) -> VideoFeatures:
         """Encode picture and sound of M videos; without sound, the error names the option that reads it."""
