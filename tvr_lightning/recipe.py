@@ -166,7 +166,7 @@ class RecipeCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Check the precision, then list all missing data and weights, before anything is loaded."""
-        check_precision(str(self.options.trainer.precision))
+        self.check_trainer()
         self._set_memory(self.options.eval_memory)
         try:
             data = instantiate_data(self.options.data)
@@ -178,6 +178,24 @@ class RecipeCLI(LightningCLI):
         stage = self.subcommand if self.subcommand in EVALUATING and not normalized else None
         with self._checkpoint_follows():
             self.check_present([partial(data.check_present, stage)])
+
+    def check_trainer(self) -> None:
+        """Refuse a precision or strategy that methods or the encoder cannot train under, before anything is loaded.
+
+        Raises:
+            OptionError: They cannot.
+        """
+        trainer, model = self.options.trainer, self.options.model.init_args
+        precision, strategy = str(trainer.precision or "32-true"), trainer.strategy
+        check_precision(precision)
+        encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
+        module, _, name = encoder.class_path.rpartition(".")
+        kind = getattr(importlib.import_module(module), name)
+        named = strategy if isinstance(strategy, str) else str(strategy.class_path)
+        try:
+            kind.check_trainer(precision, named, **vars(encoder.get("init_args") or Namespace()))
+        except ValueError as error:
+            raise error if isinstance(error, UserError) else OptionError(str(error)) from error
 
     def _checkpoint_follows(self) -> AbstractContextManager[None]:
         """Context in which encoders are built: if a checkpoint is evaluated, its weights replace theirs."""
@@ -222,8 +240,6 @@ class RecipeCLI(LightningCLI):
         try:
             with self._checkpoint_follows():
                 super().instantiate_classes()
-            trainer = self.trainer
-            self.model.encoder.check_precision(str(trainer.precision), type(trainer.strategy).__name__)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise RecipeError(refusals(str(error))) from error
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tvr_lightning.data.batch import Media
-from tvr_lightning.encoders import ClipEncoder, OpenClipEncoder
+from tvr_lightning.encoders import ClipEncoder, OpenClipEncoder, TinyClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 CAPTIONS = ["a red ball rolls to the left", "a blue square"]
@@ -181,15 +181,17 @@ def test_float16_gives_float32_features_close_to_those_of_float32():
         assert 1e-5 < error < 1e-2
 
 
-def test_float16_refuses_mixed_precision_and_sharding():
-    encoder = build(encoder_precision="float16")
-    encoder.check_precision("32-true", "ddp")
-    with pytest.raises(ValueError, match=r"float16.*not bf16-mixed"):
-        encoder.check_precision("bf16-mixed", "auto")
+def test_float16_refuses_mixed_precision_sharding_and_other_towers():
+    ClipEncoder.check_trainer("32-true", "ddp", encoder_precision="float16")
+    with pytest.raises(ValueError, match=r"not with trainer\.precision bf16-mixed; add .*variants/float32\.yaml"):
+        ClipEncoder.check_trainer("bf16-mixed", "auto", encoder_precision="float16")
     for strategy in ("fsdp", "ModelParallelStrategy"):
-        with pytest.raises(ValueError, match=f"strategy {strategy}"):
-            encoder.check_precision("32-true", strategy)
-    build().check_precision("bf16-mixed", "fsdp")
+        with pytest.raises(ValueError, match=f"not with strategy {strategy}"):
+            TinyClipEncoder.check_trainer("32-true", strategy, encoder_precision="float16")
+    for architecture in ("RN50", "ViT-B-16-SigLIP2", "PE-Core-B-16", "xlm-roberta-base-ViT-B-32"):
+        with pytest.raises(ValueError, match=f"CLIP's own transformers, not for {architecture}"):
+            ClipEncoder.check_trainer("32-true", "auto", architecture=architecture, encoder_precision="float16")
+    ClipEncoder.check_trainer("bf16-mixed", "fsdp", architecture="ViT-B-16-SigLIP2")
 
 
 def saved_bytes_and_gradients(encoder):

@@ -87,6 +87,19 @@ def test_gradient_checkpointing_shifts_the_same_patches():
     torch.testing.assert_close(*gradients)
 
 
+def test_float16_shifts_the_same_patches():
+    state = {name: tensor.float() for name, tensor in checkpoint(16).items()}
+    clip = {name.removeprefix("clip."): tensor for name, tensor in state.items()}
+    clips, mask = torch.randn(2, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.ones(2, 3).bool()
+    full, half = (
+        ClipEncoder.from_openai_state_dict(clip, encoder_precision=precision, patch_shift=True).eval()
+        for precision in ("float32", "float16")
+    )
+    with torch.no_grad():
+        expected, found = (encoder.encode_pixels(clips, mask).frames for encoder in (full, half))
+    assert (found - expected).norm() < 1e-2 * expected.norm()
+
+
 def test_the_fingerprint_tells_the_shift():
     state = checkpoint(16)
     assert encoder_of(state, patch_shift=True).fingerprint() != encoder_of(state).fingerprint()

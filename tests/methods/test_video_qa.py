@@ -267,15 +267,15 @@ def test_datasets_without_questions_are_refused(root, tmp_path, capsys):
 
 def test_a_precision_that_the_encoder_cannot_run_under_is_refused(root, tmp_path, capsys):
     more = ("--model.init_args.encoder.init_args.encoder_precision=float16", "--trainer.precision=bf16-mixed")
-    assert main(["fit", *overlay(root, tmp_path, *more)]) == 1
-    assert "float16 keeps half-precision weights itself" in capsys.readouterr().err
+    assert main(["fit", *overlay(root, tmp_path, *more)]) == 2
+    assert "encoder_precision float16 trains CLIP's own float16 weights" in capsys.readouterr().err
     made = module()
     made.method.encoder.encoder_precision = "float16"
     trainer = Trainer(
         accelerator="cpu", precision="bf16-mixed", max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False,
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"float16.*not bf16-mixed"):
+    with pytest.raises(ValueError, match=r"float16.*not with trainer\.precision bf16-mixed"):
         trainer.fit(made, datamodule=MSRVTTQA(root=str(root), num_workers=0))
 
 

@@ -68,7 +68,9 @@ def check(method, released):
         ours = groups.get(id(parameters[own]))
         if (ours is not None) != group["trained"] and not useless:
             wrong.append(f"{theirs} is {'trained' if ours else 'frozen'}")
-        if ours is not None and (ours["lr"], ours["weight_decay"]) != pytest.approx((group["lr"], group["weight_decay"])):
+        if ours is not None and (ours["lr"], ours["weight_decay"]) != pytest.approx(
+            (group["lr"], group["weight_decay"])
+        ):
             wrong.append(f"{theirs} has rate {ours['lr']} and decay {ours['weight_decay']}")
     layers = {re.sub(r"resblocks\.\d+\.", "resblocks.0.", name) for name, p in parameters.items() if p.requires_grad}
     wrong += [f"{name} is not released" for name in sorted(layers - seen) if not name.startswith("audio")]

@@ -1,5 +1,6 @@
 """Trainer precisions that would train a method's layers in 16 bits are refused before data or weights are read."""
 
+import logging
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -44,3 +45,36 @@ def test_python_is_refused_the_same(tmp_path):
     )
     with pytest.raises(ValueError, match=r"trainer\.precision bf16-true.*use bf16-mixed"):
         trainer.fit(CLIP4Clip(TinyClipEncoder(width=64)), datamodule=data)
+
+
+@pytest.mark.parametrize("recipe", ["clip4clip", "drl", "gare", "ncl", "tcmgc", "ucofia", "xclip"])
+@pytest.mark.parametrize(
+    ("overlay", "found"),
+    [
+        ("hardware/gpu1-bf16", "trainer.precision bf16-mixed"),
+        ("hardware/fsdp8-bf16", "strategy lightning.pytorch.strategies.ModelParallelStrategy"),
+        ("backbone/siglip2-b-16", "ViT-B-16-SigLIP2"),
+    ],
+)
+def test_float16_recipes_refuse_what_they_cannot_run_under(recipe, overlay, found, tmp_path, capsys):
+    words = ["fit", f"--config={recipe}", f"--config={overlay}", f"--data.init_args.root={tmp_path}"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert found in said
+    assert "recipes/variants/float32.yaml" in said
+    assert len(said.splitlines()) == 1
+    main([*words, "--config=variants/float32"])
+    assert "MSRVTT_data.json" in capsys.readouterr().err, "with the variant, data are the next thing that is missing"
+
+
+def test_float16_trains_on_a_cpu_and_says_that_it_is_slow(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    synthesize("msrvtt", tmp_path, 8, 0, workers=1, progress=False)
+    words = [
+        "fit", "--config=clip4clip", "--config=fixture", f"--data.init_args.root={tmp_path}",
+        "--model.init_args.encoder.init_args.encoder_precision=float16", "--data.init_args.batch_size=2",
+        "--data.init_args.num_workers=0", "--trainer.max_epochs=1", "--trainer.limit_train_batches=1",
+        f"--results.directory={tmp_path / 'runs'}", "--model.init_args.optimizer={name: bert-adam, encoder_lr: 1e-7}",
+    ]  # fmt: skip
+    assert main(words) == 0
+    assert caplog.text.count("encoder_precision float16 is slow on a CPU") == 1

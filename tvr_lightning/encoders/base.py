@@ -45,6 +45,7 @@ class Encoder(nn.Module, ABC):
         context_length: largest number of token positions W, SOT and EOT included.
         resize_mode: how frames that are not square become so; CLIP's unless the encoder says otherwise.
         interpolation: filter of the resizing, likewise.
+        encoder_precision: dtype of the matrices.
         gives_patches: whether there are vectors of patches beside those of frames.
     """
 
@@ -53,6 +54,7 @@ class Encoder(nn.Module, ABC):
     context_length: int
     resize_mode: ResizeMode = "shortest"
     interpolation: Interpolation = "bicubic"
+    encoder_precision: EncoderPrecision = "float32"
     gives_patches: bool = True
     _said_fewer = False
 
@@ -166,15 +168,17 @@ class Encoder(nn.Module, ABC):
     def configuration(self) -> dict[str, object]:
         """Everything besides the weights that changes the features: architecture, preprocessing, switches."""
 
-    def check_precision(self, trainer_precision: str, strategy: str) -> None:
-        """Refuse a Trainer precision or strategy that the encoder cannot run under.
+    @classmethod
+    def check_trainer(cls, precision: str, strategy: str, **options: Any) -> None:
+        """Refuse a Trainer precision or strategy that the encoder cannot train under; nothing is built or read.
 
         Args:
-            trainer_precision: Lightning's name, such as `32-true` or `bf16-mixed`.
-            strategy: Lightning's name, such as `ddp` or `fsdp`.
+            precision: Lightning's name, such as `32-true` or `bf16-mixed`.
+            strategy: Lightning's name, such as `ddp` or `ModelParallelStrategy`.
+            options: Options of the constructor, as recipes give them.
 
         Raises:
-            ValueError: the combination cannot work.
+            ValueError: The combination cannot work.
         """
 
     def fingerprint(self) -> str:

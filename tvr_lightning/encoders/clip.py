@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import EncoderPrecision, FreezeRule
 from tvr_lightning.encoders.hub import MissingWeightsError, repository_folder
-from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder, no_float16
 from tvr_lightning.encoders.pretrained import (
     WeightSource,
     do_weights_follow,
@@ -42,7 +42,7 @@ class ClipEncoder(OpenClipEncoder):
             archive or state dict; open_clip .pt, .bin or .safetensors), `folder` for the weights in a `local-dir:`, or
             null for random weights.
         text_mask: mask padding in the text transformer (GARE, HBI).
-        encoder_precision: `float16` keeps matrices in half precision as the released codes do.
+        encoder_precision: `float16` trains float16 matrices as the released codes of the CLIP4Clip family do.
         gradient_checkpointing: trade time for memory.
         freeze: which parameters stay as they are.
         compile_towers: compile the transformers' blocks with torch.compile; the first steps then take longer.
@@ -119,6 +119,24 @@ class ClipEncoder(OpenClipEncoder):
         if text.get("hf_tokenizer_name"):
             found.append(tokenizer_folder(text, architecture, _tokenizer_folder(architecture, tokenizer)))
         return found
+
+    @classmethod
+    def check_trainer(
+        cls,
+        precision: str,
+        strategy: str,
+        *,
+        architecture: str = "ViT-B-32",
+        encoder_precision: EncoderPrecision = "float32",
+        **options: Any,
+    ) -> None:
+        """Refuse float16 in other towers than CLIP's own, too; see `Encoder.check_trainer`."""
+        super().check_trainer(precision, strategy, encoder_precision=encoder_precision)
+        if encoder_precision == "float16":
+            configuration = model_configuration(architecture)
+            vision, text = configuration["vision_cfg"], configuration["text_cfg"]
+            if "timm_model_name" in vision or "hf_model_name" in text or isinstance(vision.get("layers"), list | tuple):
+                raise ValueError(no_float16(architecture))
 
     @staticmethod
     def from_openai_state_dict(

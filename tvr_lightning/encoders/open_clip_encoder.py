@@ -105,7 +105,7 @@ class OpenClipEncoder(Encoder):
             self._checkpoint_blocks()
         if encoder_precision == "float16":
             if not isinstance(model.visual, VisionTransformer) or isinstance(self._text, HFTextEncoder):
-                raise ValueError(f"encoder_precision float16 is defined for CLIP's own transformers, not {name}")
+                raise ValueError(no_float16(name))
             convert_weights(model)
         elif encoder_precision != "float32":
             raise ValueError(
@@ -313,20 +313,28 @@ class OpenClipEncoder(Encoder):
             found["vision_heads"] = [m.num_heads for m in self.clip.visual.modules() if hasattr(m, "num_heads")]
         return found
 
-    def check_precision(self, trainer_precision: str, strategy: str) -> None:
-        """Refuse mixed precision and sharding with half-precision masters; see `Encoder.check_precision`."""
-        if self.encoder_precision != "float16":
+    @classmethod
+    def check_trainer(
+        cls, precision: str, strategy: str, *, encoder_precision: EncoderPrecision = "float32", **options: Any
+    ) -> None:
+        """Refuse mixed precision and sharding of float16 weights; see `Encoder.check_trainer`."""
+        if encoder_precision != "float16":
             return
-        if trainer_precision not in ("32-true", "32"):
+        sharded = any(part in strategy.lower() for part in ("fsdp", "model_parallel", "modelparallel", "deepspeed"))
+        if precision not in ("32-true", "32") or sharded:
+            found = f"strategy {strategy}" if sharded else f"trainer.precision {precision}"
             raise ValueError(
-                f"encoder_precision float16 keeps half-precision weights itself and runs under trainer.precision "
-                f"32-true, not {trainer_precision}; set one of the two back"
+                f"encoder_precision float16 trains CLIP's own float16 weights under trainer.precision 32-true, on one "
+                f"device or with DDP, not with {found}; add --config recipes/variants/float32.yaml to train in float32"
             )
-        if any(part in strategy.lower() for part in ("fsdp", "model_parallel", "modelparallel", "deepspeed")):
-            raise ValueError(
-                f"encoder_precision float16 mixes half and float32 weights, which strategy {strategy} cannot "
-                "shard; use ddp, or encoder_precision float32"
-            )
+
+
+def no_float16(name: str) -> str:
+    """Return why a tower other than CLIP's own cannot be float16."""
+    return (
+        f"encoder_precision float16 is defined for CLIP's own transformers, not for {name}; "
+        "add --config recipes/variants/float32.yaml to train in float32"
+    )
 
 
 def _single(x: Tensor) -> Tensor:

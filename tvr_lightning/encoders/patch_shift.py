@@ -36,12 +36,15 @@ class PatchShift:
                 f"encoder.patch_shift needs a CLIP vision transformer of at least {BLOCKS.start + 1} blocks and "
                 f"{DIVISOR} tokens per frame, which {name} does not have. Set it to false."
             )
+        self.transformer: Any = visual.transformer
         for block in shifted:
             block.ln_1.register_forward_hook(self)
 
     def __call__(self, module: nn.Module, arguments: Any, tokens: Tensor) -> Tensor:
         """Return the shifted tokens, of the same shape."""
-        return shift_patches(tokens, self.frames)
+        if self.transformer.batch_first:
+            return shift_patches(tokens, self.frames)
+        return shift_patches(tokens.transpose(0, 1), self.frames).transpose(0, 1)
 
 
 def shift_patches(tokens: Tensor, frames: int) -> Tensor:

@@ -49,7 +49,7 @@ class _Asked:
         )
         raise NonFiniteLossError(
             f"step {self.step}: the loss is not finite: {found}. Lower the learning rate, or look at these files with "
-            "`tvr data check`."
+            "`tvr data check`. If CLIP trains in float16, recipes/variants/float32.yaml trains it in float32."
         )
 
 

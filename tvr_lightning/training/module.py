@@ -111,7 +111,14 @@ class RecipeModule(LightningModule):
             ValueError: the trainer's precision or strategy does not go with the methods or the encoder's precision.
         """
         check_precision(str(self.trainer.precision))
-        self.encoder.check_precision(str(self.trainer.precision), type(self.trainer.strategy).__name__)
+        precision = self.encoder.encoder_precision
+        self.encoder.check_trainer(
+            str(self.trainer.precision), type(self.trainer.strategy).__name__, encoder_precision=precision
+        )
+        if stage == "fit" and precision == "float16" and self.trainer.strategy.root_device.type == "cpu":
+            rank_zero_info(
+                "encoder_precision float16 is slow on a CPU; recipes/variants/float32.yaml trains in float32 instead"
+            )
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, TextVideoDataModule):
             data.tokenise = self.encoder.caption_tokens(self.words)

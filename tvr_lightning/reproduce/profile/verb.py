@@ -24,7 +24,6 @@ from tvr_lightning.recipe import RecipeCLI, plain
 from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
 from tvr_lightning.reproduce.profile.costs import STAGES, Precision, Workload, measure_costs
-from tvr_lightning.training.module import check_precision
 
 
 class _WithoutData(RecipeCLI):
@@ -38,7 +37,7 @@ class _WithoutData(RecipeCLI):
         Raises:
             RecipeError: they are, and need not be there; says how.
         """
-        check_precision(str(self.options.trainer.precision))
+        self.check_trainer()
         if self.random_weights:
             _without_weights(self.options.model)
         try:
