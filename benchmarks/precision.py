@@ -5,8 +5,8 @@
 
 CLIP4Clip with mean pooling trains on random frames and captions from random weights, with the recipe's optimizer,
 clipping and schedule, which spans the steps. Gradients are clipped to norm 1 in every step, so that their size depends
-on the number of weights and hardly on the data. The distance is the norm of the change of all weights that are float16 in
-the released code. `released optimizer` updates tensor by tensor, in the order of the released BertAdam.
+on the number of weights and hardly on the data. The distance is the norm of the change of all weights that are float16
+in the released code. `released optimizer` updates tensor by tensor, in the order of the released BertAdam.
 """
 
 from __future__ import annotations

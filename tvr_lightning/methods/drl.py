@@ -10,7 +10,9 @@ Deviations:
 - cross-transformer interaction (xti): released an option; here left out.
 - ties: released counts a tied query several times; here they are ranked by their expectation.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
-- precision: released CLIP in float16 with float32 masters (`encoder_precision: float16`); here float32.
+- precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
+  CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
+  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ Deviations:
   `recipes/variants/ucofia-sinkhorn.yaml`.
 - unused parameters: released creates some; here they are left out.
 - ties: released counts a tied query several times; here they are ranked by their expectation.
+- precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
+  CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
+  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
 """
 

@@ -28,6 +28,7 @@ Deviations:
   number; here both take the one of the query's number.
 - fusion of samples and tokens: paper Table 5; released not; here after the paper's description.
 - optimiser: paper Adam (Table 8); released AdamW; here as released (`optimizer`).
+- selection: released the best test R@1, ten times per epoch; here by `results.select_on` (last by default).
 - gather: released none; here over all devices (`gather`).
 """
 

@@ -11,7 +11,7 @@ Deviations:
   (`bottleneck`).
 - norm variance below its floor: paper -lambda; released 0; here 0 (the gradient is zero either way).
 - temperature: paper 0.01; released learns CLIP's, at most 100; here as released (`fixed_temperature`).
-- optimiser: paper AdamW (appendix H.5); released BertAdam; here as released (`optimizer`).
+- optimizer: paper Adam (section 3.1) and AdamW (appendix H.5); released BertAdam; here as released (`optimizer`).
 - augmentation: paper mentions none; released RandAugment; here as released (`data.init_args.augmentation`).
 - corrected videos, words as context, the query without gap: paper has them in Tables 4, 5 and 7; released not; here
   options, and what the paper leaves open in them.
@@ -20,8 +20,10 @@ Deviations:
   `recipes/variants/gare-activitynet-paper.yaml`).
 - temporal transformer on MSVD: paper mentions no exception; released none there; here as released (`temporal_layers: 0`
   in the recipe).
-- precision: released CLIP's matrices in float16, where most steps of 1e-7 round to nothing
-  (`encoder_precision: float16`); here float32.
+- precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
+  CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
+  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
+- selection: released the best test R@1, every 150 steps; here by `results.select_on` (last by default).
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
 - draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
   (`increment.dropout_per: video`).

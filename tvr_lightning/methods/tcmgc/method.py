@@ -16,8 +16,11 @@ Deviations:
 - padding: released keeps padded words and frames; here as released (`mask_words`, `mask_frames`).
 - repeated work: released computes all text-conditioned vectors twice; here once.
 - optimiser: paper Adam (section 4.1); released BertAdam; here as released (`optimizer`).
-- precision: released CLIP's matrices in float16, where most steps of 1e-7 round to nothing
-  (`encoder_precision: float16`); here float32.
+- precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
+  CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
+  (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
+- undefined switch: released reads `frame_features_conversion_flag`, which nothing sets; here it is off.
+- selection: released the best test R@1 of the epochs; here by `results.select_on` (last by default).
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
 - draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
   (`attention.dropout_per: video`).
