@@ -51,6 +51,7 @@ def tvr(verb: str, method: str, strategy: str, root: Path, folder: Path, *option
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_on_two_devices_ends_in_its_table(root, tmp_path, strategy):
     run = tvr("fit", "tcmgc", strategy, root, tmp_path)
+    assert list((tmp_path / "fit").glob("*/*")) == [run], "the processes of a run must share its folder"
     results = json.loads((run / "results.json").read_text())
     assert (results["texts"], results["videos"], results["partial"]) == (4, 4, False)
     assert results["audit"]["passed"], results["audit"]

@@ -1,7 +1,6 @@
 """A run's files lie in the run's folder, and it is resumed from there, whatever logger it has."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from lightning.pytorch.loggers import Logger
 
 from tvr_lightning.cli import main
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.training.run_folder import next_run
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -106,12 +104,3 @@ def test_results_config_checkpoints_and_resuming_do_not_depend_on_the_logger(nam
     assert not elsewhere, f"beside the run's folder: {elsewhere}"
     assert main(["test", f"--ckpt_path={run}/checkpoints/last.ckpt", f"--trainer.logger={logger}"]) == 0
     assert (run / "test" / "version_0" / "results.json").is_file()
-
-
-def test_a_new_run_is_numbered_behind_the_newest(tmp_path):
-    assert next_run(tmp_path) == tmp_path / "version_0"
-    for name in ("version_2", "version_10", "version_old", "other"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "version_99").touch()
-    assert next_run(tmp_path) == tmp_path / "version_11"
-    assert not os.path.lexists(next_run(tmp_path))

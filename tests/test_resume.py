@@ -270,7 +270,8 @@ def test_a_place_that_takes_no_files_is_named_before_training(fixture_root, tmp_
     (tmp_path / "taken").write_text("")
     assert main(options(fixture_root, tmp_path / "taken" / "runs", "clip4clip.yaml")) == 1
     said = capsys.readouterr().err
-    assert f"{tmp_path / 'taken'} is a file; choose another with --results.directory=FOLDER" in said
+    assert f"cannot write to {tmp_path / 'taken' / 'runs'}" in said
+    assert "(Not a directory). Choose another folder with --results.directory=FOLDER" in said
 
 
 def test_random_numbers_go_on_where_their_state_was_taken(tmp_path):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import shlex
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,7 +50,7 @@ from tvr_lightning.training.reliability import (
     newest_checkpoint,
     sweep_partial,
 )
-from tvr_lightning.training.run_folder import RunTrainer, next_run, removed_unless_begun, run_of
+from tvr_lightning.training.run_folder import RunTrainer, locked_run, new_run, run_of
 from tvr_lightning.training.run_log import kept
 from tvr_lightning.training.waiting import LoaderWatch, compress_command
 
@@ -75,6 +74,7 @@ class RunCLI(RecipeCLI):
     """Carries out a recipe: callbacks, logger, interruptions, and the table that closes a run."""
 
     trainer: RunTrainer
+    resume_from: Path | None = None
 
     def _say_run(self) -> None:
         """Print one line: what runs, where, how precisely, on which data, from which weights, and into which folder."""
@@ -94,10 +94,47 @@ class RunCLI(RecipeCLI):
         print(f"{line}parameters, {weights}{where}", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        folder = self._run_folder()
-        with kept(folder if self.trainer.is_global_zero else None), removed_unless_begun(self.trainer, folder):
+        with self._claimed_folder() as folder, kept(folder):
             self._say_run()
             self._run_explained(subcommand)
+
+    @contextmanager
+    def _claimed_folder(self) -> Iterator[Path | None]:
+        """Claim the run's folder as long as the context lasts, and set the loggers that write to it.
+
+        Yields:
+            The folder in the first process. None in the others, which learn it when training starts, since a launcher
+            may start them before or after the first one.
+
+        Raises:
+            RunInUseError: The run to be resumed is still alive.
+            RecipeError: The folder cannot be created.
+        """
+        trainer = self.trainer
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            folder = self._run_folder()
+            yield folder if trainer.is_global_zero else None
+            return
+        folder = runs = self._runs()
+        with ExitStack() as claim:
+            try:
+                self.resume_from = self._checkpoint_to_resume(claim)
+                if self.resume_from:
+                    folder = self.resume_from.parent.parent
+                elif trainer.is_global_zero:
+                    folder = claim.enter_context(new_run(runs, trainer))
+            except OSError as error:
+                raise RecipeError(
+                    f"results.directory: the run cannot write to {error.filename or runs} ({error.strerror}). Choose "
+                    "another folder with --results.directory=FOLDER"
+                ) from error
+            trainer.run_folder = folder
+            if self._get(self.config_init, "trainer", default={}).get("logger") in (None, True):
+                board = TensorBoardLogger(runs.parent, runs.name, folder.name, default_hp_metric=False)
+                trainer.loggers = [board, *trainer.loggers]
+            if self.subcommand == "fit":
+                trainer.loggers = [*trainer.loggers, CurvesLogger(folder)]
+            yield folder if trainer.is_global_zero else None
 
     def _run_explained(self, subcommand: str) -> None:
         with warnings.catch_warnings():
@@ -130,17 +167,9 @@ class RunCLI(RecipeCLI):
                 ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
-        """Build the trainer with this project's callbacks and, unless the recipe names one, a TensorBoard logger.
-
-        Whatever logger it is, the run's own files go to results.directory.
-        """
+        """Build the trainer with this project's callbacks; the loggers follow when the run has its folder."""
         trainer = self._get(self.config_init, "trainer", default={})
         fast = bool(trainer.get("fast_dev_run"))
-        runs = self._runs()
-        # A run that goes on does so in its own folder.
-        folder = self.resume_from.parent.parent if self.resume_from else next_run(runs)
-        if trainer.get("logger") in (None, True) and not fast:
-            kwargs["logger"] = TensorBoardLogger(runs.parent, runs.name, folder.name, default_hp_metric=False)
         callbacks: list[Callback] = list(trainer.get("callbacks") or [])
         if trainer.get("enable_progress_bar") is not False:
             callbacks.append(RunProgressBar())
@@ -160,17 +189,14 @@ class RunCLI(RecipeCLI):
                 callbacks.append(WeightsRecord(monitor, self.options.get("seed_everything")))
                 # Not one callback with save_last, which writes only when the monitored value has improved. The last
                 # weights are written after every epoch, for the last epoch need not be validated.
-                checkpoints = folder / "checkpoints"
                 callbacks += [
                     RunCheckpoint(
-                        checkpoints,
                         monitor=monitor,
                         mode="max",
                         filename="best",
                         enable_version_counter=False,  # what a killed run left is written again
                     ),
                     RunCheckpoint(
-                        checkpoints,
                         monitor="step",
                         mode="max",
                         filename="last",
@@ -179,12 +205,7 @@ class RunCLI(RecipeCLI):
                     ),
                     SaveRunning(self.options.checkpoints.every_n_steps),
                 ]
-        made = super().instantiate_trainer(callbacks=callbacks, **kwargs)
-        assert isinstance(made, RunTrainer)
-        made.run_folder = None if fast else folder
-        if self.subcommand == "fit" and not fast:
-            made.loggers = [*made.loggers, CurvesLogger(folder)]
-        return made
+        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
     def _runs(self) -> Path:
         """Folder of all runs of this method on this dataset, or of all evaluations of a run by one verb."""
@@ -201,9 +222,8 @@ class RunCLI(RecipeCLI):
         return f"{self.model.title}-{type(self.datamodule).__name__}".lower().replace(" ", "-")
 
     def before_fit(self) -> None:
-        """Refuse what could not end in a table; find the checkpoint to go on from."""
+        """Refuse what could not end in a table; name the checkpoint to resume from."""
         self._check_selection()
-        self._check_writable()
         if self.trainer.is_global_zero:
             sweep_partial(self._runs())
         if self.resume_from:
@@ -217,18 +237,28 @@ class RunCLI(RecipeCLI):
         table = {"verbose": is_verbose()} if subcommand in ("validate", "test") else {}
         return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True, **table}
 
-    @cached_property
-    def resume_from(self) -> Path | None:
-        """The checkpoint that `checkpoints.resume` goes on from; None where it is off or no run has these settings.
+    def _checkpoint_to_resume(self, claim: ExitStack) -> Path | None:
+        """Find the checkpoint that `checkpoints.resume` goes on from, and claim the folder of its run.
+
+        Returns:
+            None if `checkpoints.resume` is off or no run has these settings.
 
         Raises:
-            RecipeError: a checkpoint is given, too.
+            RecipeError: A checkpoint is given, too.
+            RunInUseError: The run is still alive.
         """
         if self.subcommand != "fit" or not self.options.checkpoints.resume:
             return None
         if self.options.get("ckpt_path"):
             raise RecipeError("checkpoints.resume looks for the checkpoint itself; drop it or --ckpt_path")
-        found = newest_checkpoint(self._runs(), self._same_settings)
+
+        def claimed(run: Path) -> bool:  # before its checkpoints are read
+            same = self._same_settings(run)
+            if same and self.trainer.is_global_zero:
+                claim.enter_context(locked_run(run))
+            return same
+
+        found = newest_checkpoint(self._runs(), claimed)
         rank_zero_info(f"Going on from {found}" if found else "No checkpoint to go on from; starting at the beginning")
         return found
 
@@ -336,18 +366,6 @@ class RunCLI(RecipeCLI):
             raise RecipeError(
                 f"results.select_on: test chooses by the validation loop, which here runs on the "
                 f"{self.datamodule.validation} validation split; choose results.select_on: val or last"
-            )
-
-    def _check_writable(self) -> None:
-        """Refuse a folder that takes no files before the first epoch is lost."""
-        if self.trainer.run_folder is None:  # nothing is kept
-            return
-        folder = self.resume_from.parent if self.resume_from else self._runs()
-        present = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-        if not present.is_dir() or not os.access(present, os.W_OK | os.X_OK):
-            raise RecipeError(
-                f"results.directory: the run cannot write to {folder}, since {present} "
-                f"{'is read-only' if present.is_dir() else 'is a file'}; choose another with --results.directory=FOLDER"
             )
 
     def _run_folder(self) -> Path | None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tvr_lightning.training.run_folder import removed_unless_begun, run_of
+from tvr_lightning.training.run_folder import create_run, new_run, run_of
 from tvr_lightning.training.run_log import FILE, kept
 
 
@@ -34,22 +34,36 @@ def test_nothing_is_kept_of_a_run_without_a_folder(tmp_path):
 
 @pytest.mark.parametrize(("steps", "left"), [(0, False), (3, True)])
 def test_a_run_that_fails_before_its_first_step_leaves_no_folder(steps, left, tmp_path):
-    folder = tmp_path / "method-data" / "version_0"
-    trainer = SimpleNamespace(is_global_zero=True, global_step=steps)
+    trainer = SimpleNamespace(global_step=steps)
+    runs = tmp_path / "method-data"
 
-    def start() -> None:
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").touch()
-        raise ValueError("no")
+    def fail() -> None:
+        with new_run(runs, trainer) as folder:
+            (folder / "config.yaml").touch()
+            raise ValueError("no")
 
-    with pytest.raises(ValueError, match="no"), removed_unless_begun(trainer, folder):
-        start()
-    assert folder.parent.is_dir() == left
-    earlier = tmp_path / "there"
-    earlier.mkdir()
-    with pytest.raises(ValueError, match="no"), removed_unless_begun(trainer, earlier):
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert runs.is_dir() == left
+
+
+@pytest.mark.parametrize("there", [None, "version_0", "version_7"])
+def test_a_run_that_fails_removes_nothing_that_was_there_before(there, tmp_path):
+    runs = tmp_path / "method-data"
+    (runs / (there or "")).mkdir(parents=True)
+    with pytest.raises(ValueError, match="no"), new_run(runs, SimpleNamespace(global_step=0)):
         raise ValueError("no")
-    assert earlier.is_dir()
+    assert [path.name for path in runs.iterdir()] == ([there] if there else [])
+
+
+def test_a_new_run_is_numbered_after_everything_that_is_there(tmp_path):
+    assert create_run(tmp_path / "runs") == tmp_path / "runs" / "version_0"
+    for name in ("version_2", "version_10", "version_old", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "version_11").touch()
+    assert create_run(tmp_path) == tmp_path / "version_12"
+    assert create_run(tmp_path) == tmp_path / "version_13"
+    assert not list((tmp_path / "version_13").iterdir())
 
 
 def test_the_run_of_a_checkpoint_is_a_folder_that_can_be_written(tmp_path):

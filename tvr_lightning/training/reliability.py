@@ -131,6 +131,12 @@ class RunCheckpoint(ModelCheckpoint):
     moved it would go on to name, and test, the files of the original.
     """
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write to the run's folder, which all processes learn from the first one."""
+        if self.dirpath is None:
+            self.dirpath = str(Path(trainer.log_dir or "").resolve() / "checkpoints")
+        super().setup(trainer, pl_module, stage)
+
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the folder of the checkpoint that is loaded in place of the one where it was written.
 

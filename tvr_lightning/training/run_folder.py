@@ -10,6 +10,12 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
+from tvr_lightning.errors import UserError
+from tvr_lightning.files import held
+
+LOCK = ".lock"
+"""File in a run's folder that is locked while the run is alive; it stays there afterwards."""
+
 
 class RunTrainer(Trainer):
     """A trainer whose `log_dir` is the run's folder.
@@ -18,7 +24,8 @@ class RunTrainer(Trainer):
     and that of MLflow on a server is none.
 
     Attributes:
-        run_folder: of this process; all processes take that of the first. None leaves it to the logger.
+        run_folder: Folder that the first process has claimed; the others learn it from `log_dir`. None leaves it to the
+            logger.
     """
 
     run_folder: Path | None = None
@@ -31,14 +38,67 @@ class RunTrainer(Trainer):
         return self.strategy.broadcast(str(self.run_folder))
 
 
-def next_run(folder: Path) -> Path:
-    """Return `folder`/version_<n> with the first number above those that are there; it is not made.
+class RunInUseError(UserError, RuntimeError):
+    """The folder of a run that another process still writes to."""
+
+    exit_status = 2
+
+
+def create_run(runs: Path) -> Path:
+    """Create and return `runs`/version_<n>, numbered after all that are there.
 
     Args:
-        folder: of all runs of a method on a dataset.
+        runs: Folder of all runs of a method on a dataset, created if it does not exist.
+
+    Raises:
+        OSError: The folder cannot be created.
     """
-    numbers = [path.name.removeprefix("version_") for path in folder.glob("version_*") if path.is_dir()]
-    return folder / f"version_{max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1}"
+    while True:
+        runs.mkdir(parents=True, exist_ok=True)
+        numbers = [path.name.removeprefix("version_") for path in runs.glob("version_*")]
+        folder = runs / f"version_{max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1}"
+        # Another run may have created this folder since, or have failed and removed its own together with `runs`.
+        with suppress(FileExistsError, FileNotFoundError):
+            folder.mkdir()
+            return folder
+
+
+@contextmanager
+def locked_run(folder: Path) -> Iterator[None]:
+    """Keep a run's folder locked while the context lasts, which shows other processes that the run is alive.
+
+    Raises:
+        RunInUseError: Another process holds the lock.
+        OSError: The lock file cannot be created.
+    """
+    busy = RunInUseError(
+        f"{folder} belongs to a run that is still alive. Wait until it has ended, or start another run without "
+        "--checkpoints.resume"
+    )
+    with held(folder / LOCK, busy, "do not resume this run while it is alive"):
+        yield
+
+
+@contextmanager
+def new_run(runs: Path, trainer: Trainer) -> Iterator[Path]:
+    """Create the folder of a new run and keep it locked; remove it if the run fails before its first step.
+
+    Args:
+        runs: Folder of all runs of a method on a dataset.
+        trainer: Trainer that counts the steps.
+    """
+    only = not runs.exists()
+    folder = create_run(runs)
+    try:
+        with locked_run(folder):
+            yield folder
+    except BaseException:
+        if trainer.global_step == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            if only:
+                with suppress(OSError):  # if another run is there by now
+                    runs.rmdir()
+        raise
 
 
 def run_of(checkpoint: str | None) -> Path | None:
@@ -51,22 +111,3 @@ def run_of(checkpoint: str | None) -> Path | None:
     folder = place.parent.parent
     own = place.parent.name == "checkpoints" and (folder / "config.yaml").is_file()
     return folder if own and os.access(folder, os.W_OK | os.X_OK) else None
-
-
-@contextmanager
-def removed_unless_begun(trainer: Trainer, folder: Path | None) -> Iterator[None]:
-    """Leave no folder behind of a run that ends with an error before its first step.
-
-    Args:
-        trainer: counts the steps.
-        folder: of the run; None, or one that is there before, is left alone.
-    """
-    new = folder is not None and trainer.is_global_zero and not folder.exists()
-    try:
-        yield
-    except BaseException:
-        if new and folder is not None and trainer.global_step == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # other runs are there
-                folder.parent.rmdir()
-        raise

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 
 from rich.console import Console
@@ -28,6 +27,7 @@ from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count
 from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.recipe_files import OptionError
+from tvr_lightning.training.run_folder import create_run
 
 
 def evaluate_matrices(
@@ -99,7 +99,7 @@ def evaluate_matrices(
             for direction, row in drawn.items()
         }
         print_results(results)
-        folder = _next_version(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
+        folder = create_run(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
         json_path, csv_path = write_results(results, folder)
         Console().print(f"Wrote {json_path} and {csv_path.name}", highlight=False, soft_wrap=True)
         found.append((evaluation, folder))
@@ -142,18 +142,6 @@ def _split_of_ids(file: Path) -> Split:
         raise malformed(file, "whole file", "no rows", "write one per text, with the column video_id")
     videos = [VideoRecord(video_id, file) for video_id in places]
     return Split("test", f"{len(texts)} texts and {len(videos)} videos of {file.name}", videos, texts)
-
-
-def _next_version(folder: Path) -> Path:
-    """Make and return the first folder `version_<n>` that is not there yet."""
-    for number in count():
-        version = folder / f"version_{number}"
-        try:
-            version.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return version
-    raise AssertionError
 
 
 def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:
