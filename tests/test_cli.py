@@ -20,6 +20,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.command_line.parsing import parser_of
 from tvr_lightning.command_line.verb_help import read_verb
 from tvr_lightning.command_line.verbs import VERBS
+from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.synthetic import synthesize
 
@@ -135,7 +136,7 @@ def test_a_run_says_one_line_of_itself_and_libraries_speak_when_asked(fixture_ro
     quiet, verbose = said(), said("-v")
     assert not [words for words in TIP if words in quiet]
     assert all(words in verbose for words in TIP)
-    (line,) = [line for line in quiet.splitlines() if line.startswith("CLIP4Clip on MSR-VTT: ")]
+    (line,) = [line for line in quiet.splitlines() if line.startswith("CLIP4Clip on synthetic MSR-VTT: ")]
     for words in ("cpu, precision 32-true", "M parameters", "untrained: the encoder TinyClipEncoder", "; writes to "):
         assert words in line
 
@@ -143,13 +144,15 @@ def test_a_run_says_one_line_of_itself_and_libraries_speak_when_asked(fixture_ro
 def test_a_run_explains_itself(run):
     page = (run / "run.md").read_text(encoding="utf-8")
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    assert page.startswith("# CLIP4Clip on MSR-VTT\n")
+    assert page.startswith("# CLIP4Clip on synthetic MSR-VTT\n")
+    assert f"- Careful: {SYNTHETIC}" in page
+    assert results["marks"] == [SYNTHETIC]
     assert f"| text-to-video | {results['text_to_video']['R@1']:.1f} |" in page
     for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet", "curves.csv", "log.txt"):
         assert named in page
     assert "`test/` and `predict/` below this folder" in page
     said = (run / "log.txt").read_text(encoding="utf-8")
-    assert said.startswith("CLIP4Clip on MSR-VTT: ")
+    assert said.startswith("CLIP4Clip on synthetic MSR-VTT: ")
     assert "SumR" in said
     assert f"Wrote {run / 'results.json'}" in said
     assert "Epoch" not in said

@@ -50,14 +50,14 @@ def test_the_result_names_both_datasets_and_uses_the_frames_and_words_of_the_tes
     # The overlay comes after fixture.yaml here, so that its frames hold.
     recipes = configs("clip4clip.yaml", "fixture.yaml", "data/didemo.yaml")
     assert main(["test", *recipes, *options(root, tmp_path), f"--ckpt_path={checkpoint}"]) == 0
-    assert "trained on MSR-VTT, tested on DiDeMo" in " ".join(capsys.readouterr().out.split())
+    assert "trained on synthetic MSR-VTT, tested on synthetic DiDeMo" in " ".join(capsys.readouterr().out.split())
     (path,) = tmp_path.glob("clip4clip-didemo/*/results.json")
     results = json.loads(path.read_text())
-    assert (results["trained_on"], results["dataset"]) == ("MSR-VTT", "DiDeMo")
+    assert (results["trained_on"], results["dataset"]) == ("synthetic MSR-VTT", "synthetic DiDeMo")
     assert results["config"]["data"]["init_args"]["frames"] == 64
     assert results["config"]["data"]["init_args"]["words"] == 64
     table = pd.read_csv(path.with_name("results.csv"))
-    assert set(table["trained_on"]) == {"MSR-VTT"}
+    assert set(table["trained_on"]) == {"synthetic MSR-VTT"}
 
 
 def test_the_overlay_alone_is_enough_on_top_of_the_checkpoint(checkpoint, root, tmp_path):
@@ -65,15 +65,15 @@ def test_the_overlay_alone_is_enough_on_top_of_the_checkpoint(checkpoint, root, 
     assert main(["test", *configs("data/didemo.yaml"), f"--ckpt_path={checkpoint}", *more]) == 0
     (path,) = tmp_path.glob("clip4clip-didemo/*/results.json")
     results = json.loads(path.read_text())
-    assert (results["trained_on"], results["dataset"]) == ("MSR-VTT", "DiDeMo")
+    assert (results["trained_on"], results["dataset"]) == ("synthetic MSR-VTT", "synthetic DiDeMo")
     data = results["config"]["data"]["init_args"]
     assert (data["split"], data["frames"], data["words"], data["root"]) == ("lists", 64, 64, str(root))
 
 
 def test_a_test_on_the_own_dataset_says_nothing_of_another(checkpoint, capsys):
     results = json.loads((checkpoint.parents[1] / "results.json").read_text())
-    assert results["trained_on"] == results["dataset"] == "MSR-VTT"
-    assert trained_on(str(checkpoint)) == "MSR-VTT"
+    assert results["trained_on"] == results["dataset"] == "synthetic MSR-VTT"
+    assert trained_on(str(checkpoint)) == "synthetic MSR-VTT"
 
 
 def test_a_checkpoint_that_does_not_say_is_not_guessed(tmp_path):

@@ -18,6 +18,7 @@ from search_parts import write_clip
 import tvr_lightning
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
+from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.hub import HubError
 from tvr_lightning.synthetic import synthesize
 
@@ -166,6 +167,9 @@ def test_the_card_states_what_the_run_measured(hub, run):
     assert f"| text-to-video | {text_to_video['R@1']:.1f} | {text_to_video['R@5']:.1f} |" in card
     assert "library_name" in yaml.safe_load(card.split("---")[1])
     for part in (
+        "trained with tvr-lightning on synthetic MSR-VTT.",
+        "synthetic MSR-VTT (1k-A",
+        f"- {SYNTHETIC}",
         "## Intended use",
         "## Recipe",
         "4 texts and 4 videos",

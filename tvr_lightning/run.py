@@ -20,8 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-import tvr_lightning.data
-from tvr_lightning.checkpoints import CONVERTED, read_checkpoint
+from tvr_lightning.checkpoints import RECORD, read_checkpoint
 from tvr_lightning.evaluation.answers import (
     AnswerResults,
     print_answer_results,
@@ -90,8 +89,8 @@ class RunCLI(RecipeCLI):
         weights = f"weights of {checkpoint}" if checkpoint else f"{start.kind}: {start.start}"
         millions = sum(p.numel() for p in model.parameters()) / 1e6
         where = f"; writes to {folder}" if folder else ""
-        line = f"{model.title} on {self.datamodule.title}: {devices}, precision {trainer.precision}; {millions:.1f} M "
-        print(f"{line}parameters, {weights}{where}", flush=True)
+        line = f"{model.title} on {self.datamodule.full_title}: {devices}, precision {trainer.precision}"
+        print(f"{line}; {millions:.1f} M parameters, {weights}{where}", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
         with self._claimed_folder() as folder, kept(folder):
@@ -413,11 +412,12 @@ class RunCLI(RecipeCLI):
     def _close_answers(self, run: dict[str, Any], folder: Path | None) -> tuple[Path, Path] | None:
         results = AnswerResults(
             method=f"Question answering with {type(self.model.method).__name__}",
-            dataset=self.datamodule.title,
+            dataset=self.datamodule.full_title,
             split=self.datamodule.split,
             protocol=self.datamodule.read_split("val" if self.subcommand == "validate" else "test").protocol,
             evaluation=self.model.evaluation,
             learnt_answers=len(self.model.vocabulary),
+            marks=self.datamodule.marks,
             **run,
         )
         print_answer_results(results)
@@ -425,9 +425,7 @@ class RunCLI(RecipeCLI):
 
 
 def trained_on(checkpoint: str | None) -> str | None:
-    """Return the dataset that a checkpoint says it was trained on, as results name it; None where it does not say.
-
-    Converted checkpoints of the authors do not.
+    """Return the title of the dataset that a checkpoint was trained on; None if it does not record it.
 
     Args:
         checkpoint: file, or None without one.
@@ -435,11 +433,8 @@ def trained_on(checkpoint: str | None) -> str | None:
     if checkpoint is None or not Path(checkpoint).is_file():
         return None
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    if CONVERTED in saved:
-        return None
-    name = str(saved.get("datamodule_hyper_parameters", {}).get("_class_path", "")).rpartition(".")[2]
-    kind = getattr(tvr_lightning.data, name, None) if name in tvr_lightning.data.__all__ else None
-    return kind.title if kind is not None else None
+    title: str | None = (saved.get(RECORD) or {}).get("trained_on")
+    return title
 
 
 def changed_settings(then: Any, now: Any, name: str = "") -> Iterator[str]:

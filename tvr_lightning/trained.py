@@ -217,8 +217,11 @@ class WeightsRecord(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the record; which file it becomes, the checkpoint writer adds."""
-        chosen_on = "test" if trainer.datamodule.validation == "test" else "val"  # type: ignore[attr-defined]
-        checkpoint[RECORD] = record_of(trainer.log_dir, chosen_on, self.monitor, str(trainer.precision), self.seed)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        chosen_on = "test" if data.validation == "test" else "val"
+        checkpoint[RECORD] = record_of(
+            trainer.log_dir, chosen_on, self.monitor, str(trainer.precision), self.seed, data.full_title
+        )
 
 
 def given(arguments: Sequence[str], name: str) -> list[str]:

@@ -70,7 +70,7 @@ def test_evaluation_gives_unique_texts_and_unique_videos_with_their_index(synthe
     video_index = torch.cat([batch.index for batch in video_batches]).tolist()
     assert sorted(text_index) == list(range(truth.texts))
     assert sorted(video_index) == list(range(truth.videos))
-    assert (truth.texts, truth.videos, truth.dataset, truth.split) == (4, 4, "MSR-VTT", "test")
+    assert (truth.texts, truth.videos, truth.dataset, truth.split) == (4, 4, "synthetic MSR-VTT", "test")
     split = data.read_split("test")
     assert [t for batch in text_batches for t in batch.text] == [split.texts[i].text for i in text_index]
     assert [v for batch in video_batches for v in batch.video_id] == [split.videos[i].video_id for i in video_index]

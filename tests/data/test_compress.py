@@ -17,6 +17,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, Folder
 from tvr_lightning.data.compress import CopiesNotWrittenError, compress_dataset
 from tvr_lightning.data.copies import MANIFEST, CopiesError, read_copies
+from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.media.compression import Compression
 from tvr_lightning.media.video import probe
 
@@ -55,6 +56,7 @@ def test_copies_have_the_ids_layout_and_captions_of_their_originals_and_train(or
         assert other.texts == one.texts
         assert [v.video_id for v in other.videos] == [v.video_id for v in one.videos]
         assert [v.path.relative_to(copies) for v in other.videos] == [v.path.relative_to(originals) for v in one.videos]
+    assert after.marks == before.marks == [SYNTHETIC]
     assert before.copies is None
     assert after.copies.how.describe() == "compressed 2 fps 32"
     info = probe(videos(copies)[0])

@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.msrvtt_qa import MSRVTTQA
+from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import TextFeatures, VideoFeatures
@@ -213,7 +214,8 @@ def test_a_run_leaves_a_table_with_everything_counted(run, root):
     assert evaluation["questions"] == evaluation["asked"] == len(asked)
     assert evaluation["unknown_answers"] == sum(entry["answer"] not in answers for entry in asked)
     assert evaluation["majority"] == pytest.approx(100 * sum(e["answer"] == answers[0] for e in asked) / len(asked))
-    assert results["trained_on"] == results["dataset"] == "MSRVTT-QA"
+    assert results["trained_on"] == results["dataset"] == "synthetic MSRVTT-QA"
+    assert results["marks"] == [SYNTHETIC]
     assert "DPDV" in results["method"]
     assert (run / "checkpoints" / "best.ckpt").is_file()
 

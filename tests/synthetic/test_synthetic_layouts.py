@@ -11,6 +11,8 @@ from typing import Any
 import av
 import pytest
 
+from tvr_lightning.data import MSRVTT
+from tvr_lightning.data.records import SYNTHETIC, SYNTHETIC_FILE
 from tvr_lightning.synthetic import DatasetName, synthesize
 
 VIDEOS, TEST, VAL = 10, 4, 2
@@ -39,6 +41,17 @@ def ids(folder: Path, part: str) -> list[str]:
 
 def said(folder: Path, video_id: str) -> list[str]:
     return [caption["text"] for caption in scenes(folder)[video_id]["captions"]]
+
+
+def test_results_on_a_synthetic_dataset_are_marked_and_those_on_real_data_are_not(dataset):
+    folder = dataset("msrvtt")
+    truth = MSRVTT(root=str(folder.parent)).ground_truth("test")
+    assert (truth.dataset, truth.marks) == ("synthetic MSR-VTT", [SYNTHETIC])
+    (folder / SYNTHETIC_FILE).unlink()  # which a dataset of an earlier version does not have either
+    truth = MSRVTT(root=str(folder.parent)).ground_truth("test")
+    assert (truth.dataset, truth.marks) == ("MSR-VTT", [])
+    dataset("msrvtt")
+    assert (folder / SYNTHETIC_FILE).is_file()
 
 
 @pytest.mark.parametrize("name", ["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"])

@@ -22,6 +22,8 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import ReportingDataset, ReportingLoader, TrainingLoader, collate_or_fail
 from tvr_lightning.data.records import (
     SHOWN,
+    SYNTHETIC,
+    SYNTHETIC_FILE,
     AnnotationError,
     Findings,
     MissingData,
@@ -224,6 +226,16 @@ class TextVideoDataModule(LightningDataModule, ABC):
             raise MissingData(self.directory, absent, self.layout)
         return Path(root).expanduser() / self.directory
 
+    @property
+    def marks(self) -> list[str]:
+        """Marks of every result on this dataset: `SYNTHETIC` if `tvr data synth` wrote its folder."""
+        return [SYNTHETIC] if (self.folder / SYNTHETIC_FILE).is_file() else []
+
+    @property
+    def full_title(self) -> str:
+        """Title of the dataset, with "synthetic" in front if it is."""
+        return f"synthetic {self.title}" if self.marks else self.title
+
     def missing_annotations(self, stage: str | None = None) -> list[str]:
         """Say which annotation files of a Lightning stage (None: of all) are absent, one sentence each."""
         sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
@@ -396,7 +408,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return which video every text of a split describes, with the names that results carry."""
-        return GroundTruth.of(self.title, self.load_split(name))
+        return GroundTruth.of(self.full_title, self.load_split(name), self.marks)
 
     # Loaders
 

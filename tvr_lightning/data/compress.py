@@ -15,7 +15,7 @@ from typing import IO
 
 from tvr_lightning.data.base import STAGES, TextVideoDataModule
 from tvr_lightning.data.copies import MANIFEST, CopiedFile, Copies, CopiesError, changed, read_copies
-from tvr_lightning.data.records import SplitName
+from tvr_lightning.data.records import SYNTHETIC_FILE, SplitName
 from tvr_lightning.data.recover_captions import find_captions
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import held, remedy, write_whole
@@ -168,6 +168,8 @@ def _jobs(data: TextVideoDataModule, source: Path, folder: Path, copies: Copies)
     files = {path for name in names for path in data.required_files(name)}
     if data.captions is not None:
         files.add(find_captions(data.captions, data.folder))
+    if data.marks:
+        files.add(data.folder / SYNTHETIC_FILE)
     for path in sorted(files):
         if path.resolve().is_relative_to(source):
             name = path.relative_to(data.folder).as_posix()

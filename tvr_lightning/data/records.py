@@ -29,6 +29,10 @@ ProblemKind = Literal[
     "too-short",
     "untimed",
 ]
+SYNTHETIC_FILE = "SYNTHETIC.txt"
+"""File in the folder of a dataset that `tvr data synth` wrote."""
+SYNTHETIC = "synthetic data, not comparable with published results"
+"""Mark of every result on such a dataset."""
 SHOWN = 5  # problems quoted in a message before "and N more"
 
 

@@ -152,6 +152,7 @@ class AnswerResults:
         select_on: which split chose them, None where nobody says. checkpoint: file of the weights, if any.
         skipped: files that could not be read, each with its reason.
         config: the resolved configuration. precision, seed: of the run.
+        marks: What a reader must know before comparing.
         read_as: how captions and frames reached the encoder: token positions asked for and taken, the preparation.
         environment: package versions, git revision, machine, command, date.
     """
@@ -170,6 +171,7 @@ class AnswerResults:
     precision: str
     seed: int | None
     weights: Weights = field(default_factory=lambda: Weights("unknown"))
+    marks: list[str] = field(default_factory=list)
     read_as: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=lambda: environment())
     schema: int = 1
@@ -207,7 +209,7 @@ def answer_captions(results: AnswerResults) -> list[str]:
         lines.append(f"{found.without_video} questions are about videos that were not read; they are left out")
     if found.partial:
         lines.append("PARTIAL: not every question of the split was answered; do not compare")
-    lines.extend(f"Careful: {mark}" for mark in results.weights.warnings())
+    lines.extend(f"Careful: {mark}" for mark in [*results.marks, *results.weights.warnings()])
     if results.skipped:
         lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
     return lines

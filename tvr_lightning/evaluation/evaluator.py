@@ -84,7 +84,7 @@ class Evaluation:
             normalizer: that the scores were post-processed with.
             seen: how many texts and videos took part, and the marks, as attributes.
         """
-        marks = seen.pop("marks")
+        marks = [*truth.marks, *seen.pop("marks")]
         if normalizer is not None:
             for mark in normalizer.marks():
                 marks.append(mark)

@@ -75,7 +75,9 @@ class Weights:
         return f", chosen{by} on the " + ("TEST split: optimistic" if self.chosen_on == "test" else "validation split")
 
 
-def record_of(run: str | None, chosen_on: str, monitor: str, precision: str, seed: int | None) -> dict[str, Any]:
+def record_of(
+    run: str | None, chosen_on: str, monitor: str, precision: str, seed: int | None, trained_on: str
+) -> dict[str, Any]:
     """Return what a run writes into the checkpoints it saves.
 
     Args:
@@ -83,8 +85,16 @@ def record_of(run: str | None, chosen_on: str, monitor: str, precision: str, see
         chosen_on: `val` or `test`, the split that its validation loop runs on.
         monitor: the score that chooses the best epoch.
         precision, seed: of the run.
+        trained_on: Title of the dataset.
     """
-    return {"run": run, "chosen_on": chosen_on, "monitor": monitor, "precision": precision, "seed": seed}
+    return {
+        "run": run,
+        "chosen_on": chosen_on,
+        "monitor": monitor,
+        "precision": precision,
+        "seed": seed,
+        "trained_on": trained_on,
+    }
 
 
 def weights_of(saved: dict[str, Any]) -> Weights:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import SHOWN, AnnotationError, Split, SplitName
+from tvr_lightning.data.records import SHOWN, SYNTHETIC_FILE, AnnotationError, Split, SplitName
 from tvr_lightning.files import write_whole
 from tvr_lightning.importing.layouts import SOURCES, Files, Layout, Reading, Source
 from tvr_lightning.importing.names import stem
@@ -89,6 +89,8 @@ def import_dataset(
     target = root.expanduser() / source.kind.directory
     chosen, files, folder = recognise(source, held, layout, skip=target)
     contents = chosen.convert(files) if chosen.convert else {name: path.read_bytes() for name, path in files.items()}
+    if (folder / SYNTHETIC_FILE).is_file():
+        contents[SYNTHETIC_FILE] = (folder / SYNTHETIC_FILE).read_bytes()
     result = Imported(source.kind.title, target, chosen, folder)
     if chosen.note:
         result.differences.append(chosen.note)

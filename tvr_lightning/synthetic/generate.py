@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from tvr_lightning.data.records import SYNTHETIC_FILE
 from tvr_lightning.data.recover_captions import Description, write_captions
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import lock_open
@@ -60,6 +61,8 @@ def synthesize(
     pairs of figures that no other video shows in this order. One video in five has a twin, which looks the same and
     differs in sound alone. Captions say all events, or one, or only the sound, with synonyms, in several orders.
 
+    `SYNTHETIC.txt` marks the folder, and with it every result on the dataset, as synthetic.
+
     Beside the native files lies `scenes.json`: `{"dataset", "format", "seed", "videos": {video id: {"part", "file",
     "fps", "duration", "scene", "description", "events", "captions", "chinese"}}}`. `scene` holds the factors of
     `scene.Scene` (twin as a video id), `description` states all facts in one sentence, `events` those of each event,
@@ -94,6 +97,7 @@ def synthesize(
         if _same(folder / "scenes.json", dataset, videos, seed):
             if dataset == "msrvtt" and not (folder / "test_qa.json").is_file():
                 write_questions(folder)
+            _mark(folder)
             return folder
         raise DatasetThereError(
             f"{folder} is there already and is not this dataset ({videos} videos, seed {seed}); "
@@ -115,6 +119,7 @@ def synthesize(
         write_json(unfinished / "scenes.json", _ground_truth(dataset, layout, items, seed), indent=1)
         if dataset == "msrvtt":
             write_questions(unfinished)
+        _mark(unfinished)
         unfinished.chmod(0o755)
         if folder.exists():
             folder.rmdir()
@@ -124,6 +129,13 @@ def synthesize(
         if descriptor is not None:
             os.close(descriptor)
     return folder
+
+
+def _mark(folder: Path) -> None:
+    if (folder / SYNTHETIC_FILE).is_file():
+        return
+    text = "`tvr data synth` generated these videos and captions. Results on them are marked as synthetic.\n"
+    (folder / SYNTHETIC_FILE).write_text(text, encoding="utf-8")
 
 
 def _sweep(folders: Iterable[Path]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from run_cards import make_card
 
+from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.reproduce.published import printed_figure, published_rows
 from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
 from tvr_lightning.reproduce.report.formats import comma_separated, latex, markdown, write_tables
@@ -64,6 +65,18 @@ def test_synthetic_numbers_are_never_set_against_published_ones(tmp_path):
     assert NOT_COMPARABLE in table.title
     assert "difference |" not in markdown(table)
     assert all(not row["difference"] for row in csv.DictReader(io.StringIO(comma_separated(table))))
+
+
+def test_runs_of_datasets_that_are_marked_as_synthetic_are_not_either(tmp_path):
+    setting = Setting(RECIPES, tmp_path)
+    table = load_table("gare-1", RECIPES)
+    plan = make_plan([table], setting)
+    (key,) = plan.chosen["gare-1/gare"]
+    card = make_card(plan.runs[key], tmp_path, 2.0)
+    card.results["marks"] = [SYNTHETIC]
+    made = view_table(table, with_cards(plan.runs_of(table), {key: card}), tmp_path)
+    assert NOT_COMPARABLE in made.title
+    assert not made.comparable
 
 
 def test_real_numbers_are(tmp_path):

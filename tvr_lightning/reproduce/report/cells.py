@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
+from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.evaluation.statistics import Comparison
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure, unprinted_row
 from tvr_lightning.reproduce.report.uncertainty import (
@@ -36,6 +37,7 @@ DATE = "results.environment.date"
 RUN_FIELDS: dict[str, tuple[str, ...]] = {
     "seed": ("results.seed", "run.seed"),
     "state": ("status",),
+    "dataset": ("results.dataset",),
     "protocol": ("results.protocol",),
     "encoder frozen": ("results.config.model.init_args.encoder.init_args.freeze",),
     "encoder from run": ("run.encoder_from",),
@@ -329,9 +331,13 @@ def _unprinted(lines: Sequence[Line], folder: Path) -> list[Line]:
 
 def _circumstances(runs: MadeRuns) -> tuple[bool, str | None]:
     """Whether any run was made on synthetic data, and the recipe that was laid on top of any."""
-    planned = [run for made in runs.values() for run, _ in made]
-    overlays = [run.overlay["path"] for run in planned if run.overlay is not None]
-    return any(run.fixture_videos is not None for run in planned), overlays[0] if overlays else None
+    made = [pair for pairs in runs.values() for pair in pairs]
+    synthetic = any(
+        run.fixture_videos is not None or (card and SYNTHETIC in (card.results or {}).get("marks", []))
+        for run, card in made
+    )
+    overlays = [run.overlay["path"] for run, _ in made if run.overlay is not None]
+    return synthetic, overlays[0] if overlays else None
 
 
 def _cell(line: Line, metric: Printed, baselines: dict[str, list[Card]], comparable: bool, folder: Path) -> Cell:
