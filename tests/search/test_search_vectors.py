@@ -73,6 +73,7 @@ def test_an_indexed_table_follows_what_is_added_and_removed(store):
 
 def test_a_table_whose_making_was_killed_is_made_again(gallery, sources, tmp_path):
     out = tmp_path / "index"
+    Catalog(out, create=True).close()
     (out / "vectors.lance" / "videos.lance" / "data").mkdir(parents=True)
     assert LanceStore(str(out / "vectors.lance")).nearest(torch.ones(4), 3) == [], (
         "who searches meanwhile finds nothing"
