@@ -1,10 +1,14 @@
 """What the whole suite shares."""
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from child_processes import end
 
 # Oversubscribed cores make small tensors slower, not faster; the variable is for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -15,6 +19,9 @@ import tvr_lightning  # noqa: F401  declares the operators that a CPU torch besi
 from tvr_lightning import progress
 
 torch.set_num_threads(1)
+# A shell that starts the suite in the background makes it ignore SIGINT, as would all processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Process = TypeVar("Process")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,6 +39,18 @@ def unhurried() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "SECONDS", 3600.0)
         yield
+
+
+@pytest.fixture
+def ended() -> Iterator[Callable[[Process], Process]]:
+    """Take processes of `subprocess` or `multiprocessing` and kill each after the test, whether it passed or failed."""
+    with ExitStack() as stack:
+
+        def take(process: Process) -> Process:
+            stack.callback(end, process)
+            return process
+
+        yield take
 
 
 @pytest.fixture(scope="session")

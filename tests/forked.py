@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from child_processes import end
+
 from tvr_lightning.media.workers import start_method
 
 
@@ -35,34 +37,30 @@ def tvr(words: list[str], folder: Path, timeout: float = 300, devices: int = 1, 
         own = {**os.environ, **({**group, "MASTER_ADDR": "127.0.0.1"} if devices > 1 else {})}
         said = [str(folder / f"{stream}-{rank}.txt") for stream in ("out", "err")]
         processes.append((context.Process(target=_command, args=(words, own, *said, program)), said))
-    for process, _ in processes:
-        process.start()
-    for process, _ in processes:
-        process.join(timeout)
-        if process.is_alive():
-            process.kill()
-            process.join()
+    try:
+        for process, _ in processes:
+            process.start()
+        for process, _ in processes:
+            process.join(timeout)
+    finally:
+        for process, _ in processes:
+            end(process)
     ended = next((each for each in processes if each[0].exitcode), processes[0])
     texts = [Path(file).read_text(encoding="utf-8") for file in ended[1]]
     return subprocess.CompletedProcess(["tvr", *words], ended[0].exitcode, *texts)
 
 
 def started(words: list[str], folder: Path) -> multiprocessing.Process:
-    """Start a command in a session and process group of its own, as a terminal would; its errors go to err-0.txt."""
+    """Start a command, whose errors go to err-0.txt; hand it to the fixture `ended`, which ends it after the test."""
     said = [str(folder / f"{stream}-0.txt") for stream in ("out", "err")]
-    process = multiprocessing.get_context(start_method()).Process(
-        target=_in_a_session, args=(words, dict(os.environ), *said)
-    )
+    arguments = (words, dict(os.environ), *said, None)
+    process = multiprocessing.get_context(start_method()).Process(target=_command, args=arguments)
     process.start()
     return process
 
 
-def _in_a_session(words: list[str], environment: dict[str, str], out: str, err: str) -> None:
-    os.setsid()
-    _command(words, environment, out, err, None)
-
-
 def _command(words: list[str], environment: dict[str, str], out: str, err: str, program: Path | None) -> None:
+    os.setsid()  # a process group of its own, as a terminal would give it
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it, and blocks it where workers

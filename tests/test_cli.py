@@ -366,14 +366,13 @@ def test_no_help_and_no_typo_waits_for_torch():
     ]
 
 
-def test_a_reader_that_goes_away_is_no_error():
+def test_a_reader_that_goes_away_is_no_error(ended):
     program = "import sys; from tvr_lightning.cli import main; sys.exit(main())"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, "fit", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        process.stdout.close()  # as `head` does when it has enough
-        assert process.stderr.read() == ""
-    assert process.returncode == 141
+    command = [sys.executable, "-c", program, "fit", "--help"]
+    process = ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    process.stdout.close()  # as `head` does when it has enough
+    assert process.stderr.read() == ""
+    assert process.wait() == 141
 
 
 def test_a_lost_connection_besides_is_an_error():

@@ -21,9 +21,9 @@ def hold(file: Path) -> None:
         time.sleep(600)
 
 
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, ended):
     file = tmp_path / "lock"
-    holder = FORK.Process(target=hold, args=(file,))
+    holder = ended(FORK.Process(target=hold, args=(file,)))
     holder.start()
     while not (tmp_path / "child").exists():
         assert holder.is_alive()
@@ -41,16 +41,12 @@ def wait() -> None:
     time.sleep(600)
 
 
-def test_what_a_killed_holder_started_does_not_hold_the_lock(tmp_path):
+def test_what_a_killed_holder_started_does_not_hold_the_lock(tmp_path, ended):
     with held(tmp_path / "lock", UserError("busy"), ""):
-        child = FORK.Process(target=wait)
+        child = ended(FORK.Process(target=wait))
         child.start()
-    try:
-        with held(tmp_path / "lock", UserError("busy"), ""):
-            assert child.is_alive()
-    finally:
-        child.kill()
-        child.join()
+    with held(tmp_path / "lock", UserError("busy"), ""):
+        assert child.is_alive()
 
 
 @pytest.mark.parametrize("answer", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])

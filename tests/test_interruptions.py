@@ -24,9 +24,9 @@ def root(tmp_path_factory) -> Path:
     return root
 
 
-def forked_and_interrupted(words: list[str], folder: Path, begun) -> tuple[int, str]:
+def forked_and_interrupted(words: list[str], folder: Path, begun, ended) -> tuple[int, str]:
     """As `interrupted`, of a process that has nothing to import."""
-    process = forked.started(words, folder)
+    process = ended(forked.started(words, folder))
     end = time.monotonic() + SECONDS
     while not begun(process.pid) and process.is_alive() and time.monotonic() < end:
         time.sleep(0.1)
@@ -35,11 +35,11 @@ def forked_and_interrupted(words: list[str], folder: Path, begun) -> tuple[int, 
     return process.exitcode, (folder / "err-0.txt").read_text(encoding="utf-8")
 
 
-def interrupted(words: list[str], begun) -> tuple[int, str]:
+def interrupted(words: list[str], begun, ended) -> tuple[int, str]:
     """Run a verb, press Ctrl-C once `begun` is true, and return its exit status and what it said as errors."""
     command = [sys.executable, "-m", "tvr_lightning.cli", *words]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    process = ended(
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
     )
     end = time.monotonic() + SECONDS
     while not begun(process.pid) and process.poll() is None and time.monotonic() < end:
@@ -62,33 +62,33 @@ def options(root: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_an_interrupted_extraction_ends_in_a_sentence(root, tmp_path):
+def test_an_interrupted_extraction_ends_in_a_sentence(root, tmp_path, ended):
     here = tmp_path / "here.yaml"
     here.write_text(f"data: {{init_args: {{root: {root}}}}}\n")
     out = tmp_path / "features"
     words = ["extract", *options(root)[:2], f"--config={here}", f"--out={out}", "--batch_size=1", "--num_workers=2"]
     status, error = forked_and_interrupted(
-        words, tmp_path, lambda pid: out.is_dir() and any(out.rglob("*.safetensors"))
+        words, tmp_path, lambda pid: out.is_dir() and any(out.rglob("*.safetensors")), ended
     )
     assert status == 130, error
     assert "Traceback" not in error
     assert error.splitlines()[-1] == "tvr: extract was interrupted; the same command goes on where it stopped"
 
 
-def test_an_interrupted_training_ends_in_a_sentence(root, tmp_path):
+def test_an_interrupted_training_ends_in_a_sentence(root, tmp_path, ended):
     more = ["--data.init_args.batch_size=4", "--trainer.max_epochs=1000", f"--results.directory={tmp_path}"]
     words = ["fit", *options(root), *more, "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]
-    status, error = interrupted(words, lambda pid: any(tmp_path.rglob("last.ckpt")))
+    status, error = interrupted(words, lambda pid: any(tmp_path.rglob("last.ckpt")), ended)
     assert status == 130, error
     assert "Traceback" not in error
     assert error.splitlines()[-1].startswith("tvr: fit was interrupted; with --checkpoints.resume=true")
 
 
-def test_an_interrupted_look_at_the_videos_ends_in_a_sentence(root, tmp_path):
+def test_an_interrupted_look_at_the_videos_ends_in_a_sentence(root, tmp_path, ended):
     here = tmp_path / "here.yaml"
     here.write_text(f"data: {{init_args: {{root: {root}}}}}\n")
     words = ["data", "check", f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={here}", "--decode", "--workers=2"]
-    status, error = forked_and_interrupted(words, tmp_path, lambda pid: processes(pid) >= LOOKING)
+    status, error = forked_and_interrupted(words, tmp_path, lambda pid: processes(pid) >= LOOKING, ended)
     assert status == 130, error
     assert "Traceback" not in error
     assert error.splitlines()[-1] == "tvr: data check was interrupted"

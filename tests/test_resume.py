@@ -255,8 +255,10 @@ def test_what_a_killed_process_left_of_a_checkpoint_is_swept_and_what_is_being_w
     AtomicCheckpointIO().save_checkpoint({"step": 1}, folder / "last.ckpt")
     child = os.fork()
     if not child:
-        AtomicCheckpointIO().save_checkpoint({"step": 2, "then": Deadly()}, folder / "last.ckpt")
-        os._exit(0)
+        try:
+            AtomicCheckpointIO().save_checkpoint({"step": 2, "then": Deadly()}, folder / "last.ckpt")
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert len(list(folder.iterdir())) == 2
     watched = Watched(folder)

@@ -1,5 +1,6 @@
 """Runs that start at the same time: each has its own folder, writes its own table, and keeps it while it is alive."""
 
+import itertools
 import json
 import os
 import shutil
@@ -54,20 +55,16 @@ def until(condition) -> None:
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Start commands; end them after the test."""
-    processes = []
+def start(tmp_path, ended):
+    """Start commands, numbered from 0, which end after the test."""
+    numbers = itertools.count()
 
     def started(words: list[str]):
-        folder = tmp_path / f"process-{len(processes)}"
+        folder = tmp_path / f"process-{next(numbers)}"
         folder.mkdir()
-        processes.append(forked.started(words, folder))
-        return processes[-1]
+        return ended(forked.started(words, folder))
 
-    yield started
-    for process in processes:
-        process.kill()
-        process.join()
+    return started
 
 
 @pytest.fixture(scope="module")

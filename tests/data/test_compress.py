@@ -120,14 +120,14 @@ def test_a_file_that_nobody_verified_is_refused(copies):
         [MSRVTT(root=str(copies)).load_split(name) for name in ("train", "test")]
 
 
-def test_after_a_kill_the_same_command_goes_on(originals, copies, tmp_path):
+def test_after_a_kill_the_same_command_goes_on(originals, copies, tmp_path, ended):
     out = tmp_path / "killed"
     command = [
         sys.executable, "-c", "import sys; from tvr_lightning.cli import main; sys.exit(main())", "data", "compress",
         f"--config={RECIPES / 'data' / 'msrvtt.yaml'}", f"--data.init_args.root={originals}", f"--out={out}",
         "--fps=2", "--size=32", "--workers=1",
     ]  # fmt: skip
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    running = ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
     manifest = out / "msrvtt" / MANIFEST
     while not manifest.is_file() or manifest.read_bytes().count(b".mp4") < 6:
         assert running.poll() is None

@@ -180,7 +180,7 @@ def killed_in_finish(out: Path, names: list[str], step: int) -> None:
     write_descriptions(out, names)
 
 
-def test_killed_at_any_step_of_finishing_the_next_run_ends_in_the_right_file(tmp_path):
+def test_killed_at_any_step_of_finishing_the_next_run_ends_in_the_right_file(tmp_path, ended):
     first, names = ["old", "other"], ["a", "b", "old"]
     right = tmp_path / "right" / "captions.parquet"
     write_descriptions(right, first)
@@ -189,7 +189,7 @@ def test_killed_at_any_step_of_finishing_the_next_run_ends_in_the_right_file(tmp
     for step in itertools.count():
         out = tmp_path / str(step) / "captions.parquet"
         write_descriptions(out, first)
-        process = FORK.Process(target=killed_in_finish, args=(out, names, step))
+        process = ended(FORK.Process(target=killed_in_finish, args=(out, names, step)))
         process.start()
         process.join()
         if process.exitcode == 0:
@@ -212,9 +212,9 @@ def describe_and_wait(out: Path) -> None:
         time.sleep(600)
 
 
-def test_two_processes_do_not_write_one_file_and_a_killed_one_frees_it(tmp_path):
+def test_two_processes_do_not_write_one_file_and_a_killed_one_frees_it(tmp_path, ended):
     out = tmp_path / "captions.parquet"
-    first = FORK.Process(target=describe_and_wait, args=(out,))
+    first = ended(FORK.Process(target=describe_and_wait, args=(out,)))
     first.start()
     while not (tmp_path / "ready").exists():
         assert first.is_alive()
@@ -239,14 +239,14 @@ def write_within(out: Path, names: list[str], limit: int) -> None:
         os._exit(3 if said else 4)
 
 
-def test_whatever_meets_a_size_limit_nothing_described_is_lost_and_the_next_run_ends_in_the_right_file(tmp_path):
+def test_whatever_meets_a_size_limit_nothing_described_is_lost_and_the_next_run_ends_in_the_right_file(tmp_path, ended):
     names = [f"video{number}" for number in range(6)]
     right = tmp_path / "right" / "captions.parquet"
     write_descriptions(right, names)
     left = []
     for limit in range(0, right.stat().st_size, 173):
         out = tmp_path / str(limit) / "captions.parquet"
-        process = FORK.Process(target=write_within, args=(out, names, limit))
+        process = ended(FORK.Process(target=write_within, args=(out, names, limit)))
         process.start()
         process.join()
         assert process.exitcode == 3

@@ -136,10 +136,10 @@ def test_workers_change_nothing(dataset, extracted, tmp_path):
     assert {name: whole[name] for name in shards} == shards
 
 
-def killed_after(seconds, dataset, out):
+def killed_after(seconds, dataset, out, ended):
     """Extract in a process that is killed; whether it was before its end."""
-    process = FORK.Process(
-        target=lambda: extract(source_of_data(data_of(dataset)), *encoders(), options(out)), daemon=True
+    process = ended(
+        FORK.Process(target=lambda: extract(source_of_data(data_of(dataset)), *encoders(), options(out)), daemon=True)
     )
     process.start()
     process.join(seconds)
@@ -149,13 +149,13 @@ def killed_after(seconds, dataset, out):
     return process.exitcode == -signal.SIGKILL
 
 
-def test_killed_at_random_moments_and_rerun_the_store_is_the_same(dataset, extracted, tmp_path):
+def test_killed_at_random_moments_and_rerun_the_store_is_the_same(dataset, extracted, tmp_path, ended):
     began = time.perf_counter()
     extract(source_of_data(data_of(dataset)), *encoders(), options(tmp_path / "whole"))
     whole = time.perf_counter() - began
     kills = 0
     for attempt in range(40):
-        kills += killed_after(whole * (0.15 + 0.07 * (attempt % 8)), dataset, tmp_path / "killed")
+        kills += killed_after(whole * (0.15 + 0.07 * (attempt % 8)), dataset, tmp_path / "killed", ended)
         if contents(tmp_path / "killed").keys() == contents(extracted[0]).keys():
             break
     extract(source_of_data(data_of(dataset)), *encoders(), options(tmp_path / "killed"))

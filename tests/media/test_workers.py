@@ -79,16 +79,15 @@ def runs(process: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("program", [LOADER, POOL], ids=["loader", "pool"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_no_worker_outlives_a_killed_process(program, number, tmp_path):
+def test_no_worker_outlives_a_killed_process(program, number, tmp_path, ended):
     (tmp_path / "program.py").write_text(program)
-    process = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    command = [sys.executable, str(tmp_path / "program.py")]
+    process = ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
     started = [int(word) for word in process.stdout.readline().split()]
     assert len(started) == 3, "two workers and the server they were forked from"
     assert all(runs(each) for each in started)
     os.kill(process.pid, number)
     process.wait()
-    process.stdout.close()
     until = time.monotonic() + 60
     while any(runs(each) for each in started):
         assert time.monotonic() < until, "workers are still there after a minute"

@@ -276,11 +276,13 @@ def test_what_does_not_exist_is_refused_in_a_sentence(benchmark, monkeypatch, ca
 
 
 @pytest.mark.slow
-def test_a_killed_run_keeps_its_heads_and_does_not_train_them_again(tmp_path):
+def test_a_killed_run_keeps_its_heads_and_does_not_train_them_again(tmp_path, ended):
     records = tmp_path / "records.jsonl"
     arguments = command(tmp_path, "--quick", "--claims", "normalisation", "--workers", "2")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, cwd=tmp_path)
+    process = ended(
+        subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, cwd=tmp_path, start_new_session=True)
+    )
     while not records.exists() or records.read_text().count("\n") < 2:
         assert process.poll() is None
         time.sleep(0.1)

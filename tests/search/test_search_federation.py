@@ -544,14 +544,14 @@ def test_a_file_server_is_no_index(made, tmp_path):
 
 
 @pytest.mark.slow
-def test_three_servers_of_which_one_is_killed(made):
+def test_three_servers_of_which_one_is_killed(made, ended):
     """Processes as users start them: two servers, one more that asks them and has a folder, and a search."""
     command = [sys.executable, "-m", "tvr_lightning.cli"]
 
     def start(*indexes):
         options = [option for each in indexes for option in ("--index", str(each))]
-        server = subprocess.Popen([*command, "serve", *options, "--port", "0"], stdout=subprocess.PIPE, text=True)
-        assert server.stdout is not None
+        words = [*command, "serve", *options, "--port", "0"]
+        server = ended(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True))
         line = server.stdout.readline()
         return server, line.split()[1].rstrip("/")
 

@@ -232,7 +232,7 @@ index([sys.argv[1]], sys.argv[2], [ScorerSource(sys.argv[3])], sys.argv[4], batc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["exact", "lancedb"])
-def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sources, store):
+def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sources, store, ended):
     if store == "lancedb":
         pytest.importorskip("lancedb", reason="the extra `search` is not installed")
     folder = tmp_path / "videos"
@@ -250,8 +250,7 @@ def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sour
     ]
     generator, partial = random.Random(0), 0
     for _ in range(4):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
+        process = ended(subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True))
         process.stdout.readline()
         goal = written(tmp_path / "killed") + generator.randint(1, 6)
         while written(tmp_path / "killed") < goal and process.poll() is None:
@@ -259,7 +258,6 @@ def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sour
         time.sleep(generator.uniform(0, 0.1))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        process.stdout.close()
         partial += 0 < written(tmp_path / "killed") < 40
     assert partial, "no kill fell into the run"
     assert make(folder, tmp_path / "killed", sources, store=store).total == 40

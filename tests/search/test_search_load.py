@@ -46,21 +46,23 @@ def port():
 
 
 @pytest.mark.slow
-def test_load_while_writers_are_killed_gives_no_error_and_no_leak(gallery, tmp_path, sources, port, serving, capsys):
+def test_load_while_writers_are_killed_gives_no_error_and_no_leak(
+    gallery, tmp_path, sources, port, serving, capsys, ended
+):
     folder, out = tmp_path / "videos", tmp_path / "index"
     shutil.copytree(gallery, folder)
     index([folder], out, sources[1:], "exact", progress=False)
     options = ["--index", str(out), "--seconds", "8", "--port", str(port)]
-    load = subprocess.Popen([sys.executable, str(BENCHMARK), *options], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, str(BENCHMARK), *options]
+    load = ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
     kills = 0
     while load.poll() is None and kills < 3:
         write_clip(folder / f"more{kills}.mp4", 40 + kills)
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(out)], stdout=subprocess.PIPE)
-        assert writer.stdout is not None
+        command = [sys.executable, "-c", WRITER, str(folder), str(out)]
+        writer = ended(subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True))
         writer.stdout.readline()
         writer.send_signal(signal.SIGKILL)
         writer.wait()
-        writer.stdout.close()
         kills += 1
     printed, _ = load.communicate()
     with capsys.disabled():
@@ -71,11 +73,11 @@ def test_load_while_writers_are_killed_gives_no_error_and_no_leak(gallery, tmp_p
 
 
 @pytest.mark.slow
-def test_a_server_killed_under_load_leaves_the_index_as_it_was(indexed, port, serving):
+def test_a_server_killed_under_load_leaves_the_index_as_it_was(indexed, port, serving, ended):
     with Searcher(indexed) as searcher:
         before = searcher.search("a red square").plain()
     for _ in range(2):
-        server = serving.start(indexed, port)
+        server = ended(serving.start(indexed, port))
         took, statuses = [], Counter()
         until = time.monotonic() + 600
         clients = [
@@ -89,7 +91,6 @@ def test_a_server_killed_under_load_leaves_the_index_as_it_was(indexed, port, se
         for client in clients:
             client.join()
         server.wait()
-        server.stdout.close()
         assert {status for _, status in statuses} == {0, 200}, "connections break off, and no answer is a wrong one"
     with Searcher(indexed) as searcher:
         assert searcher.search("a red square").plain() == before

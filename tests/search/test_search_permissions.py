@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from child_processes import end
 from search_parts import write_clip
 
 from tvr_lightning.cli import main
@@ -54,16 +55,12 @@ def held(folder):
     """Another process that keeps the catalog for itself."""
     command = [sys.executable, "-c", HOLDER, str(folder / "catalog.sqlite")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
     try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
         yield process
     finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        end(process)
 
 
 @pytest.fixture(scope="module")

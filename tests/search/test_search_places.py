@@ -222,7 +222,7 @@ def test_a_folder_to_serve_that_is_not_there_is_said(indexed, tmp_path, capsys):
 
 
 @pytest.fixture
-def served(tmp_path):
+def served(tmp_path, ended):
     """Starts `tvr serve` as a process of its own; gives its address and what it has said on stderr."""
     pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
     running = []
@@ -234,7 +234,7 @@ def served(tmp_path):
         folder = tmp_path / str(port)
         folder.mkdir()
         log = folder / "err-0.txt"
-        process = forked.started(["serve", "--port", str(port), *options], folder)
+        process = ended(forked.started(["serve", "--port", str(port), *options], folder))
         running.append(process)
         address, until = f"http://127.0.0.1:{port}", time.monotonic() + 120
         while True:
@@ -249,4 +249,4 @@ def served(tmp_path):
     yield start
     for process in running:
         process.terminate()
-        process.join()
+        process.join(60)

@@ -121,18 +121,15 @@ def test_clients_that_leave_and_clips_that_break_leave_no_files(searcher, clip, 
         assert not list(uploads.iterdir())
 
 
-def test_files_of_a_killed_server_are_removed_by_the_next(searcher, uploads):
-    process = subprocess.Popen([sys.executable, "-c", KILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdin is not None
+def test_files_of_a_killed_server_are_removed_by_the_next(searcher, uploads, ended):
+    command = [sys.executable, "-c", KILLED]
+    process = ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     left = process.stdout.readline().strip()
     os.utime(left, (0, 0))
     create_app(searcher, ServerOptions())
     assert [path.name for path in Path(left).iterdir()] == ["example"], "a server that lives keeps its files"
     process.kill()
     process.wait()
-    process.stdout.close()
-    process.stdin.close()
     (uploads / f"{UPLOADS}link").symlink_to(left)
     with upload_folder() as young:
         create_app(searcher, ServerOptions())

@@ -1,7 +1,6 @@
 """LanceDB above the size where it gets an index: exact within its limit, fewer comparisons beyond, and in step."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -97,22 +96,21 @@ with closing(Catalog(Path(sys.argv[1]))) as catalog:
 """
 
 
-def test_kills_while_the_table_is_made_cost_nothing(gallery, sources, tmp_path):
+def test_kills_while_the_table_is_made_cost_nothing(gallery, sources, tmp_path, ended):
     out = tmp_path / "index"
     index([gallery], out, sources[1:], "exact", progress=False)
     command = [sys.executable, "-c", FOLLOWING, str(out)]
     table = out / "vectors.lance" / "videos.lance"
     for delay in (0.0, 0.002, 0.01):
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdout.readline()
-            process.stdin.write(b"go\n")
-            process.stdin.flush()
-            while not table.exists() and process.poll() is None:
-                os.sched_yield()
-            time.sleep(delay)
-            process.send_signal(signal.SIGKILL)
+        process = ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        process.stdout.readline()
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        while not table.exists() and process.poll() is None:
+            os.sched_yield()
+        time.sleep(delay)
+        process.kill()
+        process.wait()
         with closing(Catalog(out)) as catalog, closing(open_vectors("lancedb", catalog)) as store:
             follow(store, catalog)
             assert store.keys() == catalog.keys()

@@ -113,53 +113,52 @@ def test_a_watched_folder_whose_disk_is_unmounted_loses_nothing(videos, sources,
 
 
 @pytest.mark.slow
-def test_200_searches_at_once_while_a_folder_is_watched(videos, sources, tmp_path):
+def test_200_searches_at_once_while_a_folder_is_watched(videos, sources, tmp_path, ended):
     pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
     from tvr_lightning.search.server import ServerOptions, create_app
 
     out = tmp_path / "index"
     index([videos], out, sources[1:], "exact", progress=False)
     command = [sys.executable, "-m", "tvr_lightning.cli", "index", "--out", str(out), "--watch", "--device", "cpu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
-        assert watcher.stdout is not None
-        assert any("2 kept" in line for line in iter(watcher.stdout.readline, ""))
-        statuses, stop = Counter(), threading.Event()
-        with Searcher(out) as searcher, serving(create_app(searcher, ServerOptions(max_waiting=256))) as made:
-            address = made.removeprefix("http://").rstrip("/")
-            gate = threading.Barrier(200)
+    watcher = ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
+    assert any("2 kept" in line for line in iter(watcher.stdout.readline, ""))
+    statuses, stop = Counter(), threading.Event()
+    with Searcher(out) as searcher, serving(create_app(searcher, ServerOptions(max_waiting=256))) as made:
+        address = made.removeprefix("http://").rstrip("/")
+        gate = threading.Barrier(200)
 
-            def ask(number):
-                gate.wait()
-                for _ in range(3):
-                    connection = http.client.HTTPConnection(address, timeout=300)
-                    connection.request("GET", f"/api/search?query=a+red+square+{number}")
-                    answer = connection.getresponse()
-                    statuses[answer.status] += 1
-                    answer.read()
-                    connection.close()
+        def ask(number):
+            gate.wait()
+            for _ in range(3):
+                connection = http.client.HTTPConnection(address, timeout=300)
+                connection.request("GET", f"/api/search?query=a+red+square+{number}")
+                answer = connection.getresponse()
+                statuses[answer.status] += 1
+                answer.read()
+                connection.close()
 
-            def change():
-                for number in range(100):
-                    if stop.is_set():
-                        return
-                    write_clip(videos / f"new{number % 7}.mp4", number)
-                    time.sleep(0.5)
+        def change():
+            for number in range(100):
+                if stop.is_set():
+                    return
+                write_clip(videos / f"new{number % 7}.mp4", number)
+                time.sleep(0.5)
 
-            writer = threading.Thread(target=change)
-            writer.start()
-            with ThreadPoolExecutor(200) as pool:
-                list(pool.map(ask, range(200)))
-            stop.set()
-            writer.join()
-            end = time.monotonic() + 120
-            wanted = len(list(videos.rglob("*.mp4")))
-            while searcher.catalog.count() != wanted and time.monotonic() < end:
-                time.sleep(0.2)
-            assert searcher.catalog.count() == wanted
-            assert searcher.search("a").videos == wanted
-        assert statuses == {200: 600}
-        watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(60) == 0
+        writer = threading.Thread(target=change)
+        writer.start()
+        with ThreadPoolExecutor(200) as pool:
+            list(pool.map(ask, range(200)))
+        stop.set()
+        writer.join()
+        end = time.monotonic() + 120
+        wanted = len(list(videos.rglob("*.mp4")))
+        while searcher.catalog.count() != wanted and time.monotonic() < end:
+            time.sleep(0.2)
+        assert searcher.catalog.count() == wanted
+        assert searcher.search("a").videos == wanted
+    assert statuses == {200: 600}
+    watcher.send_signal(signal.SIGINT)
+    assert watcher.wait(60) == 0
 
 
 def test_the_command_ends_by_itself_where_it_cannot_begin(tmp_path):

@@ -337,9 +337,9 @@ def keep_writing(path, shards):
             append_frames(writer, 2 * number, 2)
 
 
-def test_a_reader_beside_a_writer_sees_whole_shards_only(tmp_path):
+def test_a_reader_beside_a_writer_sees_whole_shards_only(tmp_path, ended):
     keep_writing(tmp_path, 1)
-    writer = FORK.Process(target=keep_writing, args=(tmp_path, 40))
+    writer = ended(FORK.Process(target=keep_writing, args=(tmp_path, 40)))
     writer.start()
     sizes = []
     while writer.is_alive() or not sizes:
@@ -390,8 +390,8 @@ def write_until_full(path):
             writer.append("frames", videos(4, 2), {"frames": values}, mask)
 
 
-def test_a_full_disk_stops_with_the_store_still_valid(tmp_path):
-    process = FORK.Process(target=write_until_full, args=(tmp_path,))
+def test_a_full_disk_stops_with_the_store_still_valid(tmp_path, ended):
+    process = ended(FORK.Process(target=write_until_full, args=(tmp_path,)))
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -422,7 +422,7 @@ def write_six(path):
                 append_frames(writer, first, count)
 
 
-def test_whichever_shard_meets_a_size_limit_the_store_stays_valid_and_is_completed(tmp_path):
+def test_whichever_shard_meets_a_size_limit_the_store_stays_valid_and_is_completed(tmp_path, ended):
     def contents(path):
         return {file.name: file.read_bytes() for file in path.glob("frames-*")}
 
@@ -431,7 +431,7 @@ def test_whichever_shard_meets_a_size_limit_the_store_stays_valid_and_is_complet
     stopped = []
     for limit in sorted(len(content) - 1 for content in right.values()):
         path = tmp_path / str(limit)
-        process = FORK.Process(target=write_within, args=(path, limit))
+        process = ended(FORK.Process(target=write_within, args=(path, limit)))
         process.start()
         process.join()
         assert process.exitcode == 3
@@ -442,11 +442,11 @@ def test_whichever_shard_meets_a_size_limit_the_store_stays_valid_and_is_complet
     assert stopped == [0, 1, 2]
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path):
+def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path, ended):
     reached = set()
     for trial in range(12):
         path = tmp_path / str(trial)
-        writer = FORK.Process(target=keep_writing, args=(path, 1000))
+        writer = ended(FORK.Process(target=keep_writing, args=(path, 1000)))
         writer.start()
         time.sleep(0.02 * (trial + 1))
         os.kill(writer.pid, signal.SIGKILL)

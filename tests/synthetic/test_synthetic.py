@@ -300,14 +300,12 @@ class TestSynthesize:
             synthesize("msvd", tmp_path, 8, 0, progress=False)
         assert (tmp_path / "msvd" / "train_list.txt").read_text() == "mine"
 
-    def test_an_interrupted_call_leaves_nothing(self, tmp_path):
-        program = "import signal, sys; from pathlib import Path; from tvr_lightning.synthetic import synthesize; "
-        program += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # background jobs of a shell ignore it
+    def test_an_interrupted_call_leaves_nothing(self, tmp_path, ended):
+        program = "import sys; from pathlib import Path; from tvr_lightning.synthetic import synthesize; "
         program += "synthesize('msrvtt', Path(sys.argv[1]), 400, 0, workers=1, progress=False)"
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path)], env=environment, stderr=subprocess.PIPE
-        )
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        process = ended(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True))
         while process.poll() is None and not list(tmp_path.glob(".msrvtt-unfinished-*/videos/*")):
             time.sleep(0.05)
         errors = None

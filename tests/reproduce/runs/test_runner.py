@@ -141,12 +141,12 @@ def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_p
     assert not task.with_name("job.txt").exists()
 
 
-def test_the_processes_of_a_job_write_into_one_log(tmp_path):
+def test_the_processes_of_a_job_write_into_one_log(tmp_path, ended):
     """SLURM starts one per device; what any of them says before it dies is kept."""
     task = tmp_path / "run.json"
     write_task(outdated(tmp_path), task)
     context = multiprocessing.get_context("forkserver")
-    processes = [context.Process(target=run_task_logged, args=(task, tmp_path / "log.txt")) for _ in range(2)]
+    processes = [ended(context.Process(target=run_task_logged, args=(task, tmp_path / "log.txt"))) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -324,7 +324,7 @@ def test_what_is_under_way_says_how_long_all_of_it_takes(root, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path):
+def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path, ended):
     # Two runs; the invocation is killed in the second, and its child goes with it.
     (tmp_path / "tiny.yaml").write_text(TINY)
     out = tmp_path / "out"
@@ -339,7 +339,8 @@ def test_a_killed_invocation_is_taken_up_where_it_was(root, tmp_path):
         f"overlay=Path({str(tmp_path / 'tiny.yaml')!r})))\n"
     )
     # In a session of its own, so that every process it leaves behind can be found.
-    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.DEVNULL, start_new_session=True)
+    command = [sys.executable, str(program)]
+    process = ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
     while len(list(out.glob("cards/*.json"))) < 1 or len(list(out.glob("runs/*/log.txt"))) < 2:
         assert process.poll() is None
         time.sleep(0.1)
