@@ -119,6 +119,35 @@ def test_a_skipped_video_is_tried_again_only_if_its_file_changed(folders, tmp_pa
     assert FeatureStore(tmp_path / "store").skipped("frames") == {}
 
 
+def test_a_skipped_file_that_was_repaired_in_bytes_that_no_digest_covers_is_tried_again(folders, tmp_path):
+    root = shutil.copytree(folders[0], tmp_path / "data")
+    bad = root / "videos" / f"{NAMES[1]}.mp4"
+    good = bytearray(bad.read_bytes())
+    padding = 300_000  # moves the video's bytes between those that the digest covers
+    good[:0] = (padding // 2).to_bytes(4, "big") + b"free" + bytes(padding // 2 - 8)
+    good += padding.to_bytes(4, "big") + b"free" + bytes(padding - 8)
+    offsets = good.index(b"stco") + 12
+    good[offsets : offsets + 4] = (int.from_bytes(good[offsets : offsets + 4], "big") + padding // 2).to_bytes(4, "big")
+    bad.write_bytes(good.replace(b"moov", b"MOOV"))
+    assert len(extracted(root, tmp_path / "store").skipped) == 1
+    bad.write_bytes(good)
+    repaired = extracted(root, tmp_path / "store")
+    assert (repaired.retried, repaired.skipped, repaired.written["frames"]) == (1, [], 1)
+
+
+def test_a_video_that_was_missing_and_is_there_now_is_not_left_out(folders, tmp_path):
+    root = shutil.copytree(folders[0], tmp_path / "data")
+    video, elsewhere = root / "videos" / f"{NAMES[0]}.mp4", tmp_path / "elsewhere.mp4"
+    video.rename(elsewhere)
+    assert len(extracted(root, tmp_path / "store").skipped) == 1
+    data(root, features=str(tmp_path / "store"), on_corrupt="skip").load_split("test")
+    elsewhere.rename(video)
+    with pytest.raises(StoreError, match=r"1 of 1 videos .*Extract them again with: tvr extract again"):
+        data(root, features=str(tmp_path / "store"), on_corrupt="skip").load_split("test")
+    extracted(root, tmp_path / "store")
+    assert features(root, tmp_path / "store").shape[:2] == (1, 2)
+
+
 def test_an_unfinished_audio_part_concerns_only_methods_that_read_it(folders, tmp_path):
     root = folders[0]
     whisper = TinyWhisperEncoder(width=16, layers=1)

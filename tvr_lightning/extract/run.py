@@ -165,12 +165,15 @@ class _Extraction:
                 self._append(part, [videos[i][1] for i in read], {part: values}, mask, failed)
 
     def _is_done(self, part: Part, item: StoreItem) -> bool:
-        """Return whether a part contains a video, or skipped it, and its file is still the same."""
+        """Return whether a part contains a video, or skipped it, and its file is still the same.
+
+        The digest of a skipped file is not enough: a repair may have changed bytes that it does not cover.
+        """
         kept = self.writer.done(part).get(item.key)
         if kept is not None:
             return not Path(item.path).is_file() or is_same_file(item.path, kept.file)
         skipped = self.writer.skipped(part).get(item.key)
-        return skipped is not None and is_same_file(item.path, skipped.file)
+        return skipped is not None and is_same_file(item.path, skipped.file, copies=False)
 
     def _append(
         self,

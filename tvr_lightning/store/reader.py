@@ -158,7 +158,9 @@ class FeatureStore:
             )
 
     def require_files(self, part: Part, paths: Mapping[Any, Path]) -> None:
-        """Check that a part was made of these files; files that do not exist on this machine are not compared.
+        """Check that a part was made of these files, and that no skipped file has changed.
+
+        Files that do not exist on this machine are not compared.
 
         Args:
             part: which part.
@@ -171,7 +173,9 @@ class FeatureStore:
         changed = [
             path
             for key, path in paths.items()
-            if items.marks.get(key) is not None and path.is_file() and not is_same_file(path, items.marks[key])
+            if (items.marks.get(key) is not None or key in items.skipped)
+            and path.is_file()
+            and not is_same_file(path, items.marks[key])
         ]
         if changed:
             raise StoreError(

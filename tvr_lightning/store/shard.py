@@ -66,10 +66,15 @@ def file_mark(path: str | Path) -> FileMark | None:
     return status.st_size, status.st_mtime_ns, digest.hexdigest()[:32]
 
 
-def is_same_file(path: str | Path, mark: FileMark | None) -> bool:
+def is_same_file(path: str | Path, mark: FileMark | None, copies: bool = True) -> bool:
     """Return whether a file is the one that was marked.
 
-    A file of the same size and time is taken for the same; one of another time, such as a copy, is compared by digest.
+    A file of the same size and time is taken for the same; one of another time is compared by digest.
+
+    Args:
+        path: File to compare.
+        mark: Mark of the file that was read; None if there was no file.
+        copies: Whether a file of another time, such as a copy, can be the same.
     """
     path = Path(path)
     if mark is None or not path.is_file():
@@ -79,7 +84,7 @@ def is_same_file(path: str | Path, mark: FileMark | None) -> bool:
         return False
     if status.st_mtime_ns == mark[1]:
         return True
-    found = file_mark(path)
+    found = file_mark(path) if copies else None
     return found is not None and found[2] == mark[2]
 
 
