@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -356,6 +357,22 @@ def test_other_weights_have_another_hash(folder, captioner):
     again = type(other)(other.model, other.processor, other.name)
     assert again.weights_hash != captioner.weights_hash
     assert load_captioner(str(folder), "cpu").weights_hash == captioner.weights_hash
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("chat_template.jinja", "assistant", "star"), ("tokenizer.json", "Whitespace", "WhitespaceSplit"),
+     ("generation_config.json", "{", '{"repetition_penalty": 1.5,')],
+)  # fmt: skip
+def test_a_replaced_file_of_the_processor_gives_another_hash_and_a_copy_the_same(
+    folder, captioner, tmp_path, name, old, new
+):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    assert load_captioner(str(copy), "cpu").weights_hash == captioner.weights_hash
+    content = (copy / name).read_text(encoding="utf-8")
+    assert old in content
+    (copy / name).write_text(content.replace(old, new, 1), encoding="utf-8")
+    assert load_captioner(str(copy), "cpu").weights_hash != captioner.weights_hash
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-7B-Instruct", "nowhere/of/ours"])

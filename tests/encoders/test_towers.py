@@ -66,6 +66,13 @@ def test_features_are_open_clips_own(models, kind):
     assert not [name for name, _ in encoder.named_parameters() if "logit" in name or "decoder" in name]
 
 
+def test_the_fingerprint_does_not_depend_on_the_captions_that_were_read(models):
+    encoder = ClipEncoder(models("bert"), "folder")
+    before = encoder.configuration()
+    encoder.tokenizer.encode([" ".join(CAPTIONS)], 4)
+    assert encoder.configuration() == before
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_a_patch_is_what_the_head_makes_of_one_position(models, kind):

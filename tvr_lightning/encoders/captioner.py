@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,8 @@ class Captioner:
 
     Attributes:
         name: hub name or folder, as results name it.
-        weights_hash: 16 hexadecimal digits of the SHA-256 of all weights.
+        weights_hash: First 16 hexadecimal digits of the SHA-256 of all weights, the processor's rules and the
+            generation settings.
 
     Args:
         model: of transformers' image-text-to-text kind; run in eval mode where it is.
@@ -139,7 +140,14 @@ class Captioner:
         self.processor.tokenizer.padding_side = "left"  # what is generated follows the prompt's last token
         if self.processor.tokenizer.pad_token is None:
             self.processor.tokenizer.pad_token = self.processor.tokenizer.eos_token
-        self.weights_hash = fingerprint({}, model)[:16]
+        generation: dict[str, Any] = cast(Any, model).generation_config.to_diff_dict()
+        rules = {
+            "chat_template": processor.chat_template,
+            "tokenizer": processor.tokenizer.backend_tokenizer.to_str(),
+            "images": sorted(processor.image_processor.to_dict().items()),
+            "generation": sorted((name, value) for name, value in generation.items() if name != "transformers_version"),
+        }
+        self.weights_hash = fingerprint(rules, model)[:16]
 
     @staticmethod
     def required_files(model: str) -> list[Path]:

@@ -100,6 +100,10 @@ class TransformersTokenizer(Tokenizer):
         self._dropped = self._inner.sep_token_id if strip_sep_token else None
         self.pad_id = 0 if strip_sep_token else int(self._inner.pad_token_id or 0)
         self.vocabulary_size = len(self._inner)
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        # Read before any caption: the rules of a fast tokenizer include how the last one was cut.
+        rules = json.dumps(sorted(self._inner.get_vocab().items())) if backend is None else backend.to_str()
+        self._digest = hashlib.sha256(rules.encode()).hexdigest()[:12]
 
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
         """Return the ids of a caption with those that the tokenizer itself adds; see `Tokenizer.tokens`."""
@@ -117,7 +121,4 @@ class TransformersTokenizer(Tokenizer):
 
     def describe(self) -> str:
         """Return the class, a hash of vocabulary and rules, and the cleaning."""
-        backend = getattr(self._inner, "backend_tokenizer", None)
-        rules = json.dumps(sorted(self._inner.get_vocab().items())) if backend is None else backend.to_str()
-        digest = hashlib.sha256(rules.encode()).hexdigest()[:12]
-        return f"{type(self._inner).__name__} {digest}, {self._described}"
+        return f"{type(self._inner).__name__} {self._digest}, {self._described}"

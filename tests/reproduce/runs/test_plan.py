@@ -100,6 +100,8 @@ def test_videos_behind_a_link_count_and_a_link_back_ends(tmp_path):
 @pytest.mark.parametrize(
     "option", ["data: {init_args: {captions: FILE}}", "data: {init_args: {features: FILE}}",
                "model: {init_args: {audio_encoder: {init_args: {weights: FILE}}}}",
+               "model: {init_args: {encoder: {init_args: {trained_in: FILE}}}}",
+               "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {weights: FILE}}}}",
                "model: {init_args: {pretrained: FILE}}"]
 )  # fmt: skip
 def test_what_options_name_besides_is_recognised_by_content(setting, tmp_path, option):

@@ -26,11 +26,13 @@ Verb = Literal["fit", "test", "extract"]
 # What trains the shared encoder: the plainest head there is, so that the encoder leans to no method.
 SHARED_METHOD, SHARED_DATASET = "clip4clip", "msrvtt"
 SHARED_RECIPES = {"encoder": "fixture-shared.yaml", "features": "fixture-features.yaml"}
-# Options that name what a run reads besides its dataset and its encoder's weights.
+# Options that name what a run reads in addition to its dataset.
 DATA_FILES = ("data.init_args.captions", "data.init_args.features")
 MODEL_FILES = (
     "model.init_args.encoder.init_args.architecture",
     "model.init_args.encoder.init_args.tokenizer",
+    "model.init_args.encoder.init_args.trained_in",
+    "model.init_args.encoder.init_args.weights",
     "model.init_args.audio_encoder.init_args.weights",
     "model.init_args.pretrained",
 )
