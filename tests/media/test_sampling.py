@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvr_lightning.media.sampling import FrameSampling, pads_short_clips, sample_frames
+from tvr_lightning.media.sampling import Declared, FrameSampling, pads_short_clips, sample_frames
 
 ALL = ("one-fps-uniform", "segment-centres", "segment-random", "head", "tail")
 
@@ -130,6 +130,39 @@ def test_span_of_segments_equals_a_clip_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sampling", "span", "positions"),
+    [
+        # 300 frames at 29.97 fps: a second of CLIP4Clip's is 29 frames, one of GARE's 30.
+        ("int-fps-uniform", None, [0, 29, 58, 87, 116, 145, 174, 203, 232, 261, 290]),
+        ("round-fps-uniform", None, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270]),
+        ("container-segments", None, [12, 37, 62, 87, 112, 137, 162, 187, 212, 237, 262, 287]),
+        # Both released rules read whole seconds and take the frame at the end of a span.
+        ("int-fps-uniform", (2.6, 5.0), [58, 87, 116, 145]),
+        ("round-fps-uniform", (2.6, 5.1), [59, 89, 119, 149]),
+        ("int-fps-uniform", (2.0, 2.9), [58, 87]),
+        ("container-segments", (0.0, 4.0), [4, 13, 23, 33, 43, 53, 63, 73, 83, 93, 103, 113]),
+    ],
+)
+def test_released_rules_count_frames(sampling: FrameSampling, span: tuple[float, float] | None, positions: list[int]):
+    rate = 30000 / 1001
+    found = sample_frames(*constant(300, rate), 12, sampling, span, declared=Declared(rate, 300))
+    assert found.tolist() == positions
+
+
+def test_released_segments_go_by_the_number_of_frames_that_the_container_states() -> None:
+    found = sample_frames(*constant(20, 10.0), 4, "container-segments", declared=Declared(10.0, 24))
+    assert found.tolist() == [2, 8, 14, 19], "the last one would be frame 20"
+    few = sample_frames(*constant(2, 10.0), 4, "container-segments", declared=Declared(10.0, 2))
+    assert few.tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("sampling", ["int-fps-uniform", "round-fps-uniform"])
+def test_released_steps_are_at_least_a_frame(sampling: FrameSampling) -> None:
+    assert sample_frames(*constant(3, 0.4), 12, sampling, declared=Declared(0.4, 3)).tolist() == [0, 1, 2]
+    assert sample_frames(*constant(400, 20.0), 2, sampling, declared=Declared(20.0, 400)).tolist() == [0, 380]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"sampling": "uniform"}, "frame sampling 'uniform' is unknown; choose one of one-fps-uniform"),
@@ -139,6 +172,7 @@ def test_span_of_segments_equals_a_clip_of_its_own() -> None:
         ({"span": (-1.0, 3.0)}, "expected 0 <= start < end"),
         ({"span": (10.0, 12.0)}, r"begins after the clip, which lasts 10\.000 s"),
         ({"sampling": "segment-random"}, "needs a generator"),
+        ({"sampling": "int-fps-uniform"}, "needs what the container states"),
     ],
 )
 def test_what_cannot_be_sampled_is_said(options: dict, message: str) -> None:

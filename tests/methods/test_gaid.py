@@ -381,7 +381,7 @@ def test_the_recipe_is_the_released_method_with_a_clean_protocol(tiny_root):
     method, data = recipe(tiny_root)
     assert method.options == GAIDOptions()
     assert method.protocol == "query"
-    assert data.sampling == "segment-centres"
+    assert data.sampling == "container-segments"
     written = yaml.safe_load((RECIPES / "gaid.yaml").read_text(encoding="utf-8"))
     assert written["data"]["init_args"]["augmentation"] == "crop-flip"
     assert (data.audio.kind, data.audio.align, data.audio.seconds) == ("whisper", "duration", 30)

@@ -45,6 +45,7 @@ class PacketIndex:
         shown: (n,) bool, False for pictures that are decoded but not shown (edit lists, alternate references).
         time_base: seconds per unit.
         rate: frames per second by the container, for files whose time stamps tell nothing.
+        stated: Number of frames by the container; it can be larger than the number of pictures.
         last_length: length of the last picture in units of `time_base`, 0 where unknown.
         broken: why the stream stopped before its end, or None.
         packets: the packets themselves, or None where they are too many to keep.
@@ -57,6 +58,7 @@ class PacketIndex:
     packed: bool
     time_base: Fraction
     rate: Fraction
+    stated: int
     last_length: int
     broken: str | None
     packets: list[av.Packet] | None
@@ -124,7 +126,7 @@ def index_packets(container: InputContainer, stream: VideoStream, allowance: All
                 packets.clear()
     except av.FFmpegError as error:
         broken = str(error)
-    return _close(columns, packets if len(packets) == len(columns.pts) else None, broken, stream)
+    return _close(columns, packets if len(packets) == len(columns.pts) else None, broken, container, stream)
 
 
 def check_packets(count: int, path: Path) -> None:
@@ -134,13 +136,24 @@ def check_packets(count: int, path: Path) -> None:
         raise VideoError(path, f"holds {found}; at most {MAX_PACKETS:,} are read, nine hours at 60 frames a second")
 
 
-def _close(columns: _Columns, packets: list[av.Packet] | None, broken: str | None, stream: VideoStream) -> PacketIndex:
+def _close(
+    columns: _Columns,
+    packets: list[av.Packet] | None,
+    broken: str | None,
+    container: InputContainer,
+    stream: VideoStream,
+) -> PacketIndex:
     pts = np.array(columns.pts, dtype=np.int64)
     complete = not (pts == _NO_STAMP).any()
     shown = np.array(columns.shown, dtype=bool)
     pts = pts if complete else pts[:0]
     last = int(np.argmax(np.where(shown, pts, pts.min()))) if complete and shown.any() else -1
     assert stream.time_base is not None, "FFmpeg gives every demuxed stream a time base"
+    rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+    # As OpenCV counts where the container lists no frames: by the length of the file, sound included.
+    seconds = (
+        container.duration / av.time_base if container.duration else float(stream.duration or 0) * stream.time_base
+    )
     return PacketIndex(
         pts=pts,
         keyframe=np.array(columns.keyframe, dtype=bool),
@@ -148,7 +161,8 @@ def _close(columns: _Columns, packets: list[av.Packet] | None, broken: str | Non
         ordered=_reordered(columns) or not stream.codec_context.has_b_frames,
         packed=_packed(stream),
         time_base=stream.time_base,
-        rate=stream.average_rate or stream.guessed_rate or Fraction(25),
+        rate=rate,
+        stated=stream.frames or int(seconds * rate + 0.5) or int(shown.sum()),
         last_length=columns.length[last] if columns.length else 0,
         broken=broken,
         packets=packets,

@@ -22,7 +22,7 @@ from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, 
 from tvr_lightning.media.orientation import orientation_of, upright
 from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
 from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.media.sampling import FrameSampling, Positions, sample_frames, steady_frames
+from tvr_lightning.media.sampling import Declared, FrameSampling, Positions, sample_frames, steady_frames
 from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
 
 __all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts", "read_steadily"]
@@ -191,7 +191,7 @@ class _Wish:
         self.allowance = Allowance(self.path, self.threads)
         self._picture = Pictures()
 
-    def choose(self, span: Span | None, timeline: Timeline) -> Positions:
+    def choose(self, span: Span | None, timeline: Timeline, declared: Declared) -> Positions:
         """Return the positions of the wanted frames; a span after the clip's end is the file's fault."""
         _check_length(self.path, timeline.duration)
         if span is not None and span[0] >= timeline.duration > 0:
@@ -200,7 +200,7 @@ class _Wish:
         if self.rate is not None:
             return steady_frames(timeline.times, timeline.duration, self.rate, span)
         generator = None if self.seed is None else np.random.default_rng(self.seed)
-        return sample_frames(timeline.times, timeline.duration, self.frames, self.sampling, span, generator)
+        return sample_frames(timeline.times, timeline.duration, self.frames, self.sampling, span, generator, declared)
 
     def convert(self, frame: VideoFrame) -> Pixels:
         """Return a frame upright and transformed, (S, S, 3)."""
@@ -226,10 +226,11 @@ def _find(
     """Decode what is wanted of every span; return the file's timeline, the spans, their positions, and the frames."""
     with open_video(wish.path, wish.threads) as (container, stream):
         index = _index(container, stream, wish.allowance)
+        declared = Declared(float(index.rate), index.stated)
         timeline = packet_timeline(index)
         spans = divide(timeline.duration)
         _check_reach(container, stream, index, spans, wish.allowance)
-        chosen = [wish.choose(span, timeline) for span in spans]
+        chosen = [wish.choose(span, timeline, declared) for span in spans]
         images = _decode_planned(wish, stream, index, timeline, _all(chosen))
         looks = _looks(wish, stream, index, fresh=timeline.stamps is None)
         if images is None and index.timed and not index.ordered and not index.packed:
@@ -238,7 +239,7 @@ def _find(
             # The frames that the packets' times point at are mostly the right ones, which spares a second look.
             timeline, images = _decode_through(wish, next(looks), index, _all(chosen))
             spans = divide(timeline.duration)
-            chosen = [wish.choose(span, timeline) for span in spans]
+            chosen = [wish.choose(span, timeline, declared) for span in spans]
         if not _all(chosen) <= images.keys():
             images = _decode_straight(wish, next(looks), _all(chosen))
     if images is None:

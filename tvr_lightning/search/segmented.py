@@ -12,7 +12,7 @@ from PIL import Image
 
 from tvr_lightning.data.audio_alignment import add_sound
 from tvr_lightning.data.batch import Media
-from tvr_lightning.media.sampling import sample_frames
+from tvr_lightning.media.sampling import Declared, sample_frames
 from tvr_lightning.media.steady import SteadyFrame, steady_frames
 from tvr_lightning.media.video import DecodedClip
 from tvr_lightning.search.pictures import thumbnail
@@ -89,7 +89,7 @@ class LongVideo:
     def _clip(self, segment: Segment[Frame], model: Scorer) -> Clip:
         length, frames = segment.end - segment.start, model.module.frames
         moments = np.array([frame.time for frame in segment.frames]) - segment.start
-        chosen = sample_frames(moments, length, frames, model.sampling)
+        chosen = sample_frames(moments, length, frames, model.sampling, declared=Declared(RATE, len(moments)))
         way = self.ways.index(model.module.encoder.preparation)
         squares = np.stack([segment.frames[place].content.squares[way] for place in chosen.tolist()])
         pixels = torch.zeros(frames, 3, *squares.shape[1:3], dtype=torch.uint8)
