@@ -4,9 +4,9 @@ VENV := .venv
 COMMA := ,
 BIN := $(VENV)/bin
 RECIPE ?= recipes/tcmgc.yaml
-FIXTURE := fixture
 RUNS := runs
-DEMO_INDEX := $(RUNS)/demo-index
+# `demo` and `smoke` write to build/demo and build/smoke, and `clean` removes these two folders.
+DEMO_FOLDER := build/demo
 # From random weights: without dropout on its attention TC-MGC trains on the factorised form, so that twice the epochs take
 # less time; what lies on top of the encoder keeps the paper's learning rate, and softer weights reach more of a new encoder.
 DEMO ?= --trainer.max_epochs 60 --trainer.check_val_every_n_epoch 10 --model.init_args.tcmgc.attention.dropout 0 \
@@ -35,7 +35,7 @@ help:
 	@echo 'make heads             features once, then the papers'"'"' heads on them: BACKBONE, HEADS="gare tcmgc ncl dpdv gaid"'
 	@echo 'make reproduce-table1  Table 1 of every paper; FAST=1 from one shared encoder on synthetic videos'
 	@echo 'make verify-released   the authors'"'"' checkpoints beside their print: CHECKPOINTS=FOLDER (needs data)'
-	@echo 'make smoke             train two epochs on 24 synthetic videos; make clean removes what was made'
+	@echo 'make smoke             train two epochs on 24 synthetic videos; make clean removes what demo and smoke wrote'
 
 # The stamp is newer than what decides the installation, or the installation is made again.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -44,17 +44,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,audio,encoders,search]'
 	touch $@
 
-$(FIXTURE)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed
-	$(BIN)/tvr data synth msrvtt --root $(FIXTURE) --videos 500 --seed 0
+$(DEMO_FOLDER)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed
+	$(BIN)/tvr data synth msrvtt --root $(DEMO_FOLDER) --videos 500 --seed 0
 
-demo: $(VENV)/.installed $(FIXTURE)/msrvtt/MSRVTT_data.json
-	$(BIN)/tvr fit --config $(RECIPE) --config recipes/fixture.yaml $(DEMO) --results.directory $(RUNS)
+demo: $(VENV)/.installed $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
+	$(BIN)/tvr fit --config $(RECIPE) --config recipes/fixture.yaml $(DEMO) \
+	  --data.init_args.root $(DEMO_FOLDER) --results.directory $(DEMO_FOLDER)/runs
 	$(MAKE) demo-search
 
 # Searches the held-out videos with the newest run; its own test says which captions it can answer.
-demo-search: $(VENV)/.installed $(FIXTURE)/msrvtt/MSRVTT_data.json
-	$(BIN)/python benchmarks/demo_search.py --runs $(RUNS) --videos $(FIXTURE)/msrvtt --out $(DEMO_INDEX)
-	@echo; echo "To see the videos: $(BIN)/tvr serve --index $(DEMO_INDEX), then open http://127.0.0.1:8321/"
+demo-search: $(VENV)/.installed $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
+	$(BIN)/python benchmarks/demo_search.py --runs $(DEMO_FOLDER)/runs --videos $(DEMO_FOLDER)/msrvtt --out $(DEMO_FOLDER)/index
+	@echo; echo "To see the videos: $(BIN)/tvr serve --index $(DEMO_FOLDER)/index, then open http://127.0.0.1:8321/"
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -99,4 +100,4 @@ verify-released: $(VENV)/.installed
 	$(BIN)/tvr verify-released $(CHECKPOINTS)
 
 clean:
-	rm -rf build $(FIXTURE) runs
+	rm -rf build/demo build/smoke

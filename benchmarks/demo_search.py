@@ -4,7 +4,7 @@ The newest run under `--runs` says how well its model does: its test ranked ever
 videos. Asked are the first three captions whose own video it found first, beside how many these are. Ends with status 1
 where the search does not answer the first of them as the test did.
 
-Command: python benchmarks/demo_search.py --runs runs --videos fixture/msrvtt --out runs/demo-index
+Command: python benchmarks/demo_search.py --runs build/demo/runs --videos build/demo/msrvtt --out build/demo/index
 """
 
 from __future__ import annotations
