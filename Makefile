@@ -26,11 +26,12 @@ FEATURES ?= features/$(BACKBONE)
 # Sound and patches are stored for those that need them: patches take most of the space.
 WHAT := [text, frames$(if $(filter dpdv,$(HEADS)),$(COMMA) patches)$(if $(filter gaid,$(HEADS)),$(COMMA) audio)]
 
-.PHONY: help demo demo-search test test-slow lint smoke zero-shot heads reproduce-table1 verify-released clean
+.PHONY: help demo demo-search test test-slow test-oldest lint smoke zero-shot heads reproduce-table1 verify-released clean
 
 help:
 	@echo 'make demo              install, write 500 synthetic videos, train on them, print the table, search them'
 	@echo 'make test              the test suite; make test-slow what is marked slow; make lint ruff and mypy'
+	@echo 'make test-oldest       the test suite on the wheel with the oldest versions that pyproject.toml allows (downloads GBs)'
 	@echo 'make zero-shot         a pretrained encoder on MSR-VTT 1k-A, nothing trained: BACKBONE=pe-core-b (needs data)'
 	@echo 'make heads             features once, then the papers'"'"' heads on them: BACKBONE, HEADS="gare tcmgc ncl dpdv gaid"'
 	@echo 'make reproduce-table1  Table 1 of every paper; FAST=1 from one shared encoder on synthetic videos'
@@ -62,6 +63,22 @@ test: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
+
+# The wheel without constraints.txt. Plain `pytest` does not put the checkout on the path, so the wheel is what is tested.
+# Warnings that old releases trigger in each other are not errors here.
+OLDEST := build/oldest
+test-oldest:
+	rm -rf $(OLDEST)
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
+	  --requirement pyproject.toml $(addprefix --extra ,audio encoders search ray mteb slurm)
+	$(OLDEST)/bin/uv pip freeze --quiet --python $(OLDEST)/bin/python > $(OLDEST)/versions.txt
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --constraint $(OLDEST)/versions.txt \
+	  pytest pytest-xdist hypothesis httpx scipy selenium setuptools
+	$(OLDEST)/bin/uv build --quiet --wheel --out-dir $(OLDEST)/wheel
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --no-deps $(OLDEST)/wheel/*.whl
+	$(OLDEST)/bin/pytest -W default -n auto --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

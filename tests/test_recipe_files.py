@@ -1,14 +1,11 @@
 """What a user types wrong about recipes ends in a sentence that names it; null is null wherever it is written."""
 
-from pathlib import Path
-
 import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.recipe import RecipeCLI, data_from_recipe
-from tvr_lightning.recipe_files import find_recipe, read_recipe, with_recipes_found
+from tvr_lightning.recipe_files import RECIPES, find_recipe, read_recipe, with_recipes_found
 
-RECIPES = Path(__file__).parent.parent / "recipes"
 VERBS = (
     ["data", "check"], ["data", "stats"], ["extract"], ["caption"], ["audit"], ["profile"], ["fit"], ["test"],
 )  # fmt: skip

@@ -45,7 +45,7 @@ def test_where_compiling_fails_one_line_says_so_and_the_towers_run_plain(monkeyp
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "a-compiler-that-is-not-there"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
-    with torch._inductor.utils.fresh_cache():
+    with torch._inductor.config.patch(force_disable_caches=True):
         made = encoder(True)
         video = made.encode_video(media())
     torch._dynamo.reset()

@@ -20,7 +20,7 @@ FRAMES = 6
 
 @pytest.fixture(scope="module")
 def encoder():
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     return TinyWav2Vec2Encoder(width=32)
 
 

@@ -92,9 +92,8 @@ def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
             rows = pd.read_parquet(file).astype(object).to_dict("records")
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise malformed(file, "whole file", f"not a parquet file ({error})", "write it again") from error
-        return [
-            (f"row {number}", {name: _plain(cell) for name, cell in row.items()}) for number, row in enumerate(rows)
-        ]
+        plain = [{str(name): _plain(cell) for name, cell in row.items()} for row in rows]
+        return [(f"row {number}", row) for number, row in enumerate(plain)]
     records = []
     for number, line in enumerate(read_text(file).split("\n"), start=1):
         if not line.strip():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -112,7 +112,7 @@ class Results:
 def environment() -> dict[str, Any]:
     """Describe what the numbers were made with: versions, git revision, machine, command, date."""
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},

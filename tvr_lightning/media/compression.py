@@ -314,7 +314,8 @@ def verify_copy(path: Path, copy: Copy) -> None:
     if copy.sound:
         with open_media(path) as container:
             track = container.streams.best("audio")
-            sound = sum(1 for packet in packets_of(container, track) if packet.size) if track else 0
+            if isinstance(track, av.AudioStream):
+                sound = sum(1 for packet in packets_of(container, track) if packet.size)
     if (frames, sound) != (copy.frames, copy.sound) or abs(found.duration - copy.duration) > 0.001:
         raise VideoError(
             path,

@@ -604,8 +604,9 @@ def _video(row: Sequence[Any]) -> VideoRow:
 
 
 def _busy(error: sqlite3.OperationalError) -> bool:
-    """Whether another process holds the file; Python 3.10 gives no code, and SQLite's words have not changed."""
-    return "locked" in str(error) or "locking protocol" in str(error)
+    """Whether another process holds the file."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte of an extended code is the primary one
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
 def _says(content: str, word: str) -> bool:

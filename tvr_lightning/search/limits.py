@@ -204,7 +204,7 @@ async def save_upload(
 
     try:
         await asyncio.wait_for(write(), seconds)
-    except asyncio.TimeoutError as error:  # not yet the builtin one in Python 3.10
+    except TimeoutError as error:
         raise TooSlowError(f"the upload took longer than {seconds:g} seconds; send a shorter clip") from error
     if not size:
         raise SearchError("the upload is empty; send the bytes of a video as the body")

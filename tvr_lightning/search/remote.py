@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # pydantic accepts the built-in one only from Python 3.12
 
 from tvr_lightning._version import __version__
 from tvr_lightning.search.errors import SearchError, UnknownVideoError, optional

@@ -33,7 +33,7 @@ def render(scene: Scene, fps: int) -> Pixels:
     Returns:
         (T, HEIGHT, WIDTH, 3) uint8 RGB, T = duration x fps rounded; frame t shows the moment t / fps.
     """
-    times = np.arange(round(scene.duration * fps), dtype=np.float32) / fps
+    times = np.arange(round(scene.duration * fps), dtype=np.float32) / np.float32(fps)
     behind = _backdrop(scene.backdrop) * np.float32(scene.shade)
     frames = np.broadcast_to(np.round(behind).astype(np.uint8), (len(times), HEIGHT, WIDTH, 3)).copy()
     for event in scene.events:

@@ -44,11 +44,14 @@ def write_video(scene: Scene, path: Path, fps: int) -> None:
     (video_codec, video_options), (audio_codec, audio_options) = _CODECS[path.suffix]
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
         video = container.add_stream(video_codec, rate=fps, options=video_options)
+        assert isinstance(video, av.VideoStream)
         video.width, video.height, video.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         video.codec_context.thread_count = 1  # the parallelism is over videos
-        audio = None
+        audio: av.AudioStream | None = None
         if scene.audio_track:
-            audio = container.add_stream(audio_codec, rate=RATE, layout="mono", options=audio_options)
+            track = container.add_stream(audio_codec, rate=RATE, layout="mono", options=audio_options)
+            assert isinstance(track, av.AudioStream)
+            audio = track
             audio.bit_rate = 32000
         sound = _audio_frames(scene) if audio is not None else iter(())
         for index, pixels in enumerate(render(scene, fps)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -249,7 +249,7 @@ def in_words(date: str) -> str:
     Args:
         date: such as 2026-11-20T13:42:07+00:00.
     """
-    found = datetime.fromisoformat(date).astimezone(timezone.utc)
+    found = datetime.fromisoformat(date).astimezone(UTC)
     return f"{found.day} {found:%B %Y, %H:%M} UTC"
 
 
