@@ -1,11 +1,14 @@
 """Cards of runs that never were, with ranks of random but plausible scores."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from tvr_lightning.evaluation.metrics import sum_of_recalls, summarize
 from tvr_lightning.evaluation.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.evaluation.verdict import Verdict
+from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.runs.card import Card, card_path, ranks_path, write_card, write_ranks
 from tvr_lightning.reproduce.runs.plan import PlannedRun
 
@@ -22,7 +25,7 @@ def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, *
     found = {
         "text_to_video": rows[0], "video_to_text": rows[1], "sum_of_recalls": sum_of_recalls(*rows),
         "texts": queries, "videos": queries, "partial": False, "post_processing": None, "transductive": False,
-        "marks": [],
+        "marks": [], "audit": asdict(Verdict(True)), "weights": asdict(Weights("last")),
     }  # fmt: skip
     return _written(run, cards, found, dict(zip(DIRECTIONS, ((each, own) for each in ranks), strict=True)), changes)
 

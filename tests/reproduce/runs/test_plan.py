@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import tvr_lightning
 from tvr_lightning.errors import UserError
+from tvr_lightning.reproduce.runs.fingerprint import code_fingerprint
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan, nested
 from tvr_lightning.reproduce.tables import load_table
 
@@ -95,6 +97,18 @@ def test_videos_behind_a_link_count_and_a_link_back_ends(tmp_path):
         (disk / "back").symlink_to(disk)
         found.append(data_fingerprint(tmp_path / name))
     assert found[0] != found[1]
+
+
+def test_a_change_of_the_audit_makes_other_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(tvr_lightning, "__file__", str(tmp_path / "__init__.py"))
+    found = {}
+    for package in ("audit", "reproduce"):
+        (tmp_path / package).mkdir()
+        for version in ("1", "2"):
+            (tmp_path / package / "run.py").write_text(version)
+            found[package, version] = code_fingerprint.__wrapped__()
+    assert found["audit", "1"] != found["audit", "2"]
+    assert found["reproduce", "1"] == found["reproduce", "2"]
 
 
 @pytest.mark.parametrize(

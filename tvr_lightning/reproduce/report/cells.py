@@ -5,14 +5,16 @@ Every format writes the same columns of the same cells; `formats` as text, the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.evaluation.statistics import Comparison
+from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure, unprinted_row
 from tvr_lightning.reproduce.report.uncertainty import (
     Measured,
@@ -27,6 +29,13 @@ from tvr_lightning.reproduce.tables import TableRecipe
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
 NOTE_LENGTH = 400
+MARKS = {
+    "leaks": "ground truth reaches the scores",
+    "not audited": "no audit for leakage was completed",
+    "overridden": "not scored with the options of the training run",
+    "synthetic": "measured on synthetic data",
+}
+"""Marks of a line, in the order in which they are shown, and what each means."""
 DIRECTIONS: dict[str, CardDirection] = {"t2v": "text_to_video", "v2t": "video_to_text"}
 BLOCKS = {"t2v": "Text to video", "v2t": "Video to text", "t2v+v2t": "Both directions"}
 UNPRINTED: tuple[Printed, ...] = ("R@1", "R@5", "R@10", "MnR")  # of figures, which print no numbers
@@ -135,6 +144,12 @@ class Line:
         """Keys of its cards."""
         return " ".join(card.key for card in self.cards)
 
+    @property
+    def marks(self) -> list[str]:
+        """Those of MARKS that hold for any of its cards."""
+        found = {mark for card in self.cards for mark in _marks(card.results or {})}
+        return [mark for mark in MARKS if mark in found]
+
     def measured(self, metric: Printed) -> Measured | None:
         """Return what was measured of a metric; None where nothing was, or the table lacks the metric."""
         return self.cells[metric].measured if metric in self.cells else None
@@ -213,6 +228,11 @@ class TableView:
         return " ".join(dict.fromkeys(card.key for line in self.lines for card in line.cards))
 
     @property
+    def legend(self) -> str:
+        """Meaning of the marks of its lines; empty without any."""
+        return legend_of(self.lines)
+
+    @property
     def blocks(self) -> list[Block]:
         """Its lines by direction, in the order of the print."""
         directions = dict.fromkeys(line.published.direction for line in self.lines)
@@ -229,6 +249,25 @@ class TableView:
             shown += [(metric, "published"), (metric, "measured")]
             shown += [(metric, "difference")] if self.comparable and metric == "R@1" else []
         return shown
+
+
+def legend_of(lines: Iterable[Line]) -> str:
+    """Return the meaning of the marks of lines as one sentence; empty without any."""
+    found = {mark for line in lines for mark in line.marks}
+    meanings = "; ".join(f"{mark}: {meaning}" for mark, meaning in MARKS.items() if mark in found)
+    return f"Marks: {meanings}." if meanings else ""
+
+
+def _marks(results: dict[str, Any]) -> set[str]:
+    """Return those of MARKS that hold for a run."""
+    audit, marks = results.get("audit"), results.get("marks", [])
+    held = {
+        "leaks": LEAKS in marks or bool(audit and audit["leaks"]),
+        "not audited": audit is None or audit["problem"] is not None,
+        "overridden": bool(results.get("weights", {}).get("overridden")),
+        "synthetic": SYNTHETIC in marks,
+    }
+    return {mark for mark, holds in held.items() if holds}
 
 
 def field_of(record: object, path: str) -> object:
@@ -434,7 +473,11 @@ def _notes(lines: Sequence[Line], runs: MadeRuns) -> list[str]:
             if card.status == "failed":
                 notes.append(f"Run {name} FAILED, {card.key}.json says: {_shortened(card.error or '')}")
             results = card.results or {}
-            notes += [f"Run {name}: {mark}" for mark in results.get("marks", [])]
+            notes += [f"Run {name}: {mark}" for mark in results.get("marks", []) if mark != SYNTHETIC]  # in the title
+            if (audit := results.get("audit")) is not None and not audit["passed"]:
+                notes.append(f"Run {name}: {Verdict(**audit)}")
+            overridden = results.get("weights", {}).get("overridden", [])
+            notes += [f"Run {name}: not scored as trained: {option}" for option in overridden]
             if results.get("partial"):
                 notes.append(f"Run {name}: PARTIAL, not every text and video of the split was ranked")
             if results.get("transductive"):

@@ -56,7 +56,7 @@ def markdown(*views: TableView) -> str:
 
 def _markdown(view: TableView) -> str:
     parts = [f"## {view.title}", _markdown_table(_head(view), _rows(view))]
-    parts.append(MEASURED + (DIFFERENCE if view.comparable else ""))
+    parts.append(MEASURED + (DIFFERENCE if view.comparable else "") + (f" {view.legend}" if view.legend else ""))
     for title, lines in (("Statistics", view.statistics), ("Notes", view.notes)):
         if lines:
             parts.append(f"### {title}\n\n" + "\n".join(f"- {one_line(line)}" for line in lines))
@@ -84,7 +84,11 @@ def _latex(view: TableView) -> str:
             *body,
             r"\bottomrule",
             r"\end{tabular}",
-            *[rf"\par\footnotesize {_tex(one_line(line))}" for line in (*view.statistics, *view.notes)],
+            *[
+                rf"\par\footnotesize {_tex(one_line(line))}"
+                for line in (view.legend, *view.statistics, *view.notes)
+                if line
+            ],
             r"\end{table}",
             "",
         ]
@@ -94,7 +98,7 @@ def _latex(view: TableView) -> str:
 def comma_separated(*views: TableView) -> str:
     """Return one row per printed line and metric, every figure in a column of its own, with the cards' names."""
     names = ("method", "variant", "dataset", "backbone", "direction")
-    columns = ["title", *names, "metric", *_CELL_COLUMNS, "baseline", "run", "cards", "remarks"]
+    columns = ["title", *names, "metric", *_CELL_COLUMNS, "baseline", "run", "cards", "marks", "remarks"]
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
@@ -103,6 +107,7 @@ def comma_separated(*views: TableView) -> str:
             common = {name: getattr(line.published, name) for name in names}
             common |= {"title": view.title, "run": line.run, "baseline": line.baseline}
             common["cards"] = " ".join(f"{card.key}.json" for card in line.cards)
+            common["marks"] = ", ".join(line.marks)
             common["remarks"] = "; ".join(line.published.remarks())
             for metric, cell in line.cells.items():
                 if cell.published is None and cell.measured is None:
@@ -121,7 +126,8 @@ def _head(view: TableView) -> list[str]:
 def _rows(view: TableView) -> list[list[str]]:
     return [
         [
-            *(name or MISSING for name in line.names),
+            (line.names[0] or MISSING) + (f" [{', '.join(line.marks)}]" if line.marks else ""),
+            *(name or MISSING for name in line.names[1:]),
             *(line.cells[metric].text(column) or MISSING for metric, column in view.columns),
         ]
         for line in view.lines

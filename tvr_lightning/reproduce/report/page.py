@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 import yaml
 
 from tvr_lightning.reproduce.profile.card import ProfileCard
-from tvr_lightning.reproduce.report.cells import DATE, DIRECTIONS, NAMES, TableView, field_of, in_words, run_fields
+from tvr_lightning.reproduce.report.cells import (
+    DATE,
+    DIRECTIONS,
+    NAMES,
+    TableView,
+    field_of,
+    in_words,
+    legend_of,
+    run_fields,
+)
 from tvr_lightning.reproduce.report.contests import Contest, as_json
 from tvr_lightning.reproduce.report.efficiency import efficiency
 from tvr_lightning.reproduce.report.figures.drawing import Arrays, Chart
@@ -75,6 +84,7 @@ def page(
         title=TITLE,
         made=_made([section.card for section in runs]),
         entries=entries,
+        legend=legend_of(entry.line for entry in entries),
         overview=draw_overview(entries),
         directions=list(DIRECTIONS),
         data_uri=_data_uri,

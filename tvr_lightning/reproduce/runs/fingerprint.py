@@ -14,8 +14,8 @@ import yaml
 
 import tvr_lightning
 
-# These rooms decide which runs there are and what is said of them, not what a run computes.
-WITHOUT_INFLUENCE = {"audit", "authors", "importing", "reproduce", "search", "cli.py", "verbs"}
+# These packages decide which runs there are and what is said of them, not what a run computes or its audit finds.
+WITHOUT_INFLUENCE = {"authors", "importing", "reproduce", "search", "cli.py", "verbs"}
 LOCAL_DIR = "local-dir:"  # what open_clip calls a folder with a whole model
 ANNOTATIONS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet"}
 LENGTH = 16
@@ -32,7 +32,7 @@ def digest(*parts: Any) -> str:
 
 @cache
 def code_fingerprint() -> str:
-    """Return the fingerprint of the package's source, apart from the rooms that compute no score."""
+    """Return the fingerprint of the source of all packages that compute scores or audit them."""
     folder = Path(tvr_lightning.__file__).parent
     files = sorted(path for path in folder.rglob("*.py") if path.relative_to(folder).parts[0] not in WITHOUT_INFLUENCE)
     return digest([[str(path.relative_to(folder)), _file(path)] for path in files])

@@ -68,7 +68,8 @@ def _label(entry: Entry, shown: Sequence[Entry]) -> str:
     name = entry.line.names[0] or ""
     alike = [other for other in shown if other.line.names[0] == name]
     told = f" {entry.backbone}" if len({other.backbone for other in alike}) > 1 else ""
-    room = _NAME - len(told)
+    told += f" [{', '.join(entry.line.marks)}]" if entry.line.marks else ""
+    room = max(_NAME - len(told), 12)
     return f"{name if len(name) <= room else f'{name[: room - 1]}…'}{told}"
 
 
