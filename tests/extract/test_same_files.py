@@ -14,6 +14,7 @@ from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
+from tvr_lightning.extract.verify import verify
 from tvr_lightning.store import FeatureStore, StoreError
 
 NAMES = [f"clip{number}" for number in range(4)]
@@ -89,6 +90,17 @@ def test_a_replaced_file_is_refused_and_extracted_again_alone(folders, tmp_path)
     report = extracted(root, tmp_path / "store")
     assert (report.written["frames"], report.kept["frames"]) == (1, 3)
     assert not torch.equal(features(root, tmp_path / "store"), before)
+
+
+def test_verify_finds_a_replaced_file_outside_its_sample(folders, tmp_path):
+    root = shutil.copytree(folders[0], tmp_path / "data")
+    extracted(root, tmp_path / "store")
+    source = source_of_data(data(root), ["train", "test"])
+    options = ExtractOptions(str(tmp_path / "store"), num_workers=0, progress=False)
+    assert verify(source, encoder(), None, options, sample=0) == {}
+    shutil.copyfile(folders[1] / "videos" / f"{NAMES[3]}.mp4", root / "videos" / f"{NAMES[3]}.mp4")
+    with pytest.raises(StoreError, match="1 of 4 videos are not the files whose frames"):
+        verify(source, encoder(), None, options, sample=0)
 
 
 def test_a_copy_with_other_times_and_a_machine_without_the_videos_read_the_same_features(folders, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 from torch import Tensor
 
@@ -25,7 +26,7 @@ def verify(
     sample: int = 8,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Check the store at `options.out`: checksums, fingerprints, and a sample of its items computed again.
+    """Check the store at `options.out`: checksums, fingerprints, files, and a sample of its items computed again.
 
     Args:
         source: the videos and texts it was made of.
@@ -39,8 +40,8 @@ def verify(
         The largest deviation of every tensor, relative to the largest value of the item.
 
     Raises:
-        StoreError: a shard is damaged, the store was made with something else, or an item deviates by more than
-            `TOLERANCE`; it names the item.
+        StoreError: a shard is damaged, the store was made with something else or of other files, or an item
+            deviates by more than `TOLERANCE`; it names the item.
     """
     store = FeatureStore(options.out)
     store.verify()
@@ -68,6 +69,9 @@ def verify(
                 _compare(deviations, item.path, "patches", held.patches, encoded.patches)
             if "audio" in parts and audio_encoder is not None and held.audio is not None:
                 _compare(deviations, item.path, "audio", held.audio, audio_encoder.encode_audio(media)[0])
+    for part in parts:
+        if part != "text":
+            store.require_files(part, {item.key: Path(item.path) for _, item in source.videos})
     return deviations
 
 
