@@ -16,6 +16,13 @@ def test_ids_are_those_of_openai_clip(tokenizer):
     assert tokenizer(["a photo of a cat"], 8).tolist() == [[49406, 320, 1125, 539, 320, 2368, 49407, 0]]
 
 
+def test_openai_s_special_tokens_are_recognized_and_open_clip_s_are_text(tokenizer):
+    # the ids that the released tokenizers of CLIP4Clip and X-Pool give
+    ids = tokenizer(["<|endoftext|> in a caption", "<end_of_text> in a caption"], 16)
+    assert ids[0, :6].tolist() == [49406, 49407, 530, 320, 11327, 49407]
+    assert 49407 not in ids[1, 1:5]
+
+
 def test_text_is_cleaned_and_lower_cased(tokenizer):
     assert torch.equal(tokenizer(["  A  PHOTO of\n a &lt;cat&gt; "], 16), tokenizer(["a photo of a <cat>"], 16))
 

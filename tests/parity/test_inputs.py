@@ -7,8 +7,12 @@ import av
 import numpy as np
 import pytest
 
-from tvr_lightning.media.video import read_clip
+from tvr_lightning.encoders.tokenizer import ClipTokenizer
+from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.video import read_clip, read_steadily
 
+EXTREMES = {"lowest": "min", "highest": "max"}
+PREPARATIONS = {"pil": Preparation(224)}
 RULES = {
     "clip4clip": ("int-fps-uniform", None),
     "gare_drl": ("round-fps-uniform", None),
@@ -65,3 +69,59 @@ def test_frames(frames_case, test_data):
             else:
                 largest = max(largest, distance)
     report(frames_case, compared, wrong, [f"largest difference {largest:.1e} s", *notes])
+
+
+@pytest.mark.parametrize("prepared", PREPARATIONS)
+def test_pixels(pixels_case, test_data, prepared):
+    compared, largest, wrong = 0, 0.0, []
+    for path, clip in clips_of(pixels_case, test_data).items():
+        for picture in clip["pictures"]:
+            span = (picture["time"], picture["time"] + 0.001)
+            found = read_clip(
+                path, frames=1, image_size=224, sampling="segment-centres", span=span, augment=PREPARATIONS[prepared]
+            )
+            pixels = found.pixels[0].double()
+            blocks = pixels.reshape(3, 4, 56, 4, 56).mean((2, 4)).permute(1, 2, 0)
+            expected = picture[prepared]
+            ours = {"blocks": blocks.numpy(), "mean": pixels.mean((1, 2)).numpy()}
+            ours |= {name: float(getattr(pixels, how)()) for name, how in EXTREMES.items() if name in expected}
+            compared += 1
+            for name, value in ours.items():
+                distance = float(np.abs(value - np.array(expected[name])).max())
+                largest = max(largest, distance if name not in EXTREMES else 0.0)
+                # Half precision has steps of 1/8 from 128 and of 1/4 from 256: means are far closer than extremes.
+                if distance > (0.01 if name not in EXTREMES else 0.15):
+                    wrong.append(f"{path.name}, frame {picture['index']}: {name} differ by {distance:.3f}")
+    report(pixels_case, compared, wrong, [f"{prepared}: largest difference of the means {largest:.4f} of 255"])
+
+
+def test_tokens(tokens_case):
+    case = json.loads(tokens_case.read_text())
+    tokenizer, wrong, compared = ClipTokenizer(77), [], 0
+    for entry in [*case["captions"], *case["made_up"]]:
+        for words in (32, 64, 77):
+            (expected,) = (ids for name, ids in entry.items() if name.endswith(f"_{words}"))
+            tokens = tokenizer.encode([entry["caption"]], words)
+            compared += 1
+            if tokens.ids[tokens.mask].tolist() != expected:
+                wrong.append(f"{words} words of {entry['caption']!r}")
+    report(tokens_case, compared, wrong)
+
+
+def test_odd_widths(widths_case):
+    files = json.loads(widths_case.read_text())["files"]
+    tolerance = 0 if av.__version__.startswith("18.1.") else 2
+    wrong, compared = [], 0
+    for name, file in files.items():
+        for filler in (0, 0x5A, 0xFF):
+            # Columns that the conversion leaves unwritten show what was in the memory before.
+            del [np.full(file["width"] * file["height"] * 4 + 4096, filler, np.uint8) for _ in range(16)][:]
+            ((_, images),) = read_steadily(widths_case.parent / name, file["rate"], lambda image: image)
+            compared += 1
+            for band in file["bands"]:
+                (top, bottom), (left, right) = band["rows"], band["columns"]
+                found = images[0][top:bottom, left:right].astype(int)
+                distance = int(np.abs(found - np.array(band["rgb_to_image"])).max())
+                if distance > tolerance:
+                    wrong.append(f"{name}, rows {top} to {bottom}: {distance} of 255 off")
+    report(widths_case, compared, wrong, [f"PyAV {av.__version__}"])

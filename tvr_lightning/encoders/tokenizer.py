@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 
+import regex as re
 import torch
 from open_clip.tokenizer import SimpleTokenizer
 from torch import Tensor
@@ -14,6 +15,8 @@ from torch import Tensor
 from tvr_lightning.data.batch import Tokens
 
 logger = logging.getLogger(__name__)
+
+OPENAI_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
 
 
 class Tokenizer(ABC):
@@ -133,7 +136,15 @@ class CaptionTokens:
 @lru_cache
 def _byte_pairs(clean: str) -> SimpleTokenizer:
     """Return CLIP's byte pairs, of which nothing but the cleaning differs; reading them takes a quarter of a second."""
-    return SimpleTokenizer(clean=clean)
+    tokenizer = SimpleTokenizer(clean=clean)
+    # The released tokenizers recognize OpenAI's names of the special tokens in a caption, not open_clip's.
+    pattern = tokenizer.pat.pattern
+    for name, own in zip(OPENAI_SPECIAL, ("<start_of_text>", "<end_of_text>"), strict=True):
+        tokenizer.encoder[name] = tokenizer.encoder[own]
+        pattern = pattern.replace(own, re.escape(name))
+    tokenizer.pat = re.compile(pattern, tokenizer.pat.flags)
+    tokenizer.cache = {name: name for name in OPENAI_SPECIAL}
+    return tokenizer
 
 
 class ClipTokenizer(Tokenizer):
