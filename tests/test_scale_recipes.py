@@ -15,7 +15,10 @@ from tvr_lightning.testing.small import synthetic_data
 RECIPES = Path(__file__).parent.parent / "recipes"
 COMPILED = RECIPES / "hardware" / "compiled.yaml"
 OVERLAYS = sorted(set((RECIPES / "hardware").glob("*.yaml")) - {COMPILED})
-DEVICES = {"cpu": 1, "gpu1-bf16": 1, "ddp4-bf16": 4, "ddp8-bf16": 8, "fsdp8-bf16": 8, "multinode": 16}
+DEVICES = {
+    "cpu": 1, "gpu1": 1, "ddp4": 4, "ddp8": 8, "gpu1-bf16": 1, "ddp4-bf16": 4, "ddp8-bf16": 8, "fsdp8-bf16": 8,
+    "multinode": 16,
+}  # fmt: skip
 OF_THE_MACHINE = {"accelerator", "devices", "num_nodes", "strategy", "precision"}
 
 
