@@ -14,6 +14,9 @@ from tvr_lightning.ranges import Range
 
 PACKAGE = Path(__file__).parent.parent
 
+LONGEST_CHOICES = 60
+"""Characters of choices that stand next to an option; argparse does not wrap longer ones."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -109,6 +112,8 @@ def verb_help(words: str, run: str, positional: tuple[str, ...], repeated: tuple
         if more := [*default, *(limit.words for limit in parameter.limits if isinstance(limit, Range))]:
             said = f"{said} ({', '.join(more)})"
         needed = parameter.default is None
+        if kind.startswith("{") and len(kind) > LONGEST_CHOICES:
+            said, kind = f"{said}; one of {kind[1:-1].replace(',', ', ')}", "NAME"
         parser.add_argument(parameter.option, metavar=kind, help=_escaped(said), required=needed)
     return parser.format_help()
 
