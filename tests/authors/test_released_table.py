@@ -120,10 +120,12 @@ def test_two_commands_give_the_importers_table(family, synthetic, tmp_path, monk
     torch.save(checkpoint, tmp_path / "released.bin")
     found = check_table(family, tmp_path / "released.bin", checkpoint, tmp_path, monkeypatch, synthetic, capsys)
     config = found["config"]["data"]["init_args"]
-    pooled = family in ("xpool", "tmass", "gaid")
     method = family.partition("-")[0]
     assert (config["words"], config["frames"]) == SIZES.get(method, (WORDS.get(method), 12))
-    assert config["sampling"] == ("segment-centres" if pooled else "one-fps-uniform")
+    rules = dict.fromkeys(("xpool", "tmass", "gaid"), "container-segments") | dict.fromkeys(
+        ("gare", "drl"), "round-fps-uniform"
+    )
+    assert config["sampling"] == rules.get(method, "int-fps-uniform")
     assert config["audio"] == ("whisper" if family == "gaid" else "none")
     assert found["config"]["model"]["init_args"]["encoder"]["init_args"]["text_mask"] is (family == "gare")
 
