@@ -80,10 +80,8 @@ def weights(module: CLIP4Clip) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in named if any(part in name for part in HALF)}
 
 
-def distances(
-    module: CLIP4Clip, config: OptimizerConfig, steps: int, pairs: int, by_tensor: bool
-) -> tuple[float, float, float]:
-    """Train and return the distance moved, the mean norm of the gradients before clipping, and the rms after it."""
+def train(module: CLIP4Clip, config: OptimizerConfig, steps: int, pairs: int, by_tensor: bool) -> tuple[float, float]:
+    """Train and return the distance moved and the mean norm of the gradients before clipping."""
     optimizer, schedule = build_optimizer(module, config, total_steps=steps)
     if by_tensor:
         groups = [{**group, "lr": group["initial_lr"]} for group in optimizer.param_groups]
@@ -109,10 +107,9 @@ def distances(
         if not by_tensor:
             schedule.step()
         module.temperature.clamp()
-    trained = sum(p.numel() for p in module.parameters() if p.grad is not None)
     now = weights(module)
     moved = math.sqrt(sum(float((now[name].double() - start[name].double()).square().sum()) for name in now))
-    return moved, sum(norms) / len(norms), 1 / math.sqrt(trained)
+    return moved, sum(norms) / len(norms)
 
 
 def main() -> None:
@@ -141,7 +138,7 @@ def main() -> None:
         ):
             begun = time.perf_counter()
             config = OptimizerConfig(**{**recipe, "encoder_lr": rate})
-            moved, norm, _ = distances(method(configuration, precision), config, steps, options.pairs, by_tensor)
+            moved, norm = train(method(configuration, precision), config, steps, options.pairs, by_tensor)
             usual = usual or moved
             name = "released optimizer" if by_tensor else "ours"
             seconds = time.perf_counter() - begun

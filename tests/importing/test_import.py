@@ -326,7 +326,7 @@ def test_a_broken_zip_is_one_sentence_and_the_whole_one_goes_on(tmp_path, capsys
     middle = len(content) // 2
     file.write_bytes(content[:middle] if harm == "cut" else content[:middle] + b"?" + content[middle + 1 :])
     command = ["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path}"]
-    assert main(command) == 1
+    assert main(command) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
     assert said.startswith(f"tvr: {file}: truncated or damaged (")

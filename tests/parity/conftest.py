@@ -24,7 +24,6 @@ KINDS = {
     "saved_case": "*_as_saved.safetensors",
     "frames_case": "inputs_frames*.json",
     "pixels_case": "inputs_pixels*.json",
-    "sets_case": "inputs_sets*.json",
     "tokens_case": "inputs_tokens*.json",
     "widths_case": "odd_widths/expected*.json",
     "case_path": "*.safetensors",

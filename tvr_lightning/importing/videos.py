@@ -28,7 +28,9 @@ Member = tuple[str, int, Opens]
 
 
 class ImportFailed(UserError, ValueError):  # noqa: N818  reads as what happened
-    """What is to be imported cannot be recognised, read, or put where it belongs."""
+    """Files to be imported that cannot be recognized, read, or put where they belong."""
+
+    exit_status = 2
 
 
 @dataclass

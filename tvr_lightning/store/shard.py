@@ -41,7 +41,9 @@ SAMPLED_BYTES = 2**16
 
 
 class StoreError(UserError, ValueError):
-    """A feature store that is absent, damaged, incomplete, or made for something else; says what mends it."""
+    """A feature store that is missing, damaged, incomplete, or made for something else; names the fix."""
+
+    exit_status = 2
 
 
 def text_id(text: str) -> str:
