@@ -42,7 +42,7 @@ def fit(root: Path, runs: Path, seed: int, *more: str) -> list[str]:
 
 
 def table(run: Path) -> dict:
-    """Return what `results.json` contains of the seed and the measured values."""
+    """Return the seed and the measured values in `results.json`."""
     results = json.loads((run / "results.json").read_text())
     return {key: results[key] for key in ("seed", "text_to_video", "video_to_text", "sum_of_recalls", "skipped")}
 

@@ -14,7 +14,7 @@ WRAPPED = "clip.visual.transformer.resblocks.11.attn.net.in_proj_bias"
 
 @pytest.fixture(scope="module")
 def plain(parity_cases):
-    """A small CLIP of twelve vision blocks beside a recorded head for 6 words and 4 frames."""
+    """A small CLIP of twelve vision blocks with a recorded head for 6 words and 4 frames."""
     head = load_case(parity_cases / "ucofia_train.safetensors").checkpoint
     sizes = Sizes(dimension=len(head["global_mat_weight"]), vision_layers=12, text_layers=1, patch=4, side=16)
     unused = {name for name in head if name.startswith(("clip.", "transformerClip.", "frame_position"))}

@@ -13,7 +13,7 @@ HEIGHT = 8
 
 
 def poison_memory(size):
-    """Fill memory of about this size with a value and free it, so that bytes nobody writes are recognizable."""
+    """Fill memory of about this size with a value and free it, so that bytes never written stand out."""
     for value in (0x55, 0xAA):
         blocks = [np.full(size, value, dtype=np.uint8) for _ in range(4)]
         del blocks

@@ -46,7 +46,7 @@ def pytest_configure(config):
 
 
 def cases(config):
-    """Return (folder, file) of every case that this run is about."""
+    """Return (folder, file) of every case to run."""
     given = config.getoption("cases", None)
     if given is not None:
         return [(given, path) for path in find_cases(given, KINDS.values())]

@@ -49,7 +49,7 @@ def with_openai_name(name):
 
 
 def check(method, released):
-    """Return what differs, in sentences."""
+    """Return a sentence for each difference."""
     recipe = recipe_of(family(method))
     config = OptimizerConfig(**recipe["model"]["init_args"]["optimizer"])
     module, names = build(method)

@@ -1,4 +1,4 @@
-"""What enters the encoder equals what the released loaders give it: frames of real clips under each released rule."""
+"""Inputs of the encoder, compared with those of the released loaders on real clips under each released rule."""
 
 import json
 from pathlib import Path

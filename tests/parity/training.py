@@ -127,9 +127,9 @@ def released_names(tensors: Mapping[str, Tensor], names: NameMap, ours: Mapping[
     """Return our tensors under the authors' names and in their layout; those that the authors never use are left out.
 
     Args:
-        tensors: of the case, for names and shapes.
-        names: map from the authors' names (CLIP's as OpenAI's) to ours.
-        ours: our state.
+        tensors: Tensors of the case, for names and shapes.
+        names: Map from the authors' names (CLIP's as OpenAI's) to ours.
+        ours: State of our module.
     """
     places, count = {}, 0
     for key, tensor in tensors.items():

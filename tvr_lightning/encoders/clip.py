@@ -130,7 +130,7 @@ class ClipEncoder(OpenClipEncoder):
         encoder_precision: EncoderPrecision = "float32",
         **options: Any,
     ) -> None:
-        """Refuse float16 in other towers than CLIP's own, too; see `Encoder.check_trainer`."""
+        """Also refuse float16 for towers other than CLIP's own; see `Encoder.check_trainer`."""
         super().check_trainer(precision, strategy, encoder_precision=encoder_precision)
         if encoder_precision == "float16":
             configuration = model_configuration(architecture)

@@ -18,12 +18,12 @@ FrameSampling = Literal[
     "round-fps-uniform",
     "container-segments",
 ]
-"""How F frames are taken from a clip.
+"""Rules by which F frames are taken from a clip.
 
-- `one-fps-uniform`: CLIP4Clip's default (`slice_framepos 2`): the frame on screen at each whole second, and of these F
-  at equal steps, `np.linspace(0, n - 1, F, dtype=int)`, where there are more than F.
+- `one-fps-uniform`: CLIP4Clip's default (`slice_framepos 2`) by time: the frame on screen at each whole second, and of
+  these F at equal steps, `np.linspace(0, n - 1, F, dtype=int)`, if there are more than F.
 - `head`, `tail`: CLIP4Clip's `slice_framepos 0` and `1`: the first or the last F of those one-per-second frames.
-- `segment-centres`: X-Pool, T-MASS and GAID (`sample='uniform'`): F equal segments, the middle frame of each.
+- `segment-centres`: F equal segments of the clip's frames, the middle frame of each.
 - `segment-random`: X-Pool's `sample='rand'`: F equal segments, a random frame of each.
 
 The released codes count frames instead of seconds. These rules take exactly their frames, on original files too:
@@ -41,7 +41,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Declared:
-    """Frame rate and number of frames that a container states, which its frames need not agree with.
+    """Frame rate and number of frames that a container states; both can be wrong.
 
     Attributes:
         rate: Average frames per second.

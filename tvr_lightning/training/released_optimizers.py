@@ -105,12 +105,12 @@ class BertAdam(ReleasedOptimizer):
     with the rate lr (1 - b1) / eps. This is how the released codes train CLIP (benchmarks/results/precision.md).
 
     Args:
-        params: tensors, or groups with their own `lr` and `weight_decay`.
-        lr: learning rate.
-        betas: decay rates of the running means of the gradient and of its square.
-        eps: number added to the root of the running mean of squares.
-        weight_decay: decoupled decay, multiplied by the learning rate.
-        per_tensor_clip: largest norm of each tensor's gradient; None does not clip.
+        params: Tensors, or groups with their own `lr` and `weight_decay`.
+        lr: Learning rate.
+        betas: Decay rates of the running means of the gradient and of its square.
+        eps: Number added to the root of the running mean of squares.
+        weight_decay: Decoupled decay, multiplied by the learning rate.
+        per_tensor_clip: Maximum norm of each tensor's gradient; None does not clip.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class HuggingFaceAdamW(ReleasedOptimizer):
         p <- p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps);  p <- p - lr decay p
 
     Args:
-        params: tensors, or groups with their own `lr` and `weight_decay`.
-        lr: learning rate.
-        betas: decay rates of the running means of the gradient and of its square.
-        eps: number added to the root of the running mean of squares.
-        weight_decay: decoupled decay, multiplied by the learning rate.
+        params: Tensors, or groups with their own `lr` and `weight_decay`.
+        lr: Learning rate.
+        betas: Decay rates of the running means of the gradient and of its square.
+        eps: Number added to the root of the running mean of squares.
+        weight_decay: Decoupled decay, multiplied by the learning rate.
     """
 
     def __init__(
