@@ -15,8 +15,10 @@ DEMO ?= --trainer.max_epochs 60 --trainer.check_val_every_n_epoch 10 --model.ini
 SHARE := $(if $(FAST),--fixture --share features,$(if $(TVR_DATA),,--share encoder))
 TABLE1 ?= runs/table1$(if $(FAST),-fast)
 GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | wc -l)
-# In float32 as the released codes train, on as many GPUs as this machine has; HARDWARE=cpu or another overlay replaces it.
-HARDWARE ?= $(if $(filter-out 0,$(GPUS)),$(if $(filter 1 2 3,$(GPUS)),gpu1,$(if $(filter 4 5 6 7,$(GPUS)),ddp4,ddp8)))
+# Real data are trained on in float32, as the released codes do, on the GPUs of this machine; HARDWARE=cpu or another overlay
+# replaces that. Runs on synthetic data use one device.
+MACHINE := $(if $(filter-out 0,$(GPUS)),$(if $(filter 1 2 3,$(GPUS)),gpu1,$(if $(filter 4 5 6 7,$(GPUS)),ddp4,ddp8)))
+HARDWARE ?= $(if $(FAST),,$(if $(TVR_DATA),$(MACHINE)))
 
 # What lies on top of a recipe in `zero-shot` and `heads`; ON="--config recipes/fixture.yaml" needs no data or weights.
 BACKBONE ?= pe-core-b
