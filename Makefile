@@ -16,8 +16,8 @@ SHARE := $(if $(FAST),--fixture --share features,$(if $(TVR_DATA),,--share encod
 TABLE1 ?= runs/table1$(if $(FAST),-fast)
 GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | wc -l)
 # Real data are trained on in float32, as the released codes do, on the GPUs of this machine; HARDWARE=cpu or another overlay
-# replaces that. Runs on synthetic data use one device.
-MACHINE := $(if $(filter-out 0,$(GPUS)),$(if $(filter 1 2 3,$(GPUS)),gpu1,$(if $(filter 4 5 6 7,$(GPUS)),ddp4,ddp8)))
+# replaces that. At most four, since every recipe's batch divides by four. Runs on synthetic data use one device.
+MACHINE := $(if $(filter-out 0,$(GPUS)),$(if $(filter 1 2 3,$(GPUS)),gpu1,ddp4))
 HARDWARE ?= $(if $(FAST),,$(if $(TVR_DATA),$(MACHINE)))
 
 # What lies on top of a recipe in `zero-shot` and `heads`; ON="--config recipes/fixture.yaml" needs no data or weights.
