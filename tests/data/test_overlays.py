@@ -16,8 +16,8 @@ DATASETS = [
 # arguments of the same name, so an overlay must set all of the first kind, and none of the others.
 OF_THE_DATASET = {"split", "frames", "words", "captions_per_epoch", "holdout", "max_train_videos"}
 OF_THE_METHOD = {
-    "batch_size", "sampling", "train_sampling", "augmentation", "image_size", "resize_mode", "interpolation", "seed",
-    "features", "audio", "audio_align", "audio_seconds", "captions",
+    "sampling", "train_sampling", "augmentation", "image_size", "resize_mode", "interpolation", "antialias",
+    "batch_size", "seed", "features", "audio", "audio_align", "audio_seconds", "captions",
 }  # fmt: skip
 OF_THE_MACHINE = {"root", "num_workers", "eval_batch_size", "on_corrupt"}
 

@@ -108,7 +108,7 @@ def test_wrong_input_names_the_fix():
         encoder.encode_video(media(size=64))
     frames = media()
     frames.pixels = frames.pixels.float()
-    with pytest.raises(ValueError, match=r"pixels are torch.float32; expected uint8"):
+    with pytest.raises(ValueError, match=r"pixels are torch.float32; expected uint8 or float16"):
         encoder.encode_video(frames)
 
 

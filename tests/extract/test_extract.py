@@ -281,6 +281,8 @@ def test_a_store_of_another_encoder_or_sampling_is_refused_with_both(dataset, ex
     for change, message in (
         ({"frames": 4}, "store has 'one-fps-uniform, 3 frames', this run 'one-fps-uniform, 4 frames'"),
         ({"sampling": "segment-centres"}, "this run 'segment-centres, 3 frames'"),
+        ({"sampling": "int-fps-uniform"}, "this run 'int-fps-uniform, 3 frames'"),
+        ({"antialias": False}, "centre crop, not antialiased'"),
         ({"image_size": 64}, "store has '32 pixels.* this run '64 pixels"),
         ({"resize_mode": "squash"}, "shortest side, centre crop', this run '32 pixels, bicubic both sides, squashed'"),
         ({"words": 13}, "store has '12 words', this run '13 words'"),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -70,6 +71,26 @@ def test_crop_is_torchvisions_of_the_same_box() -> None:
     np.testing.assert_array_equal(np.asarray(plain(frame)), np.asarray(reference))
     mirrored = CropFlip(32, transform.draws, flip=True)
     np.testing.assert_array_equal(np.asarray(mirrored(frame)), np.asarray(reference)[:, ::-1])
+
+
+def test_without_antialiasing_frames_are_those_of_torchvisions_float_tensors() -> None:
+    frame = picture(300, 200, seed=3).resize((301, 203))
+    tensor = torch.from_numpy(np.array(frame)).permute(2, 0, 1).float() / 255
+    resize = Resize(64, interpolation=InterpolationMode.BICUBIC, antialias=False)
+    expected = 255 * CenterCrop(64)(resize(tensor)).permute(1, 2, 0).numpy()
+    prepared = Preparation(64, antialias=False)(frame)
+    assert prepared.dtype == np.float16
+    assert expected.min() < 0
+    assert expected.max() > 255, "bicubic overshoots, and nothing is clamped"
+    assert np.abs(prepared - expected).max() <= 0.126, "half a step of float16 above 256"
+
+    crop = draw_augmentation("crop-flip", Preparation(64, antialias=False), np.random.default_rng(1))
+    assert isinstance(crop, CropFlip)
+    left, top, right, bottom = crop.box(301, 203)
+    place = (top, left, bottom - top, right - left)
+    expected = 255 * resized_crop(tensor, *place, [64, 64], antialias=False).permute(1, 2, 0).numpy()
+    found = crop(frame)
+    assert np.abs(found - (expected[:, ::-1] if crop.flip else expected)).max() <= 0.063
 
 
 def test_half_the_clips_are_flipped() -> None:

@@ -69,6 +69,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         image_size: S, pixels of the square frames.
         resize_mode: how frames that are not square become so (`Preparation`).
         interpolation: of the resizing.
+        antialias: Whether the resizing averages the pixels that fall together; false as X-Pool and T-MASS resize.
         batch_size: pairs per optimisation step, over all devices.
         eval_batch_size: texts or videos per evaluation batch, on each device.
         num_workers: processes that decode videos, for each loader; evaluating stored features takes none.
@@ -105,6 +106,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         image_size: int = 224,
         resize_mode: ResizeMode = "shortest",
         interpolation: Interpolation = "bicubic",
+        antialias: bool = True,
         batch_size: int = 128,
         eval_batch_size: int = 32,
         num_workers: int = 2,
@@ -128,7 +130,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.split = split
         self.frames = frames
         self.words = words
-        self.preparation = Preparation(image_size, interpolation, resize_mode)
+        self.preparation = Preparation(image_size, interpolation, resize_mode, antialias)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers

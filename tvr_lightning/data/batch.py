@@ -41,7 +41,8 @@ class Media(Record):
     """Decoded media of M videos, as the encoders take them.
 
     Attributes:
-        pixels: (M, F, 3, S, S) uint8 RGB; padded frames are zero. The encoder normalises on its device.
+        pixels: (M, F, 3, S, S) uint8 RGB, or float16 if resized without antialiasing; padded frames are zero. The
+            encoder normalizes on its device.
         frame_mask: (M, F) bool, True where there is a frame.
         audio: input of the audio encoder (log-mel or waveform) with the steps of each frame, where it is asked for.
         audio_mask: (M, F) bool, True where a frame has sound.

@@ -93,7 +93,9 @@ class MediaReader:
         return Media(
             audio=audio,
             audio_mask=None if audio is None else audio.mask,
-            pixels=torch.zeros(0, self.frames, 3, size, size, dtype=torch.uint8),
+            pixels=torch.zeros(
+                0, self.frames, 3, size, size, dtype=torch.uint8 if self.preparation.antialias else torch.float16
+            ),
             frame_mask=torch.zeros(0, self.frames, dtype=torch.bool),
             duration=torch.zeros(0),
         )

@@ -121,7 +121,7 @@ class Encoder(nn.Module, ABC):
         """Encode the frames of M videos; features from a store are returned unchanged.
 
         Args:
-            video: media with pixels (M, F, 3, S, S) uint8, or features.
+            video: media with pixels (M, F, 3, S, S) from 0 to 255, or features.
             patches: whether the (M, F, P, D) patch vectors are wanted besides the frame vectors.
 
         Returns:

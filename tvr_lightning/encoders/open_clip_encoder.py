@@ -182,13 +182,13 @@ class OpenClipEncoder(Encoder):
         return TextFeatures(_single(sentence), _single(words), mask)
 
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
-        """Normalize uint8 pixels on the encoder's device and encode them; shapes as in `encode_video`.
+        """Normalize pixels from 0 to 255 on the encoder's device and encode them; shapes as in `encode_video`.
 
         Padded frames are zero after normalization, as in the released loaders: the mean color, not black.
         """
         pixels = media.pixels.to(self.pixel_mean.device, non_blocking=True)
-        if pixels.dtype != torch.uint8:
-            raise ValueError(f"pixels are {pixels.dtype}; expected uint8, which the encoder normalizes itself")
+        if pixels.dtype not in (torch.uint8, torch.float16):
+            raise ValueError(f"pixels are {pixels.dtype}; expected uint8 or float16 from 0 to 255")
         frame_mask = media.frame_mask.to(pixels.device)
         normalized = self._normalized(pixels).masked_fill_(~frame_mask[:, :, None, None, None], 0.0)
         return self.encode_pixels(normalized, frame_mask, patches)

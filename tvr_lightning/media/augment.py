@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image
 
-from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.preparation import Pixels, Preparation, resized
 from tvr_lightning.media.rand_augment import draw_rand_augment
 
 Augmentation = Literal["none", "crop-flip", "rand-augment"]
@@ -23,8 +23,8 @@ Augmentation = Literal["none", "crop-flip", "rand-augment"]
   its paper names none).
 """
 
-FrameTransform = Callable[[Image.Image], Image.Image]
-"""From an RGB frame of any size to one of (S, S)."""
+FrameTransform = Callable[[Image.Image], Pixels]
+"""From an RGB frame of any size to pixels (S, S, 3)."""
 
 # torchvision's RandomResizedCrop, which X-Pool uses with this scale and its default ratio: ten attempts, then centred.
 _ATTEMPTS = 10
@@ -37,23 +37,26 @@ class CropFlip:
     """A crop of random place, area and ratio, resized to (S, S), and perhaps mirrored: the same for every frame.
 
     It follows torchvision's `RandomResizedCrop(S, scale=(0.5, 1))` and `RandomHorizontalFlip`. The draws are kept as
-    fractions, so that they suit a frame of any size. Resizing is antialiased.
+    fractions, so that they suit a frame of any size.
 
     Attributes:
         image_size: S, pixels.
         draws: (10, 4) uniform in [0, 1): area, ratio, top and left of each attempt to place the crop.
         flip: whether the frame is mirrored.
+        antialias: Whether the resizing averages the pixels that fall together.
     """
 
     image_size: int
     draws: tuple[tuple[float, ...], ...]
     flip: bool
+    antialias: bool = True
 
-    def __call__(self, frame: Image.Image) -> Image.Image:
-        """Return the crop of an RGB frame as (S, S)."""
+    def __call__(self, frame: Image.Image) -> Pixels:
+        """Return the crop of an RGB frame as (S, S, 3)."""
         # Cropped first: `resize(box=...)` would let pixels from outside the crop in.
-        cropped = frame.crop(self.box(*frame.size)).resize((self.image_size,) * 2, Image.Resampling.BILINEAR)
-        return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.flip else cropped
+        cropped = frame.crop(self.box(*frame.size))
+        pixels = resized(cropped, (self.image_size, self.image_size), "bilinear", self.antialias)
+        return pixels[:, ::-1] if self.flip else pixels
 
     def box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return left, top, right and bottom of the crop, in pixels of a frame of this size."""
@@ -72,19 +75,19 @@ class CropFlip:
 
 @dataclass(frozen=True)
 class Chain:
-    """One frame transform after another.
+    """A change of a whole frame, then its preparation.
 
     Attributes:
-        steps: the transforms, the first applied first.
+        change: The change, from picture to picture.
+        preparation: The preparation.
     """
 
-    steps: tuple[FrameTransform, ...]
+    change: Callable[[Image.Image], Image.Image]
+    preparation: Preparation
 
-    def __call__(self, frame: Image.Image) -> Image.Image:
-        """Return the frame after every step."""
-        for step in self.steps:
-            frame = step(frame)
-        return frame
+    def __call__(self, frame: Image.Image) -> Pixels:
+        """Return the frame after both."""
+        return self.preparation(self.change(frame))
 
 
 def draw_augmentation(
@@ -98,7 +101,7 @@ def draw_augmentation(
         generator: where it is drawn from; the same state gives the same transform. `none` draws nothing.
 
     Returns:
-        A transform from an RGB frame to (S, S), the same each time it is called.
+        A transform from an RGB frame to (S, S, 3), the same each time it is called.
 
     Raises:
         ValueError: an unknown kind, or a random one without a generator.
@@ -111,5 +114,5 @@ def draw_augmentation(
         raise ValueError(f"augmentation {augmentation!r} needs a generator to draw from")
     if augmentation == "crop-flip":
         draws = tuple(tuple(row) for row in generator.random((_ATTEMPTS, 4)).tolist())
-        return CropFlip(preparation.image_size, draws, bool(generator.random() < 0.5))
-    return Chain((draw_rand_augment(generator), preparation))
+        return CropFlip(preparation.image_size, draws, bool(generator.random() < 0.5), preparation.antialias)
+    return Chain(draw_rand_augment(generator), preparation)

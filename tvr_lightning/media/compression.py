@@ -25,7 +25,7 @@ from PIL import Image
 from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
 from tvr_lightning.media.decoder import decoded_frames
 from tvr_lightning.media.opening import Allowance, VideoError, open_media, packets_of, words_of
-from tvr_lightning.media.preparation import Interpolation
+from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import probe, read_steadily
 
 Frames = Literal["h264", "jpeg"]
@@ -39,8 +39,6 @@ JPEG_QUALITY = 90
 _TICKS = 30_000  # of the copy's clock for each frame, so that the last one can end between two
 _COPIED_SOUND = ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac")
 """Codecs that are copied as they are into mp4."""
-
-Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,8 @@ class Compression:
         """Return it in words, as run cards hold it."""
         return f"compressed {self.fps} fps {self.size}" + (" jpeg" if self.frames == "jpeg" else "")
 
-    def __call__(self, frame: Image.Image) -> Image.Image:
-        """Return an RGB frame as it is kept: its short side `size` pixels long, both sides even.
+    def __call__(self, frame: Image.Image) -> Pixels:
+        """Return an RGB frame as it is kept, (height, width, 3): its short side `size` pixels long, both sides even.
 
         A side of odd length gets a copy of its outermost pixels on the side where the centre square stays in place.
         """
@@ -82,15 +80,12 @@ class Compression:
         if min(width, height) > self.size:
             short, size = min(width, height), self.size
             scaled = (int(size * width / short), int(size * height / short))
-            if self.interpolation == "bicubic":
-                frame = frame.resize(scaled, Image.Resampling.BICUBIC)
-            else:
-                frame = frame.resize(scaled, Image.Resampling.BILINEAR)
-        if frame.width % 2 == 0 and frame.height % 2 == 0:
-            return frame
-        (left, right), (top, bottom) = (_evened(side, self.size) for side in frame.size)
-        edges = ((top, bottom), (left, right), (0, 0))
-        return Image.fromarray(np.pad(np.asarray(frame), edges, mode="edge"))
+            pixels = resized(frame, scaled, self.interpolation, antialias=True)
+        else:
+            pixels = np.asarray(frame)
+        (top, bottom), (left, right) = (_evened(side, self.size) for side in pixels.shape[:2])
+        kept: Pixels = np.pad(pixels, ((top, bottom), (left, right), (0, 0)), mode="edge").astype(np.uint8, copy=False)
+        return kept
 
 
 def _evened(side: int, size: int) -> tuple[int, int]:

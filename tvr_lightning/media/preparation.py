@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
+from torch.nn import functional
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "longest", "squash"]
@@ -15,6 +19,9 @@ ResizeMode = Literal["shortest", "longest", "squash"]
 - `longest`: the long side is resized to S, the short one in proportion; black fills the rest.
 - `squash`: both sides are resized to S, so that a wide frame looks narrower (SigLIP, CLIPA, PE-Core).
 """
+
+Pixels = NDArray[np.uint8] | NDArray[np.float16]
+"""RGB pixels (height, width, 3) from 0 to 255; if resized without antialiasing, float16 that can exceed that range."""
 
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 _MODES = {
@@ -26,14 +33,17 @@ _MODES = {
 
 @dataclass(frozen=True)
 class Preparation:
-    """What weights of an image tower were trained with: size, filter and mode of the resizing, antialiased.
+    """What weights of an image tower were trained with: size, filter and mode of the resizing.
 
-    Equal to the resizing and cropping of open_clip's `image_transform` on PIL images, pixel for pixel.
+    Equal to the resizing and cropping of open_clip's `image_transform` on PIL images, pixel for pixel. Without
+    antialiasing it equals what X-Pool and T-MASS do with the torchvision of their time: tensors resized in floating
+    point, neither rounded nor clamped.
 
     Attributes:
         image_size: S, pixels.
         interpolation: filter of the resizing.
         resize_mode: what happens to frames that are not square.
+        antialias: Whether the resizing averages the pixels that fall together.
 
     Raises:
         ValueError: no such filter or mode, or no size.
@@ -42,6 +52,7 @@ class Preparation:
     image_size: int
     interpolation: Interpolation = "bicubic"
     resize_mode: ResizeMode = "shortest"
+    antialias: bool = True
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
@@ -50,8 +61,8 @@ class Preparation:
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
 
-    def __call__(self, frame: Image.Image) -> Image.Image:
-        """Return an RGB frame as (S, S)."""
+    def __call__(self, frame: Image.Image) -> Pixels:
+        """Return an RGB frame as (S, S, 3)."""
         size, (width, height) = self.image_size, frame.size
         if self.resize_mode == "squash":
             scaled = (size, size)
@@ -61,19 +72,31 @@ class Preparation:
         else:
             wide = width >= height
             scaled = (int(size * width / height), size) if wide else (size, int(size * height / width))
-        if scaled != frame.size:
-            frame = frame.resize(scaled, _FILTERS[self.interpolation])
+        pixels = resized(frame, scaled, self.interpolation, self.antialias)
         if self.resize_mode == "longest":
-            square = Image.new(frame.mode, (size, size))
-            square.paste(frame, ((size - scaled[0]) // 2, (size - scaled[1]) // 2))
+            square = np.zeros((size, size, 3), dtype=pixels.dtype)
+            left, top = (size - scaled[0]) // 2, (size - scaled[1]) // 2
+            square[top : top + scaled[1], left : left + scaled[0]] = pixels
             return square
         left, top = round((scaled[0] - size) / 2), round((scaled[1] - size) / 2)
-        return frame.crop((left, top, left + size, top + size))
+        return pixels[top : top + size, left : left + size]
 
     def describe(self) -> str:
         """Return it in words, as fingerprints of stored features hold it."""
-        return f"{self.image_size} pixels, {self.interpolation} {_MODES[self.resize_mode]}"
+        return f"{self.image_size} pixels, {self.interpolation} {_MODES[self.resize_mode]}" + (
+            "" if self.antialias else ", not antialiased"
+        )
 
 
-PREPARATION = tuple(field.name for field in fields(Preparation))
-"""Options of a preparation; the encoder knows them, and recipes hand them on to the data."""
+PREPARATION = ("image_size", "interpolation", "resize_mode")
+"""Options of a preparation that the encoder knows; recipes hand them on to the data."""
+
+
+def resized(frame: Image.Image, size: tuple[int, int], interpolation: Interpolation, antialias: bool) -> Pixels:
+    """Return the pixels of a frame resized to a width and height."""
+    if antialias:
+        return np.asarray(frame if size == frame.size else frame.resize(size, _FILTERS[interpolation]))
+    pixels = torch.from_numpy(np.array(frame)).permute(2, 0, 1)[None].float()
+    if size != frame.size:
+        pixels = functional.interpolate(pixels, size[::-1], mode=interpolation, align_corners=False)
+    return pixels[0].permute(1, 2, 0).half().numpy()

@@ -21,13 +21,12 @@ from tvr_lightning.media.decoder import Pictures, decoded_frames, frames_in_orde
 from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError
 from tvr_lightning.media.orientation import orientation_of, upright
 from tvr_lightning.media.packets import PacketIndex, index_packets, plan_runs
-from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.preparation import Pixels, Preparation
 from tvr_lightning.media.sampling import Declared, FrameSampling, Positions, sample_frames, steady_frames
 from tvr_lightning.media.timeline import Timeline, cut_short, even_timeline, packet_timeline, timeline_of
 
 __all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read_parts", "read_steadily"]
 
-Pixels = NDArray[np.uint8]
 Span = tuple[float, float]
 
 STRETCH_SECONDS = 240
@@ -39,7 +38,7 @@ class DecodedClip:
     """F frames of one clip.
 
     Attributes:
-        pixels: (F, 3, S, S) uint8 RGB; padded frames are zero.
+        pixels: (F, 3, S, S) uint8 RGB, or float16 if resized without antialiasing; padded frames are zero.
         frame_mask: (F,) bool, True where there is a frame; a repeated last frame counts as one.
         timestamps: (F,) float32, seconds of each frame from the first frame of the file; 0 where padded.
         duration: seconds of the file's video.
@@ -98,7 +97,7 @@ def read_clip(
         sampling: which frames (see `FrameSampling`).
         span: start and end in seconds from the first frame; None is the whole file.
         generator: where `segment-random` draws from.
-        augment: from an RGB frame to (S, S), the same for all frames: a `Preparation`, or what `draw_augmentation`
+        augment: from an RGB frame to (S, S, 3), the same for all frames: a `Preparation`, or what `draw_augmentation`
             gives; None is CLIP's preparation.
         threads: decoding threads; 1 suits many worker processes.
 
@@ -209,7 +208,7 @@ class _Wish:
             raise VideoError(self.path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
         image = upright(self._picture(frame), orientation_of(frame))
         transform = self.augment or Preparation(self.image_size)
-        return np.asarray(transform(image))
+        return transform(image)
 
 
 def _read(
@@ -411,7 +410,7 @@ def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, al
 
 def _assemble(wish: _Wish, timeline: Timeline, chosen: Positions, images: dict[int, Pixels]) -> DecodedClip:
     """Stack the chosen frames, padded with zeros up to F where the strategy gives fewer."""
-    pixels = np.zeros((wish.frames, 3, wish.image_size, wish.image_size), dtype=np.uint8)
+    pixels = np.zeros((wish.frames, 3, wish.image_size, wish.image_size), dtype=next(iter(images.values())).dtype)
     times = np.zeros(wish.frames, dtype=np.float32)
     for row, position in enumerate(chosen.tolist()):
         pixels[row] = images[position].transpose(2, 0, 1)

@@ -13,7 +13,7 @@ Deviations:
 - support weight: released 0 by default, 0.8 in its MSR-VTT command; here 0.8, and 0 in the recipes of other datasets
   (`support_weight`).
 - draws of dropout: released for every pair; here too, or for every video (`attention.dropout_per: video`).
-- padded frames, tokens, several captions, selection: released as X-Pool; here as X-Pool here.
+- padded frames, tokens, several captions, pixels, selection: released as X-Pool; here as X-Pool here.
 """
 
 from __future__ import annotations

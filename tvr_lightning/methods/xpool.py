@@ -10,6 +10,8 @@ Deviations:
   scored once each and paired by index.
 - draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
   (`xpool.dropout_per: video`).
+- pixels: released in float32, resized without antialiasing; here the same (`data.init_args.antialias: false`), kept in
+  float16, so that a value from 0 to 255 is off by at most 1/8.
 - selection: released on the test set, ten times per epoch; here by `results.select_on`.
 """
 

@@ -494,7 +494,7 @@ class _Run:
             if self.how.kind != "none" and (seconds := probe(file.path).duration) > self.how.length:
                 return _Long(file, seconds)
             first = next(iter(self.models.values()))
-            keeping = Keeping(first.module.encoder.preparation)
+            keeping = Keeping(first.preparation)
             for model in self.models.values():
                 if model.reading not in clips:
                     clips[model.reading] = model.read(file.path, keeping if model is first else None)

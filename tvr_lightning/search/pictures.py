@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 
-import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from tvr_lightning.media.preparation import Preparation
+from tvr_lightning.media.preparation import Pixels, Preparation
 
 LONGEST_SIDE = 320
 """Pixels."""
@@ -35,11 +34,11 @@ class Keeping:
         self.size = (0, 0)
         self._kept: dict[bytes, bytes] = {}
 
-    def __call__(self, picture: Image.Image) -> Image.Image:
+    def __call__(self, picture: Image.Image) -> Pixels:
         """Return a frame as the encoder takes it."""
         square = self.preparation(picture)
         self.size = picture.size
-        self._kept[np.asarray(square).tobytes()] = thumbnail(picture)
+        self._kept[square.tobytes()] = thumbnail(picture)
         return square
 
     def of(self, pixels: Tensor) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -25,6 +25,7 @@ from tvr_lightning.extract.fingerprint import method_fingerprint
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack
+from tvr_lightning.media.augment import FrameTransform
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
@@ -84,19 +85,21 @@ class Scorer:
     def __init__(self, source: ScorerSource, device: str = "cpu", trust: Sequence[str] = ()) -> None:
         self.source, self.device = source, device
         if source.checkpoint is None:
-            self.module, data = _mean_pooling(source), {"sampling": source.sampling}
+            data: dict[str, Any] = {"sampling": source.sampling}
+            self.module = _mean_pooling(source)
         else:
             self.module, data = _from_checkpoint(Path(source.checkpoint), trust)
         self.module.to(device).eval().requires_grad_(False)
         self.name = type(self.module).__name__.lower()
         self.sampling: FrameSampling = data.get("sampling") or "one-fps-uniform"
+        self.preparation = dataclasses.replace(self.module.encoder.preparation, antialias=data.get("antialias", True))
         self.audio = _audio_options(self.module, data)
         self._first = TwoStage(mask_frames=True)
         options = {name: value for name, value in self.module.hparams.items() if name != "optimizer"}
         sound = {} if self.audio is None else {"sound": self.audio.describe()}
         self.fingerprint: Fingerprint = {
             **method_fingerprint(self.module, self.module.encoder, options),
-            **frame_fingerprint(self.module.frames, self.module.encoder.preparation, self.sampling),
+            **frame_fingerprint(self.module.frames, self.preparation, self.sampling),
             **sound,
         }
 
@@ -104,9 +107,9 @@ class Scorer:
     def reading(self) -> tuple[object, ...]:
         """What `read` depends on besides the file; scorers of equal reading can share a clip."""
         sound = None if self.audio is None else self.audio.describe()
-        return self.module.frames, self.module.encoder.preparation, self.sampling, sound
+        return self.module.frames, self.preparation, self.sampling, sound
 
-    def read(self, path: Path, prepare: Callable[[Image.Image], Image.Image] | None = None) -> Clip:
+    def read(self, path: Path, prepare: FrameTransform | None = None) -> Clip:
         """Decode one video as the method was trained to see and hear it.
 
         Args:
@@ -116,9 +119,13 @@ class Scorer:
         Raises:
             VideoError: it cannot be decoded.
         """
-        frames, preparation = self.module.frames, self.module.encoder.preparation
-        size = preparation.image_size
-        clip = read_clip(path, frames=frames, image_size=size, sampling=self.sampling, augment=prepare or preparation)
+        clip = read_clip(
+            path,
+            frames=self.module.frames,
+            image_size=self.preparation.image_size,
+            sampling=self.sampling,
+            augment=prepare or self.preparation,
+        )
         duration = torch.tensor([clip.duration], dtype=torch.float32)
         media = Media(clip.pixels[None], clip.frame_mask[None], duration=duration)
         if self.audio is not None:
@@ -131,8 +138,8 @@ class Scorer:
         Args:
             picture: of mode RGB and any size.
         """
-        frames, size = self.module.frames, self.module.encoder.preparation.image_size
-        square = torch.from_numpy(np.array(self.module.encoder.preparation(picture))).permute(2, 0, 1)
+        frames, size = self.module.frames, self.preparation.image_size
+        square = torch.from_numpy(self.preparation(picture).copy()).permute(2, 0, 1)
         pixels = square.expand(1, frames, 3, size, size)
         times, mask = torch.zeros(frames), torch.ones(1, frames, dtype=torch.bool)
         media = Media(pixels.contiguous(), mask, duration=torch.ones(1))

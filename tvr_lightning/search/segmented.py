@@ -54,7 +54,7 @@ class LongVideo:
 
     def __init__(self, path: Path, models: dict[str, Scorer], how: Segments) -> None:
         self.path, self.models, self.how = path, models, how
-        self.ways = list(dict.fromkeys(model.module.encoder.preparation for model in models.values()))
+        self.ways = list(dict.fromkeys(model.preparation for model in models.values()))
         self.size, self.end = (0, 0), 0.0
         self._seen = 0
 
@@ -74,7 +74,7 @@ class LongVideo:
         self.size = picture.size
         jpeg = thumbnail(picture) if self._seen % PICTURE_EVERY == 0 else None
         self._seen += 1
-        return Frame(Looked(picture), [np.asarray(way(picture)) for way in self.ways], jpeg)
+        return Frame(Looked(picture), [way(picture) for way in self.ways], jpeg)
 
     def _stretch(self, segment: Segment[Frame]) -> Stretch:
         read: dict[tuple[object, ...], Clip] = {}
@@ -90,10 +90,11 @@ class LongVideo:
         length, frames = segment.end - segment.start, model.module.frames
         moments = np.array([frame.time for frame in segment.frames]) - segment.start
         chosen = sample_frames(moments, length, frames, model.sampling, declared=Declared(RATE, len(moments)))
-        way = self.ways.index(model.module.encoder.preparation)
+        way = self.ways.index(model.preparation)
         squares = np.stack([segment.frames[place].content.squares[way] for place in chosen.tolist()])
-        pixels = torch.zeros(frames, 3, *squares.shape[1:3], dtype=torch.uint8)
-        pixels[: len(chosen)] = torch.from_numpy(squares).permute(0, 3, 1, 2)
+        prepared = torch.from_numpy(squares).permute(0, 3, 1, 2)
+        pixels = prepared.new_zeros(frames, *prepared.shape[1:])
+        pixels[: len(chosen)] = prepared
         times, mask = torch.zeros(frames), torch.arange(frames) < len(chosen)
         times[: len(chosen)] = torch.from_numpy(moments[chosen] + segment.start).float()
         media = Media(pixels[None], mask[None], duration=torch.tensor([length], dtype=torch.float32))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from tvr_lightning.media.preparation import Pixels
 from tvr_lightning.media.steady import SteadyFrame
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import SegmentKind
@@ -80,12 +81,12 @@ class Frame:
 
     Attributes:
         looked: what changes are measured in.
-        squares: (S, S, 3) uint8 as encoders take it, by the way of its preparation.
+        squares: (S, S, 3) as encoders take it, by the way of its preparation.
         jpeg: what is shown of it; None for pictures that are not kept.
     """
 
     looked: Looked
-    squares: list[NDArray[np.uint8]]
+    squares: list[Pixels]
     jpeg: bytes | None
 
 

@@ -26,6 +26,7 @@ Deviations:
   pairs, so that a score depends on its pair alone.
 - several captions per video, as released: released fuses under the first caption and pools under that of the query's
   number; here both take the one of the query's number.
+- pixels: released resizes float tensors with antialiasing; here pictures of 8 bits, rounded.
 - fusion of samples and tokens: paper Table 5; released not; here after the paper's description.
 - optimiser: paper Adam (Table 8); released AdamW; here as released (`optimizer`).
 - selection: released the best test R@1, ten times per epoch; here by `results.select_on` (last by default).
