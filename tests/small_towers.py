@@ -129,7 +129,7 @@ for _name, (_base, _options) in TIMM.items():
 
 def save_tokenizer(kind: str, folder: Path) -> int:
     """Train a tokenizer of a kind on `CAPTIONS`, save its files and return how many ids it has."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
     from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
     lines = [*CAPTIONS, *(caption.lower() for caption in CAPTIONS)] * 4
@@ -146,14 +146,12 @@ def save_tokenizer(kind: str, folder: Path) -> int:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         return len(AutoTokenizer.from_pretrained(folder))
     elif kind == "bert":
-        words = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        words.normalizer = normalizers.BertNormalizer()
-        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-        words.train_from_iterator(lines, trainers.WordPieceTrainer(vocab_size=120, special_tokens=special))
-        ordered = sorted(words.get_vocab().items(), key=lambda item: item[1])
-        (folder / "vocab.txt").write_text("\n".join(word for word, _ in ordered))
-        tokenizer = BertTokenizerFast(vocab=dict(ordered))
+        # Written, not trained: the trainer of word pieces breaks ties at random.
+        letters = sorted(set("".join(lines).lower()) - {" "})
+        shown = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+        shown += sorted({word for line in CAPTIONS[:3] for word in line.lower().split() if word.isalpha()} - {"a"})
+        (folder / "vocab.txt").write_text("\n".join(shown))
+        tokenizer = BertTokenizerFast(vocab={word: index for index, word in enumerate(shown)})
     else:
         special = {
             "xlm-roberta": ["<s>", "<pad>", "</s>", "<unk>"],

@@ -336,7 +336,7 @@ def test_a_method_that_hears_within_another_is_extracted_and_checked_with_its_so
     assert main(["extract", *options(0), f"--config={extracting}", f"--out={store}"]) == 0
     assert "audio" in FeatureStore(store).parts
     assert main(["fit", *options(0), *stored]) == 0
-    assert main(["fit", *options(1), *stored]) == 1
+    assert main(["fit", *options(1), *stored]) == 2
     assert "part 'audio' was made otherwise" in capsys.readouterr().err
 
 

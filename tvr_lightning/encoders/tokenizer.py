@@ -27,11 +27,13 @@ class Tokenizer(ABC):
 
     Attributes:
         pad_id: what fills the positions behind a caption.
+        blank_end: 1 where a position after the caption must stay free and holds padding (CLIPA), otherwise 0.
         vocabulary_size: number of token ids.
         truncated_captions: number of captions that were cut so far.
     """
 
     pad_id: int = 0
+    blank_end: int = 0
     vocabulary_size: int
 
     def __init__(self, context_length: int) -> None:
@@ -73,8 +75,8 @@ class Tokenizer(ABC):
             if not isinstance(caption, str):
                 raise TypeError(f"caption {row} of the batch is {caption!r}, a {type(caption).__name__}; expected text")
             line = self.tokens(caption)
-            needed.append(len(line))
-            lines.append(line if len(line) <= words else self.tokens(caption, words))
+            needed.append(len(line) + self.blank_end)
+            lines.append(line if needed[-1] <= words else self.tokens(caption, words))
         padded = [line + [self.pad_id] * (words - len(line)) for line in lines]
         lengths = torch.tensor([len(line) for line in lines], dtype=torch.int64)
         ids = torch.tensor(padded, dtype=torch.int64).reshape(len(captions), words)
@@ -93,7 +95,7 @@ class Tokenizer(ABC):
 
     def needed(self, caption: str) -> int:
         """Return how many positions a caption needs, start and end included."""
-        return len(self.tokens(caption))
+        return len(self.tokens(caption)) + self.blank_end
 
     def pieces(self, caption: str, words: int) -> list[str]:
         """Return the text of each of the W positions of a caption, padding left out.

@@ -98,6 +98,7 @@ class TransformersTokenizer(Tokenizer):
         self._clean = get_clean_fn(clean)
         self._described = f"{clean}{', no separator' * strip_sep_token}{f', {language}' if language else ''}"
         self._dropped = self._inner.sep_token_id if strip_sep_token else None
+        self.blank_end = int(strip_sep_token)
         self.pad_id = 0 if strip_sep_token else int(self._inner.pad_token_id or 0)
         self.vocabulary_size = len(self._inner)
         backend = getattr(self._inner, "backend_tokenizer", None)
