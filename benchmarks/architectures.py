@@ -196,10 +196,10 @@ def table(found: list[Line], largest: float) -> str:
     names = ["architecture", "image", "text", "frames", "words", "D", "patches", "parameters", "checked"]
     head = (
         f"open_clip {open_clip.__version__} lists {len(found)} architectures; "
-        f"{sum('refused' not in line.seen for line in found)} work, patches included. Architectures up to {largest:g} million "
-        "parameters ran with random weights, and their frames and sentences equal open_clip's to 1e-4 (\"runs, equal\"). "
-        "For larger ones, only the shapes were checked. A stand-in is a generated tokenizer or text configuration, used "
-        "because open_clip's repository on the Hub was not available."
+        f"{sum('refused' not in line.seen for line in found)} work, patches included. Architectures up to "
+        f"{largest:g} million parameters ran with random weights, and their frames and sentences equal open_clip's to "
+        '1e-4 ("runs, equal"). For larger ones, only the shapes were checked. A stand-in is a generated tokenizer or '
+        "text configuration, used because open_clip's repository on the Hub was not available."
     )
     rows = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}", *(line.row() for line in found)]
     return "\n".join([BEGIN, "", head, "", *rows, "", END])
