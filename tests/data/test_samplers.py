@@ -46,13 +46,45 @@ def test_a_resumed_epoch_continues_where_it_stopped():
     assert len(list(resumed)) == len(expected)
 
 
+@pytest.mark.parametrize(("samples", "replicas", "sizes"), [(50, 1, [12, 12, 12, 12, 2]), (50, 4, [12, 12, 12, 12, 4])])
+def test_the_last_incomplete_batch_can_be_kept(samples, replicas, sizes):
+    shares = [
+        list(TrainingSampler(samples, 12, drop_last=False, replicas=replicas, rank=rank)) for rank in range(replicas)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    whole = [sample for step in zip(*shares, strict=True) for _, sample in step]
+    assert len(whole) == sum(sizes)
+    assert set(whole) == set(range(samples))
+    assert len(TrainingSampler(5, 12, drop_last=False)) == 5  # fewer than a batch
+
+
+def test_a_batch_that_padding_completes_is_kept():
+    assert len(TrainingSampler(47, 12)) == 36
+    assert (
+        len(TrainingSampler(47, 12, replicas=4)) * 4 == 48
+    )  # as torch's DistributedSampler pads before batches are cut
+
+
+def test_every_epoch_can_have_the_same_order():
+    sampler = TrainingSampler(50, 12, reshuffle=False)
+    orders = []
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+    first, second = ([sample for _, sample in order] for order in orders)
+    assert first == second != sorted(first)
+    assert {epoch for epoch, _ in orders[1]} == {1}  # frames and captions are still drawn per epoch
+
+
 def test_a_resume_point_between_batches_is_refused():
     with pytest.raises(ValueError, match="13 samples consumed is no whole number of batches of 12"):
         TrainingSampler(50, 12).load_state_dict({"epoch": 0, "consumed": 13})
 
 
 def test_batches_that_cannot_be_are_refused_with_the_sizes_that_can():
-    with pytest.raises(ValueError, match=r"64 exceeds the 50 training samples.*set batch_size to 50 or less"):
+    with pytest.raises(
+        ValueError, match=r"64 exceeds the 50 training samples.*set batch_size to 50 or less, or drop_last"
+    ):
         TrainingSampler(50, 64)
     with pytest.raises(ValueError, match=r"3 devices.*nearest valid sizes: 9 or 12"):
         TrainingSampler(50, 10, replicas=3)

@@ -25,6 +25,7 @@ KINDS = {
     "frames_case": "inputs_frames*.json",
     "pixels_case": "inputs_pixels*.json",
     "tokens_case": "inputs_tokens*.json",
+    "sets_case": "inputs_sets*.json",
     "widths_case": "odd_widths/expected*.json",
     "case_path": "*.safetensors",
 }

@@ -1,16 +1,23 @@
 """Inputs of the encoder, compared with those of the released loaders on real clips under each released rule."""
 
+import hashlib
 import json
+import math
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+import yaml
 
+from tvr_lightning.data import LSMDC, MSRVTT, MSVD, ActivityNet, DiDeMo
+from tvr_lightning.data.records import read_lines
+from tvr_lightning.data.samplers import TrainingSampler
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip, read_steadily
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 EXTREMES = {"lowest": "min", "highest": "max"}
 PREPARATIONS = {"pil": Preparation(224), "no_antialias": Preparation(224, antialias=False)}
 RULES = {
@@ -106,6 +113,53 @@ def test_tokens(tokens_case):
             if tokens.ids[tokens.mask].tolist() != expected:
                 wrong.append(f"{words} words of {entry['caption']!r}")
     report(tokens_case, compared, wrong)
+
+
+def released_videos(dataset, part):
+    """IDs of a DiDeMo part: of the list, and of T-MASS's table."""
+    names = {
+        "list": read_lines(dataset.folder / f"{part}_list.txt"),
+        "table": [video.video_id for video in dataset.read_split(part).videos],
+    }
+    return {kind: [Path(name).stem for name in found] for kind, found in names.items()}
+
+
+def test_sets(sets_case, test_data):
+    case, root, facts = json.loads(sets_case.read_text()), str(test_data / "annotations"), {}
+    for name, expected in case["lsmdc_test"].items():
+        split = {"official": "lsmdc16", "tmass": "xpool"}.get(name, name)
+        if isinstance(expected, dict):
+            videos = [video.video_id for video in LSMDC(root=root, split=split).read_split("test").videos]
+            digest = hashlib.sha256("\n".join(videos).encode()).hexdigest()
+            facts[f"LSMDC {name} clips"] = len(videos), expected["clips"]
+            facts[f"LSMDC {name} ids"] = digest, expected["sha256_of_ids_joined_by_newline"]
+    didemo = DiDeMo(root=root, split="tmass")
+    for part, expected in case["didemo"].items():
+        found = released_videos(didemo, part)
+        facts |= {f"DiDeMo {part} {kind}": (len(ids), expected[kind]) for kind, ids in found.items()}
+        only = sorted(set(found["list"]) - set(found["table"]))
+        facts[f"DiDeMo {part} only in the list"] = only, sorted(expected["only_in_list"])
+    lengths = {part: len(didemo.read_split(part).videos) for part in ("train", "test")}
+    for name, expected in case["didemo_released_lengths"].items():
+        facts[f"DiDeMo {name}"] = lengths[name.split("_")[1]], expected
+    modules = {"msrvtt-9k": MSRVTT(root=root, split="9k"), "msrvtt-7k": MSRVTT(root=root, split="7k")}
+    modules |= {"msvd": MSVD(root=root), "activitynet": ActivityNet(root=root), "didemo": didemo}
+    pairs = {name: len(module.read_split("train").texts) for name, module in modules.items()}
+    for row in case["training"]:
+        name, method = f"{row['method']} on {row['dataset']}", row["method"].split()[0]
+        recipe = RECIPES / f"{method}.yaml"
+        if recipe.exists():
+            ours = yaml.safe_load(recipe.read_text())["data"]["init_args"].get("drop_last", True)
+            facts[f"{name}: drop_last"] = ours, row["drop_last"]
+        if row["train_pairs"] is None:
+            continue
+        if "counted" in row["train_pairs_from"] or method in ("tmass", "gaid"):
+            facts[f"{name}: pairs"] = pairs[row["dataset"]], row["train_pairs"]
+        batch, replicas = row["batch_size"], row["processes"]
+        sampler = TrainingSampler(row["train_pairs"], batch, drop_last=row["drop_last"], replicas=replicas)
+        facts[f"{name}: steps"] = math.ceil(len(sampler) / (batch // replicas)), row["steps_per_epoch"]
+    wrong = [f"{fact}: {found}, released {expected}" for fact, (found, expected) in facts.items() if found != expected]
+    report(sets_case, len(facts), wrong)
 
 
 def test_odd_widths(widths_case):

@@ -76,6 +76,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
         sampling: which frames of a clip are taken.
         train_sampling: the same in training, where it differs.
         augmentation: of the frames in training.
+        drop_last: Whether the last incomplete batch of an epoch is dropped.
+        reshuffle: Whether every epoch has an order of its own. Otherwise all have the order of the first.
         captions_per_epoch: "all": every caption is a sample of an epoch; "one": every video is, with one caption drawn.
         on_corrupt: "error": a file that is missing or undecodable stops the run; "skip": it is left out and named.
         holdout: training videos held out to validate on, where the dataset has no official validation split.
@@ -113,6 +115,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
         sampling: FrameSampling = "one-fps-uniform",
         train_sampling: FrameSampling | None = None,
         augmentation: Augmentation = "none",
+        drop_last: bool = True,
+        reshuffle: bool = True,
         captions_per_epoch: Literal["all", "one"] = "all",
         on_corrupt: Literal["error", "skip"] = "error",
         holdout: int = 0,
@@ -137,6 +141,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.sampling = sampling
         self.train_sampling = train_sampling or sampling
         self.augmentation = augmentation
+        self.drop_last = drop_last
+        self.reshuffle = reshuffle
         self.captions_per_epoch = captions_per_epoch
         self.on_corrupt = on_corrupt
         self.holdout = holdout
@@ -461,11 +467,16 @@ class TextVideoDataModule(LightningDataModule, ABC):
             captions=self.recover_captions(),
             tokenise=self.tokenise,
         )
-        self.training_sampler = TrainingSampler(len(dataset), self.batch_size, seed=self.seed, **sharing)
-        self.training_sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
-        loader = self._loader(
-            dataset, self.training_sampler, self.batch_size // sharing["replicas"], self.num_workers, drop_last=True
+        self.training_sampler = TrainingSampler(
+            len(dataset),
+            self.batch_size,
+            seed=self.seed,
+            drop_last=self.drop_last,
+            reshuffle=self.reshuffle,
+            **sharing,
         )
+        self.training_sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
+        loader = self._loader(dataset, self.training_sampler, self.batch_size // sharing["replicas"], self.num_workers)
         assert isinstance(loader, TrainingLoader)
         self._training_loader = loader
         self._resume_training()
@@ -571,9 +582,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         shares = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) if self.trainer else None
         return {"replicas": shares["num_replicas"], "rank": shares["rank"]} if shares else {"replicas": 1, "rank": 0}
 
-    def _loader(
-        self, dataset: Any, sampler: Any, batch_size: int, workers: int, drop_last: bool = False
-    ) -> DataLoader[Any]:
+    def _loader(self, dataset: Any, sampler: Any, batch_size: int, workers: int) -> DataLoader[Any]:
         kind = TrainingLoader if isinstance(sampler, TrainingSampler) else ReportingLoader
         return kind(
             ReportingDataset(dataset),
@@ -584,7 +593,6 @@ class TextVideoDataModule(LightningDataModule, ABC):
             multiprocessing_context=worker_context() if workers else None,
             pin_memory=torch.cuda.is_available(),
             collate_fn=collate_or_fail,
-            drop_last=drop_last,
             # A generator of its own: starting an epoch must not draw from the one that drives dropout.
             generator=torch.Generator().manual_seed(self.seed),
         )

@@ -21,14 +21,13 @@ from tvr_lightning.data.records import (
 from tvr_lightning.data.video_files import VideoFolder
 
 PROTOCOL = "paragraph to video, all descriptions of a video as one query"
-ANNOTATED = (0.0, 31.0)  # CLIP4Clip reads seconds 0 to 31: longer videos were cut to 30 s before they were described
 
 
 class DiDeMo(TextVideoDataModule):
     """DiDeMo (Hendricks et al., "Localizing moments in video with natural language", ICCV 2017), paragraph to video.
 
     A video's descriptions are joined with a space in file order into one query (Zhang et al., ECCV 2018; CLIP4Clip's
-    `dataloader_didemo_retrieval.py`), and its first 31 seconds are watched. The lists have 8,392 / 1,065 / 1,004
+    `dataloader_didemo_retrieval.py`). The lists have 8,392 / 1,065 / 1,004
     videos and an official validation split. Names carry their suffix, which for some is a bare "."; the json also
     describes videos outside the lists, which are left out.
 
@@ -36,6 +35,8 @@ class DiDeMo(TextVideoDataModule):
         split: "lists": the lists and json files; "tmass": the csv files of T-MASS (8,362 / 1,062 / 1,004 videos whose
             paragraphs are joined already; of their absolute paths only the file's name counts); "hub": lists and json
             files as `tvr data import` makes them of the hub's, which has 8,395 / 1,004 videos and none to validate on.
+        seconds: Length of the segment that is read from the start of a video; null reads the whole file, as GAID does.
+            CLIP4Clip reads 31 seconds, since annotators saw at most 30.
         **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 
@@ -52,10 +53,14 @@ $TVR_DATA/didemo/
         self,
         *,
         split: Literal["lists", "tmass", "hub"] = "lists",
+        seconds: float | None = 31.0,
         frames: int = 64,
         words: int = 64,
         **options: Any,
     ) -> None:
+        if seconds is not None and seconds <= 0:
+            raise ValueError(f"seconds is {seconds}; give the length of a segment, or null for the whole file")
+        self.span = None if seconds is None else (0.0, seconds)
         super().__init__(split=split, frames=frames, words=words, **options)
 
     @property
@@ -80,7 +85,7 @@ $TVR_DATA/didemo/
         videos = VideoFolder(self.video_root)
         for video, paragraph in paragraphs.items():
             captions = [" ".join(paragraph)] if paragraph else []
-            builder.add(VideoRecord(video, videos.find(video), ANNOTATED), captions, file)
+            builder.add(VideoRecord(video, videos.find(video), self.span), captions, file)
         return builder.build(name, PROTOCOL)
 
     def _read_descriptions(self, name: SplitName, findings: Findings) -> dict[str, list[str]]:

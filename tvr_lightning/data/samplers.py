@@ -31,45 +31,60 @@ class _Numbered(Dataset[int]):
 
 
 class TrainingSampler(DistributedSampler[Position]):
-    """Shuffles the training samples anew in every epoch and shares each global batch out over the processes.
+    """Shuffle the training samples and share each global batch among the processes.
 
-    Yields (epoch, sample) pairs, so that the epoch reaches workers that live longer than one. The order depends on
-    seed and epoch only: global batch k holds the same samples on one process and on many. The last incomplete batch
-    is dropped. It extends DistributedSampler so that Lightning leaves it in place.
+    Yields (epoch, sample) pairs, so that the epoch reaches workers that outlive one. The order depends on seed and
+    epoch only: global batch k contains the same samples on one process and on many. As in torch's DistributedSampler,
+    the first samples of the order follow its last ones until R divides their number. This class extends it so that
+    Lightning does not replace it.
 
     Args:
-        samples: number of training samples.
-        batch_size: global batch size; process r of R takes samples r, r + R, ... of every global batch.
-        seed: with the epoch, decides the order.
-        replicas: R, number of data-parallel processes.
+        samples: Number of training samples.
+        batch_size: Global batch size. Process r of R takes samples r, r + R, ... of every global batch.
+        seed: Seed for the order.
+        drop_last: Whether the last incomplete batch of an epoch is dropped.
+        reshuffle: Whether every epoch has an order of its own. Otherwise all have that of epoch 0.
+        replicas: R, the number of data-parallel processes.
         rank: r, this process.
 
     Raises:
-        BatchSizeError: fewer samples than one batch holds, or a batch that R does not divide.
+        BatchSizeError: no complete batch exists although incomplete ones are dropped, or R does not divide the batch.
     """
 
-    def __init__(self, samples: int, batch_size: int, *, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
-        if samples < batch_size:
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        drop_last: bool = True,
+        reshuffle: bool = True,
+        replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
+        if drop_last and samples < batch_size:
             raise BatchSizeError(
                 f"batch_size {batch_size} exceeds the {samples} training samples, so that no complete batch exists; "
-                f"set batch_size to {samples} or less"
+                f"set batch_size to {samples} or less, or drop_last to false"
             )
         check_divisible(batch_size, replicas)
-        super().__init__(_Numbered(samples), num_replicas=replicas, rank=rank, shuffle=True, seed=seed, drop_last=True)
+        super().__init__(_Numbered(samples), num_replicas=replicas, rank=rank, shuffle=True, seed=seed)
         self.samples = samples
         self.batch_size = batch_size
+        self.reshuffle = reshuffle
+        self.read = self.total_size // batch_size * batch_size if drop_last else self.total_size
         self.consumed = 0
 
     def __len__(self) -> int:
         """Samples of a whole epoch on this process, also when a resumed epoch starts in its middle."""
-        return self.samples // self.batch_size * self.batch_size // self.num_replicas
+        return self.read // self.num_replicas
 
     def __iter__(self) -> Iterator[Position]:
         """Yield the (epoch, sample) pairs of this process; after a resume, only those not consumed yet."""
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
-        complete = self.samples // self.batch_size * self.batch_size
+        random = np.random.default_rng([self.seed, self.epoch if self.reshuffle else 0])
+        order = np.resize(random.permutation(self.samples), self.read)
         start, self.consumed = self.consumed, 0  # only the first epoch after a resume is cut short
-        for sample in order[start + self.rank : complete : self.num_replicas]:
+        for sample in order[start + self.rank :: self.num_replicas]:
             yield self.epoch, int(sample)
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,7 +1,8 @@
-"""DiDeMo's layout: lists of file names, and one record per described moment of five-second segments."""
+"""DiDeMo's layout: lists of files, one record per described moment of five-second segments, and T-MASS's tables."""
 
 from __future__ import annotations
 
+import csv
 import random
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ def _annotate(items: list[Item], folder: Path) -> None:
                     records.append(_record(item, item.captions[number], identity))
                     identity += 1
         write_json(folder / f"{part}_data.json", records)
+        table = folder / "tmass" / f"didemo_{part}_label.csv"
+        table.parent.mkdir(exist_ok=True)
+        with table.open("w", encoding="utf-8", newline="") as file:
+            rows = [(f"/{item.file}", " ".join(caption.text for caption in item.captions)) for item in chosen]
+            csv.writer(file, lineterminator="\n").writerows([("video_path", "text"), *rows])
 
 
 def _record(item: Item, caption: Caption, identity: int) -> dict[str, Any]:

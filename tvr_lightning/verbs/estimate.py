@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -148,7 +149,8 @@ def estimate(cli: RecipeCLI) -> Estimate:
     batch, clips_per_second, start = _read(data)
     share = data.batch_size // replicas
     train = data.load_split("train")
-    per_epoch = len(train.videos if data.captions_per_epoch == "one" else train.texts) // data.batch_size
+    samples = len(train.videos if data.captions_per_epoch == "one" else train.texts)
+    per_epoch = samples // data.batch_size if data.drop_last else math.ceil(samples / data.batch_size)
     steps, epochs = _length(options, per_epoch)
     step, encode, pair, whole, memory = _compute(method, batch, share)
     workers = data.num_workers

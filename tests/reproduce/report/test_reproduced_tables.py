@@ -56,6 +56,19 @@ def test_every_measured_number_is_found_in_a_card(tmp_path):
     assert sorted(shown) == sorted(f"{float(row['measured']):.1f}" for row in rows)
 
 
+def test_a_note_names_the_test_sets_if_runs_rank_different_ones(tmp_path):
+    plan = make_plan([table := load_table("gare-1", RECIPES)], Setting(RECIPES, tmp_path, fixture_videos=20))
+    cards = {}
+    for run, protocol in (("clip4clip", "1,000 clips"), ("x-pool", "999 clips"), ("gare", "1,000 clips")):
+        for key in plan.chosen[f"gare-1/{run}"]:
+            cards[key] = make_card(plan.runs[key], tmp_path / "cards", 1.0)
+            cards[key].results["protocol"] = protocol
+    notes = view_table(table, with_cards(plan.runs_of(table), cards), tmp_path / "cards").notes
+    assert "Test set of x-pool on MSR-VTT: 999 clips" in notes
+    assert "Test set of clip4clip, gare on MSR-VTT: 1,000 clips" in notes
+    assert not [note for note in view(tmp_path)[0].notes if note.startswith("Test set")]
+
+
 def test_printed_lines_without_a_run_are_published_only(tmp_path):
     table, _ = view(tmp_path)
     line = next(line for line in table.lines if line.published.method == "HBI")

@@ -484,10 +484,26 @@ def _notes(lines: Sequence[Line], runs: MadeRuns) -> list[str]:
                 notes.append(f"Run {name}: {results['post_processing']} sees the test set as a whole")
             if results.get("skipped"):
                 notes.append(f"Run {name}: skipped {len(results['skipped'])} files")
+    notes += _test_sets(runs)
     notes += _shared(runs)
     if _circumstances(runs)[0]:
         notes.append("The fixture's tiny encoder stands for every backbone, so lines of two backbones share one run")
     return list(dict.fromkeys(notes))
+
+
+def _test_sets(runs: MadeRuns) -> list[str]:
+    """Return which test set each run ranks, for datasets of which runs of the table rank several."""
+    sets: dict[str, dict[str, list[str]]] = {}
+    for name, made in runs.items():
+        for _, card in made:
+            if card and (results := card.results):
+                sets.setdefault(results["dataset"], {}).setdefault(results["protocol"], []).append(name)
+    return [
+        f"Test set of {', '.join(dict.fromkeys(names))} on {dataset}: {test_set}"
+        for dataset, found in sets.items()
+        if len(found) > 1
+        for test_set, names in found.items()
+    ]
 
 
 def _shared(runs: MadeRuns) -> list[str]:
