@@ -233,10 +233,10 @@ deviation does to a small head on synthetic features, not what it does to a publ
 
 - Colors: OpenCV 4, with which the released codes read videos, ignores the BT.709 tag of a file, so that the pixels of
   some files differ from those of OpenCV 5. Here frames are converted as the file is tagged.
-- Text: without the package ftfy, the Hugging Face tokenizer of X-Pool, T-MASS and GAID gives other token IDs for captions
-  with broken characters. Here captions are always cleaned with ftfy, as CLIP's own tokenizer does.
-- Cosines: the released codes divide a vector by its length. Here lengths below 1e-8 count as 1e-8, so that a zero vector
-  has a cosine of 0 instead of NaN.
+- Text: without the package ftfy, the Hugging Face tokenizer of X-Pool, T-MASS and GAID gives other token IDs for
+  captions with broken characters. Here captions are always cleaned with ftfy, as CLIP's own tokenizer does.
+- Cosines: the released codes divide a vector by its length. Here lengths below 1e-8 count as 1e-8, so that a zero
+  vector has a cosine of 0 instead of NaN.
 
 ## The evaluations that leak
 
