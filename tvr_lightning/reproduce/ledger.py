@@ -229,6 +229,15 @@ Generated from the docstrings of `tvr_lightning/methods/` and from the recipes b
 over seeds, in a synthetic world of `benchmarks/mechanisms.py` (`benchmarks/results/mechanisms.md`). It says what a
 deviation does to a small head on synthetic features, not what it does to a published number. Empty: not measured.
 
+## All methods
+
+- Colors: OpenCV 4, with which the released codes read videos, ignores the BT.709 tag of a file, so that the pixels of
+  some files differ from those of OpenCV 5. Here frames are converted as the file is tagged.
+- Text: without the package ftfy, the Hugging Face tokenizer of X-Pool, T-MASS and GAID gives other token IDs for
+  captions with broken characters. Here captions are always cleaned with ftfy, as CLIP's own tokenizer does.
+- Cosines: the released codes divide a vector by its length. Here lengths below 1e-8 count as 1e-8, so that a zero
+  vector has a cosine of 0 instead of NaN.
+
 ## The evaluations that leak
 
 The released evaluations of GAID and T-MASS score every test video as it looks under its own caption: the text that is

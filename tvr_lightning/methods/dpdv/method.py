@@ -122,7 +122,7 @@ class DPDV(RetrievalModule):
         return scores
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the weighted terms of Eq. 12, scalars by name, for B matching pairs.
+        """Return the weighted terms of Eqs. 10 and 12, scalars by name, for B matching pairs.
 
         `macro` and `micro` are L, `spot` and `recover` alpha times L+ and L-, `divergence` beta times L_KL.
 

@@ -29,7 +29,8 @@ Deviations:
 - pixels: released resizes float tensors with antialiasing; here pictures of 8 bits, rounded.
 - fusion of samples and tokens: paper Table 5; released not; here after the paper's description.
 - optimiser: paper Adam (Table 8); released AdamW; here as released (`optimizer`).
-- selection: released the best test R@1, ten times per epoch; here by `results.select_on` (last by default).
+- selection: released the best test R@1, ten times per epoch; here the weights of
+  the last step; `recipes/variants/gaid-select-on-test.yaml` selects as released.
 - gather: released none; here over all devices (`gather`).
 """
 

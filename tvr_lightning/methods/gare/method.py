@@ -23,7 +23,8 @@ Deviations:
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
-- selection: released the best test R@1, every 150 steps; here by `results.select_on` (last by default).
+- selection: released the best test R@1, every 150 steps; here the weights of
+  the last step; `recipes/variants/gare-select-on-test.yaml` selects as released.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
 - draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
   (`increment.dropout_per: video`).

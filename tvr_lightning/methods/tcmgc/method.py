@@ -20,7 +20,8 @@ Deviations:
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
 - undefined switch: released reads `frame_features_conversion_flag`, which nothing sets; here it is off.
-- selection: released the best test R@1 of the epochs; here by `results.select_on` (last by default).
+- selection: released the best test R@1 of the epochs; here the weights of
+  the last step; `recipes/variants/tcmgc-select-on-test.yaml` selects as released.
 - gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
 - draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
   (`attention.dropout_per: video`).
