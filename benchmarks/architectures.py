@@ -193,13 +193,13 @@ def lines(largest: float) -> Iterator[Line]:
 
 def table(found: list[Line], largest: float) -> str:
     """Return the part of the page between its markers."""
-    names = ["architecture", "image", "text", "frames", "words", "D", "patches", "parameters", "seen"]
+    names = ["architecture", "image", "text", "frames", "words", "D", "patches", "parameters", "checked"]
     head = (
         f"open_clip {open_clip.__version__} lists {len(found)} architectures; "
-        f"{sum('refused' not in line.seen for line in found)} work, patches included. Those up to {largest:g} million "
-        "parameters ran with random weights, and their frames and sentences were open_clip's own to 1e-4; of larger "
-        "ones the shapes were followed. A stand-in is a tokenizer or a text tower's configuration that was made on the "
-        "spot, since the repository on the hub that open_clip names was out of reach."
+        f"{sum('refused' not in line.seen for line in found)} work, patches included. Architectures up to "
+        f"{largest:g} million parameters ran with random weights, and their frames and sentences equal open_clip's to "
+        '1e-4 ("runs, equal"). For larger ones, only the shapes were checked. A stand-in is a generated tokenizer or '
+        "text configuration, used because open_clip's repository on the Hub was not available."
     )
     rows = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}", *(line.row() for line in found)]
     return "\n".join([BEGIN, "", head, "", *rows, "", END])

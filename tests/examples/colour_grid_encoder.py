@@ -1,4 +1,4 @@
-"""ColourGridEncoder: a convolution over every frame and hashed words, as an example of an encoder."""
+"""ColourGridEncoder: a convolution over frames and hashed words, as an example of an encoder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PAD, START, END = range(3)
 
 
 class HashTokenizer:
-    """Captions to `[START] words [END]`, (N, W) int64, padded with `PAD`; a word's id is a checksum of its letters.
+    """Tokenizer that returns `[START] words [END]`, (N, W) int64, padded with `PAD`; word IDs are checksums.
 
     Args:
-        buckets: how many ids words share.
+        buckets: Number of word IDs.
     """
 
     def __init__(self, buckets: int) -> None:
@@ -32,7 +32,7 @@ class HashTokenizer:
         self.vocabulary_size = END + 1 + buckets
 
     def __call__(self, captions: list[str], words: int) -> Tensor:
-        """Tokenise N captions to W = `words` positions; what does not fit is cut before `END`."""
+        """Tokenize N captions to W = `words` positions; longer captions are cut before `END`."""
         ids = torch.full((len(captions), words), PAD)
         for row, caption in enumerate(captions):
             found = [self.word_id(word) for word in self.words_of(caption)[: words - 2]]
@@ -41,7 +41,7 @@ class HashTokenizer:
         return ids
 
     def needed(self, caption: str) -> int:
-        """Return how many positions a caption needs; searches say of a longer query that it is cut."""
+        """Return the number of positions of a caption; search reports queries that are cut."""
         return len(self.words_of(caption)) + 2
 
     def words_of(self, caption: str) -> list[str]:
@@ -49,25 +49,25 @@ class HashTokenizer:
         return re.findall(r"\w+", caption.lower())
 
     def word_id(self, word: str) -> int:
-        """Return the id of a word, the same in every process, which Python's `hash` is not."""
+        """Return the ID of a word, equal in all processes (unlike Python's `hash`)."""
         return END + 1 + zlib.crc32(word.encode()) % self.buckets
 
 
 class ColourGridEncoder(Encoder):
-    """Frames as grids of cells, captions as bags of words: small enough to learn from nothing on one processor core.
+    """Encoder of frames as grids of cells and of captions as bags of words; small enough to train on one CPU core.
 
     Args:
-        dimension: D.
-        image_size: side of the frames in pixels, a multiple of `cell`.
-        cell: side of a cell in pixels; cells are the patches.
-        buckets: how many ids words share.
-        context_length: most positions of a text.
-        freeze: `none` trains everything, `all` nothing.
-        weights: file that `torch.save(encoder.state_dict(), ...)` wrote; None for random ones.
+        dimension: Dimension D of all vectors.
+        image_size: Frame size in pixels, a multiple of `cell`.
+        cell: Cell size in pixels; cells are the patches.
+        buckets: Number of word IDs.
+        context_length: Maximum number of positions of a text.
+        freeze: `none` trains everything, `all` trains nothing.
+        weights: File written by `torch.save(encoder.state_dict(), ...)`, or None for random weights.
 
     Raises:
-        MissingWeightsError: there is no such file.
-        ValueError: `image_size` is no multiple, or an unknown rule.
+        MissingWeightsError: The file does not exist.
+        ValueError: `image_size` is not a multiple of `cell`, or the freeze rule is unknown.
     """
 
     pixel_mean: Tensor
@@ -85,7 +85,7 @@ class ColourGridEncoder(Encoder):
     ) -> None:
         super().__init__()
         if image_size % cell:
-            raise ValueError(f"ColourGridEncoder.image_size {image_size} is no multiple of cell {cell}")
+            raise ValueError(f"ColourGridEncoder.image_size {image_size} must be a multiple of cell {cell}")
         self.dimension, self.image_size, self.context_length = dimension, image_size, context_length
         self.tokenizer = HashTokenizer(buckets)
         self.embedding = nn.Embedding(self.tokenizer.vocabulary_size, dimension, padding_idx=PAD)
@@ -95,7 +95,7 @@ class ColourGridEncoder(Encoder):
         self.place = nn.Parameter(0.02 * torch.randn((image_size // cell) ** 2, dimension))
         self.patch_layer = nn.Linear(dimension, dimension)
         self.frame_layer = nn.Linear(dimension, dimension)
-        # Not persistent: they are no weights, `configuration` names them.
+        # Not persistent, since they are part of `configuration` instead of the weights.
         self.register_buffer("pixel_mean", torch.full((3, 1, 1), 0.5), persistent=False)
         self.register_buffer("pixel_std", torch.full((3, 1, 1), 0.25), persistent=False)
         for path in self.required_files(weights=weights):
@@ -104,7 +104,7 @@ class ColourGridEncoder(Encoder):
 
     @classmethod
     def required_files(cls, *, weights: str | None = None, **options: Any) -> list[Path]:
-        """Return the file of the weights; none where a checkpoint brings them."""
+        """Return the weights file; empty if a checkpoint provides the weights."""
         if weights is None or do_weights_follow():
             return []
         path = Path(weights)
@@ -113,9 +113,9 @@ class ColourGridEncoder(Encoder):
         return [path]
 
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
-        """Encode N captions: words (N, W, D), and the mean of those that are there, (N, D)."""
+        """Return the words (N, W, D) of N captions and a sentence vector from their mean, (N, D)."""
         if not 3 <= words <= self.context_length:
-            raise ValueError(f"words is {words}; it must lie between 3 and {self.context_length}")
+            raise ValueError(f"words is {words}; it must be between 3 and {self.context_length}")
         ids = self.tokenizer(captions, words).to(self.pixel_mean.device)
         mask = ids != PAD
         vectors = nn.functional.gelu(self.word_layer(self.embedding(ids)))
@@ -124,33 +124,33 @@ class ColourGridEncoder(Encoder):
         return TextFeatures(self.sentence_layer(mean).float(), vectors.float(), mask)
 
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
-        """Encode M videos: frames (M, F, D), and on demand the cells of each, (M, F, P, D)."""
+        """Return the frames (M, F, D) of M videos and, if requested, their cells (M, F, P, D)."""
         pixels = media.pixels.to(self.pixel_mean.device, non_blocking=True)
         if pixels.shape[2:] != (3, self.image_size, self.image_size):
             raise ValueError(f"frames are {tuple(pixels.shape[2:])}, the encoder takes (3, {self.image_size}, ...)")
-        normalised = (pixels.to(self.pixel_mean.dtype) / 255 - self.pixel_mean) / self.pixel_std
-        cells = self.cell_layer(normalised.flatten(0, 1)).flatten(2).transpose(1, 2) + self.place
+        normalized = (pixels.to(self.pixel_mean.dtype) / 255 - self.pixel_mean) / self.pixel_std
+        cells = self.cell_layer(normalized.flatten(0, 1)).flatten(2).transpose(1, 2) + self.place
         seen = nn.functional.gelu(self.patch_layer(nn.functional.gelu(cells)))  # (M F, P, D)
         frames = self.frame_layer(seen.mean(1)).float().unflatten(0, pixels.shape[:2])
         every = seen.float().unflatten(0, pixels.shape[:2]) if patches else None
         return VideoFeatures(frames, media.frame_mask.to(pixels.device).bool(), every)
 
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
-        """None: there is no text transformer that a temporal one could start from."""
+        """Return None, since there is no text transformer to start from."""
         return None
 
     def initial_logit_scale(self) -> float:
-        """ln(1/0.07), CLIP's before training."""
+        """Return ln(1/0.07), CLIP's initial value."""
         return math.log(1 / 0.07)
 
     def freeze(self, rule: FreezeRule) -> None:
-        """Train everything or nothing; each call starts anew."""
+        """Train everything or nothing."""
         if rule not in ("none", "all"):
-            raise ValueError(f"freeze is {rule!r}; ColourGridEncoder knows none and all")
+            raise ValueError(f"freeze is {rule!r}; ColourGridEncoder supports only none and all")
         self.requires_grad_(rule == "none")
 
     def configuration(self) -> dict[str, object]:
-        """What changes features besides weights, whose shapes say the rest."""
+        """Return all settings that change features, except those visible in the shapes of weights."""
         return {
             "image_size": self.image_size,
             "mean": self.pixel_mean.flatten().tolist(),

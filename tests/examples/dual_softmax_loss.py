@@ -1,10 +1,10 @@
 """DSL: Improving Video-Text Retrieval by Multi-Stream Corpus Alignment and Dual Softmax Loss (Cheng et al., 2021).
 
-The dual softmax loss alone, on CLIP4Clip's mean pooling; the paper's streams of experts are not here.
+Only the dual softmax loss, on CLIP4Clip's mean pooling, without the paper's streams of experts.
 
 Deviations:
-- factor: released multiplies the prior by B, so that an even prior changes nothing; here as released.
-- temperature of the prior: released divides logits by 1000; here as released (`prior_temperature`).
+- factor: released multiplies the prior by B, so that a uniform prior changes nothing; here as released.
+- temperature of the prior: released divides the logits by 1000; here as released (`prior_temperature`).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from tvr_lightning.training.losses import info_nce
 
 
 def revised(logits: Tensor, queries: int, temperature: float) -> Tensor:
-    """Weigh every logit by how much of its candidate's attention its query has in the batch.
+    """Weight each logit by a softmax over the queries of the batch, the prior.
 
     Args:
-        logits: (B, B) scores of B texts against their B videos, times the inverse temperature of the contrast.
-        queries: dimension that the queries lie on; the prior is a softmax over it.
-        temperature: what the logits are divided by inside the prior.
+        logits: Scores of B texts and their B videos, divided by the contrastive temperature, (B, B).
+        queries: Dimension of the queries; the prior is a softmax over it.
+        temperature: Divisor of the logits in the prior.
 
     Returns:
-        (B, B); the logits themselves where the prior is even.
+        Weighted logits (B, B), equal to the logits if the prior is uniform.
     """
     return logits * (logits / temperature).softmax(queries) * len(logits)
 
 
 class DualSoftmaxLoss(RetrievalModule):
-    """CLIP4Clip's mean pooling, trained so that a match must be the best in both directions at once.
+    """CLIP4Clip's mean pooling, trained with the dual softmax loss.
 
     Args:
-        encoder: media to features.
-        prior_temperature: what the logits are divided by inside the prior (released: 1000).
-        **options: shared by all methods; see `RetrievalModule`.
+        encoder: Encoder of texts and videos.
+        prior_temperature: Divisor of the logits in the prior (released: 1000).
+        **options: Options of `RetrievalModule`.
 
     Raises:
-        ValueError: the temperature is not positive.
+        ValueError: The temperature is not positive.
     """
 
     def __init__(self, encoder: Encoder, prior_temperature: float = 1000.0, **options: Any) -> None:
@@ -53,11 +53,11 @@ class DualSoftmaxLoss(RetrievalModule):
         self.prior_temperature = prior_temperature
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos: `similarity` (N, M), cosines."""
+        """Return the cosines `similarity` (N, M) of N texts and M videos."""
         return Scores(mean_pooling_similarity(text, video))
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return InfoNCE on revised logits of B matching pairs, each direction with the prior of the other."""
+        """Return InfoNCE of B matching pairs; each direction uses the prior of the other."""
         logits = self.contrastive_logits(self.temperature() * self.score(pairs.text, pairs.video).similarity)
         text_to_video = revised(logits, queries=0, temperature=self.prior_temperature)
         video_to_text = revised(logits, queries=1, temperature=self.prior_temperature)

@@ -1,10 +1,11 @@
 """Query scoring: A CLIP-Hitchhiker's Guide to Long Video Retrieval (Bain, Nagrani, Varol, Zisserman, 2022).
 
-A video is, for every text anew, the mean of its frames weighted by a softmax of their similarity with that text.
+The vector of a video depends on the text: the mean of the frames,
+weighted by a softmax of their similarity with it.
 
 Deviations:
-- temperature of the weights: paper divides similarities by a temperature; here it is learnt from 0.1 on, our choice.
-- lengths: paper weighs and averages embeddings; here all vectors are brought to length 1 before, our choice.
+- temperature of the weights: paper divides similarities by a temperature; here learns it from 0.1 on, our choice.
+- lengths: paper averages embeddings; here normalizes them to unit length first, our choice.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from tvr_lightning.ranges import Options, Positive
 
 @dataclass
 class QueryScoringOptions(Options):
-    """How texts weigh frames.
+    """Settings for weighting frames.
 
     Attributes:
-        temperature: what cosines are divided by before the softmax over frames; large ones give the mean of all.
-        learnt: whether it trains from there on.
+        temperature: Divisor of the cosines before the softmax over frames. A large one gives the mean of all frames.
+        learnt: Whether the temperature is trained.
     """
 
     temperature: Positive = 0.1
@@ -39,62 +40,62 @@ class QueryScoringOptions(Options):
 
 @dataclass
 class Queries(Record):
-    """N texts as the head needs them: `directions` (N, D) of length 1."""
+    """Unit vectors `directions` (N, D) of N texts."""
 
     directions: Tensor
 
 
 @dataclass
 class Frames(Record):
-    """M videos as the head needs them: `directions` (M, F, D) of length 1, `mask` (M, F) True where there is one."""
+    """Unit vectors `directions` (M, F, D) of the frames of M videos; `mask` (M, F) is True for real frames."""
 
     directions: Tensor
     mask: Tensor
 
 
 class QueryScoringHead(PairHead):
-    """Cosines (N, M) of texts with videos that are pooled for them.
+    """Cosines (N, M) of texts and text-conditioned videos.
 
     Args:
-        dimension: D.
-        frames: F.
-        options: of the paper.
+        dimension: Dimension D of all vectors.
+        frames: Number of frames F.
+        options: Options of the paper.
     """
 
     def __init__(self, dimension: int, frames: int, options: QueryScoringOptions) -> None:
         super().__init__(dimension, basis=frames)
-        # One element, not zero dimensions, so that it can be sharded.
+        # Shape (1,), not (), so that FSDP can shard it.
         start = torch.tensor([math.log(options.temperature)])
         self.log_temperature = nn.Parameter(start, requires_grad=options.learnt)
 
     def temperature(self) -> Tensor:
-        """Return what cosines are divided by, a scalar."""
+        """Return the divisor of the cosines, a scalar."""
         return self.log_temperature.exp().sum()
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Queries, Frames]:
-        """Bring N texts and the frames of M videos to length 1, once each."""
+        """Normalize N texts and the frames of M videos to unit length."""
         return Queries(unit(text.sentence)), Frames(unit(video.frames), video.frame_mask)
 
     def weights(self, texts: Queries, videos: Frames) -> Tensor:
-        """Return how much each frame counts for each text, (M, F, N, 1); padded ones count nothing."""
+        """Return the weight of each frame for each text, (M, F, N, 1); padded frames have weight 0."""
         cosines = self.of_texts(texts.directions, len(videos)).dot_frames(videos.directions)
         padded = ~videos.mask[:, :, None, None]
         logits = (cosines / self.temperature()).masked_fill(padded, torch.finfo(cosines.dtype).min)
         return logits.softmax(1)
 
     def score(self, texts: Queries, videos: Frames) -> Scores:
-        """Return `similarity` (n, m) of any n texts and any m videos."""
+        """Return `similarity` (n, m) of n texts and m videos."""
         pooled = self.form.mix(self.weights(texts, videos), videos.directions).unit()
         return Scores(pooled.dot(texts.directions.unsqueeze(1))[:, :, 0, 0].T)
 
 
 class QueryScoring(RetrievalModule):
-    """Every text looks for itself in the frames of every video.
+    """Query scoring on the features of an encoder.
 
     Args:
-        encoder: media to features.
-        query_scoring: the options of the paper.
-        **options: shared by all methods; see `RetrievalModule`.
+        encoder: Encoder of texts and videos.
+        query_scoring: Options of the paper.
+        **options: Options of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, query_scoring: QueryScoringOptions | None = None, **options: Any) -> None:
@@ -103,13 +104,13 @@ class QueryScoring(RetrievalModule):
         self.head = head.within(self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos: `similarity` (N, M), cosines."""
+        """Return the cosines `similarity` (N, M) of N texts and M videos."""
         return self.head(text, video)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts: the sentence alone is read."""
+        """Drop the words of N texts; the score uses only the sentence."""
         return text.without_words()
 
     def compact_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Drop all but the frames of M videos."""
+        """Keep only the frames of M videos."""
         return VideoFeatures(video.frames, video.frame_mask)

@@ -1,4 +1,4 @@
-"""The encoder of docs/adding-an-encoder.md: its hooks; it trains, its features are stored and read, it searches."""
+"""The encoder of docs/adding-an-encoder.md: features, training, feature store, and search."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_what_is_frozen_does_not_train(encoder):
     assert not [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
     encoder.freeze("none")
     assert all(parameter.requires_grad for parameter in encoder.parameters())
-    with pytest.raises(ValueError, match="knows none and all"):
+    with pytest.raises(ValueError, match="supports only none and all"):
         encoder.freeze("conv1")
 
 

@@ -1,4 +1,4 @@
-"""The sixth method of docs/adding-a-method.md: its loss, its options, ten steps of training, and the audit."""
+"""The loss of docs/adding-a-method.md: values, options, ten training steps, and the audit."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_its_deviations_are_in_the_ledger_s_form():
 
 
 class TestDualSoftmaxLoss(MethodContract):
-    """What every method must keep."""
+    """Tests that every method must pass."""
 
     recipe = HERE / "dual_softmax_loss.yaml"
 

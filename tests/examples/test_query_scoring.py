@@ -1,4 +1,4 @@
-"""The text-conditioned method of docs/adding-a-method.md: its weights, its options, its memory, and the contract."""
+"""The text-conditioned method of docs/adding-a-method.md: scores, options, memory, and the common tests."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ N, M, F, D = 5, 4, 6, 64
 
 
 class TestQueryScoring(MethodContract):
-    """What every method must keep."""
+    """Tests that every method must pass."""
 
     recipe = Path(__file__).parent / "query_scoring.yaml"
 

@@ -185,7 +185,7 @@ def test_notes_of_the_print_and_sums_that_do_not_fit_are_shown(tmp_path):
 
 def test_the_tables_own_note_is_the_first(tmp_path):
     table, _ = view(tmp_path, {}, name="gaid-1")
-    assert table.notes[0].startswith("Lines without a run are methods that this project does not have")
+    assert table.notes[0].startswith("Rows without a run are methods that this project does not have")
     assert f"- {table.notes[0]}" in markdown(table)
 
 
