@@ -401,8 +401,9 @@ def test_overlays_change_what_their_headers_say(tiny_root):
     assert (method.options.perturbation, method.options.attention.dropout) == (DASP(support_weight=0.4), 0.4)
     assert type(data).__name__ == "VATEX"
     for name, weight, split in (("didemo", 0.1, "tmass"), ("lsmdc", 0.3, "gaid")):
-        method, data = recipe(tiny_root, f"data/{name}", f"gaid-{name}")
-        assert (method.options.perturbation.support_weight, data.split) == (weight, split)
+        overlay = yaml.safe_load((RECIPES / f"gaid-{name}.yaml").read_text())
+        perturbation = overlay["model"]["init_args"]["gaid"]["perturbation"]["init_args"]
+        assert (perturbation["support_weight"], overlay["data"]["init_args"]["split"]) == (weight, split)
 
 
 def world(scenes, seed):
