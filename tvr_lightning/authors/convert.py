@@ -146,9 +146,8 @@ def convert(
         arguments.append(read_state_dict(openai_clip).tensors)
     module = IMPORT[method](*arguments)
     data |= {"words": module.words, "frames": module.frames}
-    if isinstance(module, GAID) and module.audio_encoder is not None:
-        audio = module.hparams["audio_encoder"]["class_path"]
-        data["audio"] = "wav2vec2" if audio == "Wav2Vec2Encoder" else "whisper"
+    if isinstance(module, GAID) and module.hparams["audio_encoder"]["class_path"] == "Wav2Vec2Encoder":
+        data |= read_recipe("backbone/wav2vec2-base")["data"]["init_args"]
     assert isinstance(module.encoder, OpenClipEncoder)
     content = {
         "pytorch-lightning_version": lightning.__version__,

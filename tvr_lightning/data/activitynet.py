@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from tvr_lightning.data.records import (
     VideoRecord,
     expect,
     field_of,
+    malformed,
     read_json,
     tidy,
 )
@@ -36,6 +38,8 @@ class ActivityNet(TextVideoDataModule):
 
     Args:
         split: "val1" is the only protocol.
+        annotated_end: End each video at its annotated duration, rounded up to whole seconds (CLIP4Clip's loader).
+            Videos without a `duration`, such as those of the hub's lists, are read to the end of the file.
         **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 
@@ -47,8 +51,17 @@ $TVR_DATA/activitynet/
   train_ids.json, val_ids.json    ["v_<id>", ...]
   videos/v_<id>.mp4 ..."""
 
-    def __init__(self, *, split: Literal["val1"] = "val1", frames: int = 64, words: int = 64, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        split: Literal["val1"] = "val1",
+        annotated_end: bool = False,
+        frames: int = 64,
+        words: int = 64,
+        **options: Any,
+    ) -> None:
         super().__init__(split=split, frames=frames, words=words, **options)
+        self.annotated_end = annotated_end
 
     @property
     def has_official_validation(self) -> bool:
@@ -74,10 +87,17 @@ $TVR_DATA/activitynet/
             if video not in annotations:
                 continue
             sentences = field_of(source, video, annotations[video], "sentences", list)
-            builder.add(
-                VideoRecord(video, videos.find(video)), self._paragraph(source, video, sentences, findings), source
-            )
+            record = VideoRecord(video, videos.find(video), self._span(source, video, annotations[video]))
+            builder.add(record, self._paragraph(source, video, sentences, findings), source)
         return builder.build(name, "paragraph to video on val1, all sentences of a video as one query")
+
+    def _span(self, source: Path, video: str, annotation: dict[str, Any]) -> tuple[float, float] | None:
+        if not self.annotated_end or "duration" not in annotation:
+            return None
+        duration = annotation["duration"]
+        if not isinstance(duration, int | float) or not 0 < duration < math.inf:
+            raise malformed(source, f"{video}, duration", f"{duration!r} is not a length in seconds", "correct it")
+        return 0.0, float(math.ceil(duration))
 
     def _compare(self, ids_file: Path, ids: set[str], source: Path, annotated: set[str], findings: Findings) -> None:
         for video in sorted(annotated - ids):

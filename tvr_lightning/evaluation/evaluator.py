@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,6 +152,7 @@ class Evaluator:
         score_as_released: for the released protocols that condition each video on its own caption: takes texts, videos
             and the videos' own captions, in place of `score`. The result is marked as leaking ground truth.
         temperature: gamma, what the method divides its scores by, for normalisers without one of their own.
+        parts: Names of the parts whose mean the method's score is, for normalizers that need them.
         measure_balance: also measure how evenly both directions retrieve their galleries, which needs `temperature`.
 
     Raises:
@@ -172,6 +174,7 @@ class Evaluator:
         shard: Shard | None = None,
         score_as_released: LeakingScore | None = None,
         temperature: float | None = None,
+        parts: Sequence[str] = (),
         measure_balance: bool = False,
     ) -> None:
         if (score is None) == (score_as_released is None):
@@ -189,6 +192,7 @@ class Evaluator:
         self.device = device
         self.shard = shard or Shard()
         self.temperature = temperature
+        self.parts = parts
         self.measure_balance = measure_balance
 
     def evaluate(
@@ -308,14 +312,19 @@ class Evaluator:
         counts = torch.bincount(seen.video_of_text, minlength=source.gallery).double().to(source.device)
         ones = torch.ones(source.queries, dtype=torch.float64, device=source.device)
         bank_texts = bank_videos = None
+        text_parts: list[ScoreSource] = []
+        video_parts: list[ScoreSource] = []
         if normalizer.needs_bank and bank is not None:
             bank_texts = self._bank_source(bank.texts, source.videos)
             bank_videos = TransposedSource(self._bank_source(source.texts, bank.videos))
-        forward = Context("text-to-video", bank_texts, ones, counts, self.temperature)
-        backward = Context("video-to-text", bank_videos, counts, ones, self.temperature)
+            for part in self.parts if normalizer.needs_parts else ():
+                text_parts.append(self._bank_source(bank.texts, source.videos, part))
+                video_parts.append(TransposedSource(self._bank_source(source.texts, bank.videos, part)))
+        forward = Context("text-to-video", bank_texts, ones, counts, self.temperature, text_parts)
+        backward = Context("video-to-text", bank_videos, counts, ones, self.temperature, video_parts)
         return normalizer.fit(source, forward), normalizer.fit(TransposedSource(source), backward)
 
-    def _bank_source(self, texts: TextFeatures, videos: VideoFeatures) -> PairScores:
+    def _bank_source(self, texts: TextFeatures, videos: VideoFeatures, part: str | None = None) -> PairScores:
         assert self.score is not None
         return PairScores(
             self.score,
@@ -327,6 +336,7 @@ class Evaluator:
             block_videos=self.block_videos,
             device=self.device,
             shard=self.shard,
+            part=part,
         )
 
     def _balance(self, source: PairScores, adjustments: Adjustments, seen: _Seen) -> dict[Direction, Balance]:

@@ -7,7 +7,7 @@ gather them in every encoding, so that all must encode equally often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -45,6 +45,7 @@ class Method(Protocol):
     encoder: Encoder
     evaluation_config: EvaluationConfig
     protocol: Literal["query", "as-released"]
+    averaged_parts: Sequence[str]
 
     @property
     def device(self) -> torch.device:
@@ -256,6 +257,7 @@ def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_che
         device=method.device,
         shard=Shard(rank(), world_size(), _stacked) if world_size() > 1 else None,
         temperature=method.score_temperature(),
+        parts=method.averaged_parts,
         measure_balance=config.balance,
     )
     normalizer = None if sanity_check else config.normalization
@@ -282,9 +284,12 @@ def predict(method: Method, split: EncodedSplit) -> tuple[Tensor, Tensor, Tensor
     order, places = (torch.randperm(len(items), generator=generator) for items in (texts, videos))
     texts, videos = texts[order], videos[places]
     normalizer = config.normalization
-    needs_bank = normalizer is not None and normalizer.needs_bank
-    bank = _pair_scores(method, method.bank().texts, videos.features) if needs_bank else None
-    context = Context("text-to-video", bank, temperature=method.score_temperature())
+    context = Context("text-to-video", temperature=method.score_temperature())
+    if normalizer is not None and normalizer.needs_bank:
+        queries = method.bank().texts
+        context.bank = _pair_scores(method, queries, videos.features)
+        parts = method.averaged_parts if normalizer.needs_parts else ()
+        context.bank_parts = [_pair_scores(method, queries, videos.features, part) for part in parts]
     source = _pair_scores(method, texts.features, videos.features)
     with method.sealed(), gathered(method, method.encoder):
         scores, columns = best_videos(source, config.top_k, normalizer, context)
@@ -292,10 +297,10 @@ def predict(method: Method, split: EncodedSplit) -> tuple[Tensor, Tensor, Tensor
     return texts.index[back], scores[back], videos.index.to(columns.device)[columns[back]]
 
 
-def _pair_scores(method: Method, texts: TextFeatures, videos: VideoFeatures) -> PairScores:
+def _pair_scores(method: Method, texts: TextFeatures, videos: VideoFeatures, part: str | None = None) -> PairScores:
     budget = method.evaluation_config.memory_bytes
     return PairScores(
-        method.score, texts, videos, memory_budget_bytes=budget, pair_bytes=PAIR_BYTES, device=method.device
+        method.score, texts, videos, memory_budget_bytes=budget, pair_bytes=PAIR_BYTES, device=method.device, part=part
     )
 
 

@@ -55,6 +55,7 @@ class Context:
     Attributes:
         direction: which of the two directions.
         bank: scores (K, G) of K training queries against the G gallery items.
+        bank_parts: The parts whose mean these scores are, (K, G) each; given to normalizers with `needs_parts`.
         query_counts: (Q,) float64, number of matches of each query in the other modality of the test set.
         gallery_counts: (G,) float64, the same for each gallery item.
         temperature: gamma, what the method divides its scores by.
@@ -65,6 +66,7 @@ class Context:
     query_counts: Tensor | None = None
     gallery_counts: Tensor | None = None
     temperature: float | None = None
+    bank_parts: Sequence[ScoreSource] = ()
 
 
 class Normalizer(ABC):
@@ -74,11 +76,13 @@ class Normalizer(ABC):
         name: what result tables call it.
         transductive: whether it uses the test queries as a whole.
         needs_bank: whether it needs training queries.
+        needs_parts: Whether it needs the parts of their scores.
     """
 
     name: str
     transductive: bool
     needs_bank: bool
+    needs_parts: bool = False
 
     @abstractmethod
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
@@ -249,9 +253,10 @@ class SinkhornBias(Normalizer):
         iterations: the paper takes 4.
         marginals: `uniform`, or `count`: in proportion to the number of test captions of a video (Sec. 3.3), which uses
             the test set's pairing counts and is therefore transductive as well.
+        per_part: Compute a bias for each part of a score that is a mean of parts, and add their mean (UCoFiA).
 
     Raises:
-        ValueError: `temperature` is not positive or `iterations` is below 1.
+        ValueError: `temperature` is not positive, `iterations` is below 1, or `per_part` without training queries.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.5], [0.7, 0.6]])  # both texts find the first video
@@ -266,17 +271,22 @@ class SinkhornBias(Normalizer):
         queries: Literal["train", "oracle"] = "train",
         iterations: int = 4,
         marginals: Literal["uniform", "count"] = "uniform",
+        per_part: bool = False,
     ) -> None:
         if (temperature is not None and temperature <= 0) or iterations < 1:
             raise ValueError(f"Sinkhorn needs temperature > 0 and iterations >= 1, got {temperature}, {iterations}")
+        if per_part and queries != "train":
+            raise ValueError(f"per_part needs queries: train, got {queries}")
         self.temperature = temperature
         self.queries = queries
         self.iterations = iterations
         self.marginals = marginals
         self.needs_bank = queries == "train"
+        self.needs_parts = per_part
         self.transductive = queries == "oracle" or marginals == "count"
         gamma = "the method's gamma" if temperature is None else f"gamma {temperature:g}"
-        self.name = f"Sinkhorn ({queries} queries, {gamma}, {iterations} iterations, {marginals} marginals)"
+        self.name = f"Sinkhorn ({queries} queries, {gamma}, {iterations} iterations, {marginals} marginals"
+        self.name += ", a bias per part)" if per_part else ")"
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         """Balance the queries against the gallery.
@@ -298,15 +308,17 @@ class SinkhornBias(Normalizer):
         after a few iterations it matters which side is balanced last.
 
         Raises:
-            ValueError: there is no bank, no counts, or no temperature, where they are needed.
+            ValueError: there is no bank, no counts, no parts, or no temperature, where they are needed.
         """
         gamma = self.temperature if self.temperature is not None else context.temperature
         if gamma is None:
             raise ValueError(f"{self.name} needs the temperature that the method divides its scores by")
         gallery = self._marginal(context.gallery_counts, "gallery")
         if self.queries == "train":
-            bank = _need_bank(context, self.name)
-            return gamma * self._log_weights(bank, gamma, 0.0, gallery)[1]
+            banks = context.bank_parts if self.needs_parts else [_need_bank(context, self.name)]
+            if not banks:
+                raise ValueError(f"{self.name} needs a method whose score is a mean of parts. Set per_part to false.")
+            return gamma * torch.stack([self._log_weights(bank, gamma, 0.0, gallery)[1] for bank in banks]).mean(0)
         queries = self._marginal(context.query_counts, "query")
         if context.direction == "text-to-video":
             weights = self._log_weights(scores, gamma, queries, gallery)[1]
@@ -366,6 +378,7 @@ class NormalizerChain(Normalizer):
         self.name = ", then ".join(normalizer.name for normalizer in normalizers)
         self.transductive = any(normalizer.transductive for normalizer in normalizers)
         self.needs_bank = normalizers[0].needs_bank
+        self.needs_parts = normalizers[0].needs_parts
 
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
         """Fit each normaliser on the scores that the former ones return."""

@@ -36,6 +36,7 @@ class PairScores(ScoreSource):
         own_texts: one record of M captions per caption slot, for the released protocols that condition each video on
             its own caption; texts are ordered by slot.
         slot_sizes: number of texts per slot, where `own_texts` is given.
+        part: Name of the part to take instead of the similarity.
         text_index, video_index: (N,), (M,) places in the split, for messages.
     """
 
@@ -53,12 +54,14 @@ class PairScores(ScoreSource):
         shard: Shard | None = None,
         own_texts: Sequence[TextFeatures] = (),
         slot_sizes: Sequence[int] = (),
+        part: str | None = None,
         text_index: Tensor | None = None,
         video_index: Tensor | None = None,
     ) -> None:
         super().__init__(len(texts), len(videos), device or texts.sentence.device, shard)
         self.score = score
         self.own_texts = own_texts
+        self.part = part
         self.text_index = text_index
         self.video_index = video_index
         pairs = max(memory_budget_bytes // 2 // (pair_bytes + BYTES_OF_A_PASS), 1)
@@ -142,7 +145,8 @@ class PairScores(ScoreSource):
         if self.own_texts:
             records.append(self.own_texts[slot][columns].to(self.device))
         with torch.autocast(self.device.type, enabled=False):
-            values = self.score(*[record.float() for record in records]).similarity  # type: ignore[arg-type]
+            scores = self.score(*[record.float() for record in records])  # type: ignore[arg-type]
+        values = scores.similarity if self.part is None else scores.parts[self.part]
         expected = (rows.stop - rows.start, columns.stop - columns.start)
         if values.shape != expected:
             raise ValueError(

@@ -1,9 +1,8 @@
 """Small copies of video files to train from: few frames a second, no more pixels than the encoder takes, sound kept.
 
-CLIP4Clip trains on copies at 3 frames a second and 224 pixels (its `preprocess/compress_video.py`). Reading a clip is
-decoding every frame from a keyframe to the last wanted one; of a copy there are few, small ones, and each second begins
-with a keyframe. Copies keep the clock: the frame at k / fps seconds is the one that the original shows then, and the
-last one lasts as long as there.
+Reading a clip is decoding every frame from a keyframe to the last wanted one; of a copy there are few, small ones, and
+each second begins with a keyframe. Copies keep the clock: the frame at k / fps seconds is the one that the original
+shows then, and the last one lasts as long as there. With `like`, they consist of other authors' frames instead.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal, get_args
@@ -23,13 +22,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tvr_lightning.media.audio import SAMPLE_RATE, AudioError, read_audio
-from tvr_lightning.media.decoder import decoded_frames
+from tvr_lightning.media.clip4clip_copies import FPS, SIZE, write_clip4clip_frames
+from tvr_lightning.media.decoder import decoded_frames, open_video
 from tvr_lightning.media.opening import Allowance, VideoError, open_media, packets_of, words_of
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import probe, read_steadily
 
 Frames = Literal["h264", "jpeg"]
 """How a copy keeps its frames: as H.264, or each as a JPEG of its own, which is larger and faster to read."""
+
+Like = Literal["clip4clip"]
+"""Whose copies: CLIP4Clip's at 3 frames a second, which lag by about 0.4 s and enlarge small frames to 224 pixels."""
 
 Sound = Literal["none", "copied", "anew"]
 
@@ -50,15 +53,17 @@ class Compression:
         size: pixels of a frame's short side; smaller ones stay as they are. Nothing is cut off.
         frames: H.264 or JPEG.
         interpolation: filter of the resizing, that of the encoder's preparation.
+        like: Authors whose released script chooses the frames and their size; all other options keep their defaults.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: an option is out of range, or contradicts `like`.
     """
 
-    fps: int = 3
-    size: int = 224
+    fps: int = FPS
+    size: int = SIZE
     frames: Frames = "h264"
     interpolation: Interpolation = "bicubic"
+    like: Like | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("fps", 1), ("size", LEAST_SIZE)):
@@ -66,10 +71,18 @@ class Compression:
                 raise ValueError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
         if self.frames not in get_args(Frames):
             raise ValueError(f"--frames is {self.frames!r}; choose one of {', '.join(get_args(Frames))}")
+        if self.like not in (None, *get_args(Like)):
+            raise ValueError(f"--like is {self.like!r}; choose one of {', '.join(get_args(Like))}")
+        if self.like and replace(self, like=None) != Compression():
+            raise ValueError(
+                f"--like {self.like} means {FPS} fps, {SIZE} pixels, h264, bicubic, and not {self.fps} fps, "
+                f"{self.size} pixels, {self.frames}, {self.interpolation}; leave --fps, --size and --frames out"
+            )
 
     def describe(self) -> str:
         """Return it in words, as run cards hold it."""
-        return f"compressed {self.fps} fps {self.size}" + (" jpeg" if self.frames == "jpeg" else "")
+        kind = " jpeg" if self.frames == "jpeg" else f" like {self.like}" if self.like else ""
+        return f"compressed {self.fps} fps {self.size}{kind}"
 
     def __call__(self, frame: Image.Image) -> Pixels:
         """Return an RGB frame as it is kept, (height, width, 3): its short side `size` pixels long, both sides even.
@@ -167,14 +180,15 @@ def _fill(path: Path, how: Compression, sound: Sound, buffer: io.BytesIO, copy: 
 
 def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
     allowance = Allowance(path)
-    with open_media(path) as container:
+    with open_video(path, 1) as (container, picture):
         source = container.streams.best("audio")
         assert isinstance(source, av.AudioStream)
         assert source.time_base is not None
-        picture = container.streams.video[0]
         origin = Fraction(0)
         if picture.start_time is not None and picture.time_base is not None:
             origin = picture.start_time * picture.time_base
+        if how.like:  # such a copy starts with whatever starts first
+            origin = Fraction(container.start_time or 0, av.time_base)
         track = out.add_stream_from_template(source)
         packets = []
         try:
@@ -233,6 +247,10 @@ def _encode_sound(waveform: NDArray[np.float32], track: av.AudioStream, out: Out
 
 def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
     """Write the frames, the first of them at 0; the last one lasts to the end of the original."""
+    if how.like:
+        copy.frames = write_clip4clip_frames(path, out)
+        copy.duration = copy.frames / how.fps
+        return
     clock = Fraction(1, how.fps * _TICKS)
     for packet in _packets(path, how, out, copy, clock):
         assert packet.pts is not None

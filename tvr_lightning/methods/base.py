@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -55,11 +55,13 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         needs_patches: whether `score` reads patches, which stored features must hold then.
         reads_padding: whose padding, of `words` or `frames`, enters the scores, as in some released codes.
         protocol: how the method is evaluated.
+        averaged_parts: Names of the parts whose mean a score is; none if it is not such a mean.
     """
 
     needs_patches = False
     reads_padding: tuple[str, ...] = ()
     protocol: Protocol = "query"
+    averaged_parts: Sequence[str] = ()
 
     def __init__(
         self,

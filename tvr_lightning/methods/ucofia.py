@@ -12,12 +12,12 @@ Deviations:
 - evaluated model: released text-to-video folder has another patch predictor, and neither folder ever uses the matrix L1
   (`local_mat_weight1`), so that a checkpoint of the training code does not load in the first and is scored without L1
   in the second; here the training code's model. Both are options (`patch_selection.predictor`, `patch_matrix`), and
-  `tvr convert --openai_clip FILE` leaves L1 out.
+  `tvr convert --openai_clip FILE` leaves L1 out. `evaluate_as: released` trains with L1 and scores without it.
 - noise: released selectors draw it at evaluation too, and scores change from run to run; here evaluation takes the k
-  best patches (`patch_selection.noise_eval` draws).
+  best patches (`patch_selection.noise_eval` or `evaluate_as: released` draws).
 - score normalization: released corrects each of the three scores by a bias of its own (log weights of Sinkhorn's
-  algorithm over all training queries, added before the mean); here off, and one bias of the mean in
-  `recipes/variants/ucofia-sinkhorn.yaml`.
+  algorithm over all training queries, added before the mean); here off. `evaluate_as: released` adds the three
+  biases, and `recipes/variants/ucofia-sinkhorn.yaml` one bias of the mean.
 - unused parameters: released creates some; here they are left out.
 - ties: released counts a tied query several times; here they are ranked by their expectation.
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.evaluation.normalization import SinkhornBias
 from tvr_lightning.features import Record, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA, Aggregation, BidirectionalAggregation
 from tvr_lightning.layers.cosine import unit
@@ -60,6 +61,9 @@ class UCoFiAOptions(Options):
         patch_selection: patches of every frame.
         similarity_aggregation: `ISA` by default, `SoftmaxAggregation`, or `MeanAggregation`.
         patch_matrix: learn L1, which maps patches; the released evaluation codes lack it.
+        evaluate_as: `trained` evaluates the trained model. `released` does what the released evaluation does with it:
+            it scores without L1, with noise in the selection of patches, and with a Sinkhorn bias for each alignment
+            from training queries unless `evaluation.normalization` names another. It keeps the trained vision blocks.
 
     Raises:
         ValueError: a value out of its range, or an option of a score that is not made.
@@ -70,6 +74,7 @@ class UCoFiAOptions(Options):
     patch_selection: PatchSelection = field(default_factory=PatchSelection)
     similarity_aggregation: Aggregation = kind(ISA)
     patch_matrix: bool = True
+    evaluate_as: Literal["trained", "released"] = "trained"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,7 +166,9 @@ class UCoFiAHead(PairHead):
                 raise ValueError(
                     f"UCoFiA aligns words with {self.patches} patches per frame, which encode_video selects"
                 )
-            behind = () if self.patch_matrix is None else (self.patch_matrix.T,)  # (w L) . (p L1) = (w L L1^T) . p
+            drops = not self.training and self.options.evaluate_as == "released"
+            # (w L) . (p L1) = (w L L1^T) . p
+            behind = () if self.patch_matrix is None or drops else (self.patch_matrix.T,)
             patches, words = video.patches.flatten(1, 2), unit(text.words)
             patches, words = mapped_between(patches, words, self.word_matrix, *behind)
             patches = self.word_patch.temperature * patches
@@ -178,9 +185,8 @@ class UCoFiAHead(PairHead):
             scale: exp(logit_scale), scalar.
 
         Returns:
-            `similarity` (n, m), the mean of the alignments divided by the scale where they have it, so that times the
-            scale it is the released logits, in which word_patch alone has none; `parts`: the alignments' scores
-            without the scale.
+            `similarity` (n, m), the mean of `parts`: the alignments' scores, of which word_patch alone is divided by
+            the scale. Times the scale they are the released scores.
         """
         parts = {}
         if text.mapped is not None:
@@ -190,9 +196,8 @@ class UCoFiAHead(PairHead):
             parts["sentence_frame"] = self.sentence_frame(similarity, whole=True).T
         if text.words is not None and video.patches is not None:
             similarity = token_similarities(video.patches, text.words)  # (F P', m, W, n)
-            parts["word_patch"] = self.word_patch(similarity, words=2, whole=True, scaled=True).T
-        scaled = [part / scale if name == "word_patch" else part for name, part in parts.items()]
-        return Scores(torch.stack(scaled).mean(0), parts)
+            parts["word_patch"] = self.word_patch(similarity, words=2, whole=True, scaled=True).T / scale
+        return Scores(torch.stack(list(parts.values())).mean(0), parts)
 
 
 class UCoFiA(RetrievalModule):
@@ -207,11 +212,17 @@ class UCoFiA(RetrievalModule):
     def __init__(self, encoder: Encoder, *, ucofia: UCoFiAOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = ucofia or UCoFiAOptions()
+        self.averaged_parts = options.scores
+        selection = options.patch_selection
+        if options.evaluate_as == "released":
+            selection = dataclasses.replace(selection, noise_eval=True)
+            normalization = self.evaluation_config.normalization or SinkhornBias(per_part=True)
+            self.evaluation_config = dataclasses.replace(self.evaluation_config, normalization=normalization)
         self.needs_patches = "word_patch" in options.scores
         self.reads_padding = ("words", "frames") if set(options.scores) - {"video_sentence"} else ()
         layers = options.temporal_layers
         self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
-        self.selector = PatchSelector(encoder.dimension, options.patch_selection) if self.needs_patches else None
+        self.selector = PatchSelector(encoder.dimension, selection) if self.needs_patches else None
         self.head = UCoFiAHead(encoder.dimension, self.words, self.frames, options).within(
             self.evaluation_config.memory_gib
         )

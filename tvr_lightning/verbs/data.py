@@ -15,7 +15,7 @@ from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.importing.hub import fetch
 from tvr_lightning.importing.run import import_dataset
 from tvr_lightning.importing.videos import ImportFailed, Way
-from tvr_lightning.media.compression import LEAST_SIZE, Compression, Frames
+from tvr_lightning.media.compression import LEAST_SIZE, Compression, Frames, Like
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.places import File, Folder, NewFile, NewFolder
 from tvr_lightning.ranges import Count, Range
@@ -91,6 +91,7 @@ def data_compress(
     fps: Count = 3,
     size: Annotated[int, Range(at_least=LEAST_SIZE)] = 224,
     frames: Frames = "h264",
+    like: Like | None = None,
     workers: Count | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -104,11 +105,12 @@ def data_compress(
         fps: frames a second.
         size: pixels of the short side of a frame.
         frames: h264, or jpeg, which takes more room and is faster to read.
+        like: Make CLIP4Clip's own copies: the frames and the size that its script's ffmpeg command gives.
         workers: processes that decode and encode; by default one per core.
         overrides: options on top of the recipes, such as `--data.init_args.root=FOLDER`.
     """
     data = data_from_recipe(config, overrides)
-    how = Compression(fps, size, frames, data.preparation.interpolation)
+    how = Compression(fps, size, frames, "bicubic" if like else data.preparation.interpolation, like)
     done = compress_dataset(data, out, how, workers=workers or os.cpu_count() or 1)
     for line in done.lines():
         print(line)

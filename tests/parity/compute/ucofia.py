@@ -71,7 +71,7 @@ def compute_ucofia(case: ParityCase) -> dict[str, Tensor]:
         found[f"selected_tokens.{name}"] = selected.flatten(1, 2)
         found[f"similarity.{name}"] = scale * scores.similarity
         for part, score in scores.parts.items():
-            found[f"score.{part}.{name}"] = score if part == "word_patch" else scale * score
+            found[f"score.{part}.{name}"] = scale * score
     count = min(len(text), len(video))
     found["loss.noise_free"] = info_nce(found["similarity.noise_free"][:count, :count])
     if "queue_score.word_patch" in case.inputs:

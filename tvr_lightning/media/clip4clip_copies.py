@@ -1,0 +1,125 @@
+"""Frames of the copies that CLIP4Clip's `preprocess/compress_video.py` makes with FFmpeg.
+
+It runs `ffmpeg -i IN -filter:v scale='if(gt(a,1),trunc(oh*a/2)*2,224)':'if(gt(a,1),224,trunc(ow*a/2)*2)' -map 0:v -r 3
+OUT`. The rate comes from FFmpeg's constant-rate video sync and not from its `fps` filter: after the first two frames, a
+copy shows what the original showed about 0.4 s earlier.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from fractions import Fraction
+from math import copysign, floor
+from pathlib import Path
+from typing import cast
+
+from av.container import Flags, OutputContainer
+from av.video.frame import PictureType, VideoFrame
+from av.video.reformatter import VideoReformatter
+
+from tvr_lightning.media.decoder import Pictures, frames_in_order, open_video
+from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, VideoError, packets_of
+from tvr_lightning.media.orientation import Orientation, orientation_of, upright
+
+FPS, SIZE = 3, 224
+_STEPS = 2**16  # parts of an output frame's duration to which FFmpeg rounds time stamps
+
+
+def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
+    """Encode the frames of a copy with x264's default quality, as FFmpeg does; return their number.
+
+    Raises:
+        VideoError: The video cannot be read to its end.
+    """
+    stream = out.add_stream("libx264", rate=FPS, options={"crf": "23", "preset": "medium"})
+    stream.pix_fmt, stream.codec_context.thread_count = "yuv420p", 1
+    reformatter, count = VideoReformatter(), 0
+    with closing(constant_rate_frames(path, FPS)) as frames:
+        for frame in frames:
+            orientation = orientation_of(frame)
+            if orientation != Orientation():
+                frame = VideoFrame.from_image(upright(Pictures()(frame), orientation))
+            if not count:
+                stream.width, stream.height = clip4clip_size(frame.width, frame.height)
+            size = (stream.width, stream.height)
+            scaled = reformatter.reformat(frame, *size, format="yuv420p", interpolation="BICUBIC", threads=1)
+            scaled.pts, scaled.time_base, scaled.pict_type = count, Fraction(1, FPS), PictureType.NONE
+            scaled.duration = 1
+            out.mux(stream.encode(scaled))
+            count += 1
+    out.mux(stream.encode(None))
+    return count
+
+
+def clip4clip_size(width: int, height: int) -> tuple[int, int]:
+    """Return the width and height of a copy.
+
+    The command multiplies by `a` (width / height) where a portrait video needs the inverse, so that such a video is
+    squashed to a width of 224 and an even smaller height.
+    """
+    aspect = width / height
+    length = int(SIZE * aspect / 2) * 2
+    return (length, SIZE) if aspect > 1 else (SIZE, length)
+
+
+def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, None]:
+    """Yield the frames that `ffmpeg -r RATE` writes, one per output frame (`-fps_mode cfr`).
+
+    A frame that starts and ends more than 1.1 output frames too early is dropped, one that ends more than 1.1 too late
+    is repeated. At the end, the last frame is repeated as often as the frames before were at the median of the last
+    three.
+
+    Raises:
+        VideoError: A frame cannot be decoded, or the file lasts too long or has frames of an extreme shape.
+    """
+    written, repeats, previous = 0, deque([0, 0, 0], 3), None
+    with open_video(path, 1) as (container, stream):
+        container.flags &= ~cast(int, Flags.gen_pts.value)  # PyAV's default; FFmpeg's program has no such time stamps
+        origin = Fraction(container.start_time or 0, 10**6)
+        guessed = stream.guessed_rate or Fraction(25)
+        for frame, time in _timed(frames_in_order(stream, packets_of(container, stream), Allowance(path))):
+            if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
+                raise VideoError(path, f"has frames of {frame.width:,} x {frame.height:,} pixels, which is too long")
+            if time - origin > MAX_SECONDS:
+                raise VideoError(path, f"lasts longer than {MAX_SECONDS:,} s by its time stamps")
+            position = floor((time - origin) * rate * _STEPS + Fraction(1, 2)) / _STEPS
+            if position != round(position):  # FFmpeg moves time stamps off midpoints
+                position += copysign(0.5 / _STEPS, position)
+            base = frame.time_base or Fraction(1)
+            length = float((frame.duration or round(1 / guessed / base)) * base) * rate
+            early, earlier, count = position - written, 0, 1
+            end = early + length
+            if end < -1.1:
+                count = 0
+            elif end > 1.1:
+                count = round(end)
+                earlier = min(round(early - 0.6), count) if early > 1.1 else 0
+            repeats.appendleft(earlier)
+            yield from [previous or frame] * earlier
+            yield from [frame] * (count - earlier)
+            written, previous = written + count, frame
+    if previous is None:
+        raise VideoError(path, "none of its frames can be decoded")
+    yield from [previous] * sorted(repeats)[1]
+
+
+def _timed(frames: Iterable[VideoFrame]) -> Iterator[tuple[VideoFrame, Fraction]]:
+    """Yield frames with their times in seconds, as libavcodec estimates them.
+
+    Decoding time stamps replace presentation time stamps that are missing, or that go back more often (AVI files).
+    """
+    latest = [float("-inf")] * 2
+    faults, after = [0, 0], 0
+    for frame in frames:
+        stamps = (frame.pts, frame.dts)
+        for kind, stamp in enumerate(stamps):
+            known = stamp if stamp is not None else stamps[1 - kind]
+            if known is not None:
+                faults[kind] += stamp is not None and known <= latest[kind]
+                latest[kind] = known
+        shown = frame.pts if frame.dts is None or faults[0] <= faults[1] else None
+        shown = next((stamp for stamp in (shown, frame.dts) if stamp is not None), after)
+        after = shown + frame.duration
+        yield frame, shown * (frame.time_base or Fraction(1))
