@@ -1,0 +1,59 @@
+"""The README: its snippets run as printed, and its figures are those of the pages that it links to."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tvr_lightning.cli import main
+from tvr_lightning.reproduce.published import published_rows
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+def test_its_snippets_run_as_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for line in "".join(blocks("bash")).splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "tvr"
+        assert main(arguments) == 0, line
+    assert "1. " in capsys.readouterr().out  # results of the search
+    names: dict = {}
+    for block in blocks("python"):
+        exec(block, names)
+    assert names["scores"].shape == (1, 2)
+
+
+def rows_with_links():
+    rows = [line for line in README.splitlines() if line.startswith("|") and "benchmarks/results" in line]
+    return [(row, re.findall(r"\]\(([^)#]+)", row)) for row in rows]
+
+
+@pytest.mark.parametrize(("row", "pages"), rows_with_links())
+def test_the_figures_of_a_row_are_on_the_pages_that_it_links_to(row, pages):
+    evidence = "".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+    known = set(NUMBER.findall(evidence)) | {"4", "16", "32", "95"}  # CLIP4Clip, float16, float32, the intervals
+    cells = re.sub(r"\]\([^)]*\)", "", row)
+    assert [number for number in NUMBER.findall(cells) if number not in known] == []
+
+
+def test_published_results_are_those_of_the_papers():
+    shown = re.findall(
+        r"^\| (GARE|TC-MGC|NCL|DPDV|GAID)\b.*?\| ([\d.]+) \| ([\d.]+) \| not yet \|$", README, re.MULTILINE
+    )
+    assert len(shown) == 5
+    printed = {(row.paper, row.direction, row.printed("R@1")) for row in published_rows() if row.dataset == "MSR-VTT"}
+    for paper, text_to_video, video_to_text in shown:
+        assert (paper, "t2v", float(text_to_video)) in printed
+        assert (paper, "v2t", float(video_to_text)) in printed
