@@ -7,11 +7,6 @@ RECIPE ?= recipes/tcmgc.yaml
 RUNS := runs
 # `demo` and `smoke` write to build/demo and build/smoke; `clean` removes these two folders.
 DEMO_FOLDER := build/demo
-# Training from random weights. Without attention dropout, TC-MGC uses the faster factorized form, so twice the epochs take
-# less time. The layers after the encoder keep the paper's learning rate; softer weights train more of a new encoder.
-DEMO ?= --trainer.max_epochs 60 --trainer.check_val_every_n_epoch 10 --model.init_args.tcmgc.attention.dropout 0 \
-  --model.init_args.optimizer.lr 1e-4 --model.init_args.tcmgc.similarity_aggregation.init_args.softmax_lambda 10
-
 SHARE := $(if $(FAST),--fixture --share features,$(if $(TVR_DATA),,--share encoder))
 TABLE1 ?= runs/table1$(if $(FAST),-fast)
 GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | wc -l)
@@ -28,9 +23,10 @@ FEATURES ?= features/$(BACKBONE)
 # Store audio and patches only if a head needs them; patches take most of the space.
 WHAT := [text, frames$(if $(filter dpdv,$(HEADS)),$(COMMA) patches)$(if $(filter gaid,$(HEADS)),$(COMMA) audio)]
 
-.PHONY: help demo demo-search test test-slow test-oldest lint smoke zero-shot heads reproduce-table1 verify-released clean
+.PHONY: help install demo demo-search test test-slow test-oldest lint smoke zero-shot heads reproduce-table1 verify-released clean
 
 help:
+	@echo 'make install           create .venv and install the package in it; then: . .venv/bin/activate'
 	@echo 'make demo              install, write 500 synthetic videos, train, show the results, search the videos'
 	@echo 'make test              run the tests (make test-slow: the slow tests; make lint: ruff and mypy)'
 	@echo 'make test-oldest       test the wheel with the oldest versions that pyproject.toml allows (downloads several GB)'
@@ -40,30 +36,45 @@ help:
 	@echo 'make verify-released   compare the authors'"'"' checkpoints with the published results: CHECKPOINTS=FOLDER (needs data)'
 	@echo 'make smoke             train two epochs on 24 synthetic videos (make clean: remove the files of demo and smoke)'
 
-# Installs again if pyproject.toml or constraints.txt is newer than this file.
+install: $(VENV)/.installed
+
+# What users need. Installs again if pyproject.toml or constraints.txt is newer than this file. Without --no-compile, pip
+# compiles many modules that nothing imports.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing torch and the other packages: about a minute if their downloads are cached"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,audio,encoders,search]'
+	$(PIP_INSTALL) torch
+	$(PIP_INSTALL) --editable '.[search]'
+	touch $@
+
+# What tests, every encoder, and every audio model need as well.
+$(VENV)/.complete: $(VENV)/.installed
+	$(PIP_INSTALL) --editable '.[dev,audio,encoders,search]'
 	touch $@
 
 $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed
+	@echo "Writing 500 synthetic videos: about half a minute, then three minutes left"
 	$(BIN)/tvr data synth msrvtt --root $(DEMO_FOLDER) --videos 500 --seed 0
 
-demo: $(VENV)/.installed $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
-	$(BIN)/tvr fit --config $(RECIPE) --config recipes/fixture.yaml $(DEMO) \
+demo:
+	@echo "The demo takes about five minutes on two CPU cores: it installs, writes videos, trains, tests, and searches"
+	@$(MAKE) --no-print-directory $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
+	@echo "Training TC-MGC and testing it: about two minutes, then half a minute left"
+	$(BIN)/tvr fit --config recipes/tcmgc.yaml --config recipes/fixture.yaml --config recipes/demo.yaml \
 	  --data.init_args.root $(DEMO_FOLDER) --results.directory $(DEMO_FOLDER)/runs
-	$(MAKE) demo-search
+	@echo "Indexing the 100 test videos and searching them: about half a minute"
+	@$(MAKE) --no-print-directory demo-search
 
 # Searches the held-out videos with the newest run, for captions that its test answered correctly.
 demo-search: $(VENV)/.installed $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
 	$(BIN)/python benchmarks/demo_search.py --runs $(DEMO_FOLDER)/runs --videos $(DEMO_FOLDER)/msrvtt --out $(DEMO_FOLDER)/index
 	@echo; echo "To see the videos: $(BIN)/tvr serve --index $(DEMO_FOLDER)/index, then open http://127.0.0.1:8321/"
 
-test: $(VENV)/.installed
+test: $(VENV)/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-test-slow: $(VENV)/.installed
+test-slow: $(VENV)/.complete
 	$(BIN)/python -m pytest -m slow
 
 # Tests the wheel without constraints.txt. Plain `pytest` does not add the checkout to the path, so it imports the wheel.
@@ -82,7 +93,7 @@ test-oldest:
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --no-deps $(OLDEST)/wheel/*.whl
 	$(OLDEST)/bin/pytest -W default -n auto --dist loadfile
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.complete
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy tvr_lightning
@@ -96,11 +107,11 @@ smoke: $(VENV)/.installed
 	test -s build/smoke/runs/*/version_0/results.json
 
 # The fastest result on real data: mean frames of a pretrained encoder, no training.
-zero-shot: $(VENV)/.installed
+zero-shot: $(VENV)/.complete
 	$(BIN)/tvr test --config recipes/zero-shot.yaml $(ON) --results.directory $(RUNS)/zero-shot
 
 # Extracts features once, then trains the papers' heads on them.
-heads: $(VENV)/.installed
+heads: $(VENV)/.complete
 	$(BIN)/tvr extract --config recipes/$(if $(filter gaid,$(HEADS)),gaid,clip4clip).yaml $(ON) --config recipes/heads.yaml \
 	  --what '$(WHAT)' --out $(FEATURES)
 	for head in $(HEADS); do $(BIN)/tvr fit --config recipes/$$head.yaml $(ON) --config recipes/heads.yaml \
@@ -108,14 +119,14 @@ heads: $(VENV)/.installed
 
 # Without TVR_DATA, runs on synthetic datasets start from one shared encoder; FAST=1 trains only heads on its features.
 # Rerun the command to resume. A failed run is a row with its error, and the report is written anyway.
-reproduce-table1: $(VENV)/.installed
+reproduce-table1: $(VENV)/.complete
 	$(BIN)/tvr reproduce gare-1 tc-mgc-1a tc-mgc-1b ncl-1 dpdv-1 gaid-1 $(SHARE) \
 	  $(if $(HARDWARE),--overlay recipes/hardware/$(HARDWARE).yaml) --out $(TABLE1); status=$$?; \
 	  $(BIN)/tvr report $(TABLE1) && exit $$status
 
 # Tests the authors' checkpoints, named by method (xpool.pth, gare.bin, ...), on the real test videos in $TVR_DATA.
 CHECKPOINTS ?= released
-verify-released: $(VENV)/.installed
+verify-released: $(VENV)/.complete
 	$(BIN)/tvr verify-released $(CHECKPOINTS)
 
 clean:

@@ -1,4 +1,4 @@
-"""The last step of `make demo`: makes the held-out videos searchable and asks for some of them.
+"""The last step of `make demo`: index the held-out videos and search for some of them.
 
 The newest run under `--runs` says how well its model does: its test ranked every held-out caption among all held-out
 videos. Asked are the first three captions whose own video it found first, beside how many these are. Ends with status 1
