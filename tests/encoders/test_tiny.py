@@ -59,5 +59,5 @@ def test_it_starts_with_the_encoder_of_a_run(tmp_path):
     assert started.fingerprint() == trained.fingerprint()
     with pytest.raises(ValueError, match="does not fit"):
         TinyClipEncoder(width=64, image_size=32, vision_layers=2, trained_in=path)
-    with pytest.raises(UserError, match="looked for the checkpoint"):
+    with pytest.raises(UserError, match="there is no checkpoint"):
         TinyClipEncoder(width=64, trained_in=str(tmp_path / "absent.ckpt"))
