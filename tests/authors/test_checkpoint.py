@@ -51,7 +51,7 @@ def test_what_is_no_file_of_tensors_is_refused_unread(tmp_path):
     with pytest.raises(AuthorsCheckpointError, match="no tensors: args"):
         read_checkpoint(tmp_path / "mixed.pt")
     torch.save([torch.zeros(1)], tmp_path / "list.pt")
-    with pytest.raises(AuthorsCheckpointError, match="holds list; expected a state dict"):
+    with pytest.raises(AuthorsCheckpointError, match="contains list; expected a state dict"):
         read_checkpoint(tmp_path / "list.pt")
     with pytest.raises(AuthorsCheckpointError, match="no such file"):
         read_checkpoint(tmp_path / "absent.bin")

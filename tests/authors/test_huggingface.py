@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_named(clip):
     with pytest.raises(AuthorsCheckpointError, match="no audio encoder has 50-dimensional features"):
         import_gaid(odd, "file", words=7, frames=F)
     del tensors["clip.text_model.encoder.layers.0.self_attn.k_proj.weight"]
-    with pytest.raises(AuthorsCheckpointError, match=r"in_proj_weight lacks self_attn\.k_proj"):
+    with pytest.raises(AuthorsCheckpointError, match=r"in_proj_weight is missing self_attn\.k_proj"):
         with_openai_names(tensors, "file")
     tensors["clip.text_model.extra"] = torch.zeros(1)
     with pytest.raises(AuthorsCheckpointError, match=r"clip\.text_model\.extra is not a tensor"):

@@ -188,4 +188,4 @@ def test_a_broken_track_stops_or_is_named_as_the_option_says(tmp_path):
         record, None
     )
     assert len(media.problems) == 1
-    assert "broken.mkv: sound track: 5 failures" in media.problems[0]
+    assert "broken.mkv: audio track: 5 failures" in media.problems[0]

@@ -95,11 +95,11 @@ def test_packets_beyond_the_bound_are_refused(tmp_path, name, monkeypatch):
     monkeypatch.setattr(packets, "MAX_PACKETS", 300)
     path = write_packets(tmp_path / name, png(16, 16), 301, (16, 16))
     for function in (read, probe):
-        with pytest.raises(VideoError, match=rf"{name}: holds a stream of at least 301 packets; at most 300 are read"):
+        with pytest.raises(VideoError, match=rf"{name}: contains a stream of at least 301 packets; the maximum is 300"):
             function(path)
     assert probe(write_packets(tmp_path / name, png(16, 16), 300, (16, 16))).frames == 300
     sound = write_clip(tmp_path / "sound.mkv", tone(20.0), seconds=20.0, codec="aac")
-    with pytest.raises(AudioError, match=r"sound\.mkv: holds a stream of at least 301 packets"):
+    with pytest.raises(AudioError, match=r"sound\.mkv: contains a stream of at least 301 packets"):
         read_audio(sound)
 
 

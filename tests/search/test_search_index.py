@@ -147,7 +147,7 @@ def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sour
     facts[0]["fingerprint"]["weights"] = "0" * 16
     catalog.set_fact("scorers", facts)
     catalog.close()
-    with pytest.raises(SearchError, match=r"weights: the index has '0{16}', this run '[0-9a-f]{16}'\. Bring"):
+    with pytest.raises(SearchError, match=r"weights: the index has '0{16}', this run '[0-9a-f]{16}'\. Restore"):
         Searcher(copy)
     with pytest.raises(SearchError, match=r"weights: the index has '0{16}', this run '[0-9a-f]{16}'\. Index into"):
         index([gallery], copy, sources, progress=False)

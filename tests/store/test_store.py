@@ -140,7 +140,7 @@ def test_half_precision_halves_the_shards_and_rounds_as_float16(tmp_path):
     sizes = [shard_of(tmp_path / dtype, 0).stat().st_size for dtype in ("float16", "float32")]
     assert sizes[0] < 0.6 * sizes[1]
     with (
-        pytest.raises(StoreError, match="holds float16, this run writes float32"),
+        pytest.raises(StoreError, match="contains float16, but this run writes float32"),
         StoreWriter(tmp_path / "float16", {"frames": MADE["frames"]}, COMMAND),
     ):
         pass
@@ -199,7 +199,7 @@ def test_a_part_that_is_not_there_names_the_command_that_adds_it(store):
 def test_missing_items_name_the_command_that_completes_the_store(store):
     opened = FeatureStore(store)
     opened.require_items("frames", [key(i) for i in range(6)])
-    with pytest.raises(StoreError, match=r"lacks 2 of 4 items of part 'frames', first video7.*tvr extract"):
+    with pytest.raises(StoreError, match=r"2 of 4 items of part 'frames' are missing .*first video7.*tvr extract"):
         opened.require_items("frames", [key(0), key(7), key(8), key(1)])
 
 
@@ -223,7 +223,7 @@ def test_a_damaged_shard_is_refused_with_the_command_and_mended_by_it(store, how
     content = damaged.read_bytes()
     opened = FeatureStore(store)
     assert float(opened.video([key(0)]).frames.mean()) == 0, "the other shards are sound"
-    with pytest.raises(StoreError, match=rf"{damaged.name}: the shard.*anew.*{COMMAND}"):
+    with pytest.raises(StoreError, match=rf"{damaged.name}: the shard.*Rewrite it.*{COMMAND}"):
         opened.verify()
     with pytest.raises(StoreError, match=rf"{damaged.name}|no features of video3"):
         opened.video([key(3)])
@@ -240,7 +240,7 @@ def test_a_damaged_shard_is_refused_with_the_command_and_mended_by_it(store, how
 def test_what_a_removed_shard_held_is_missing_and_written_again(store):
     before = {file.name: file.read_bytes() for file in store.iterdir()}
     shard_of(store, 1).unlink()
-    with pytest.raises(StoreError, match=f"lacks 2 of 6 items.*first video2.*Complete it with: {COMMAND}"):
+    with pytest.raises(StoreError, match=f"2 of 6 items.*are missing.*first video2.*Complete it with: {COMMAND}"):
         FeatureStore(store).require_items("frames", [key(i) for i in range(6)])
     with StoreWriter(store, {"frames": MADE["frames"]}, COMMAND) as writer:
         append_frames(writer, 2, 2)
