@@ -76,7 +76,7 @@ def test_eval_memory_is_refused_where_no_pairs_are_scored(fixture_root, tmp_path
     recipes = [f"--config={RECIPES / name}.yaml" for name in ("dpdv-vqa", "fixture", "fixture-vqa")]
     options = [f"--data.init_args.root={fixture_root}", f"--results.directory={tmp_path}", "--eval-memory=1GiB"]
     assert main(["test", *recipes, *options]) == 1
-    assert "answering questions scores no pairs" in capsys.readouterr().err
+    assert "--eval-memory supports retrieval methods only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["4", "4GB", "0GiB", "much"])
@@ -145,12 +145,12 @@ def test_a_run_explains_itself(run):
     page = (run / "run.md").read_text(encoding="utf-8")
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     assert page.startswith("# CLIP4Clip on synthetic MSR-VTT\n")
-    assert f"- Careful: {SYNTHETIC}" in page
+    assert f"- Warning: {SYNTHETIC}" in page
     assert results["marks"] == [SYNTHETIC]
     assert f"| text-to-video | {results['text_to_video']['R@1']:.1f} |" in page
     for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet", "curves.csv", "log.txt"):
         assert named in page
-    assert "`test/` and `predict/` below this folder" in page
+    assert "the subfolders `test/` and `predict/`" in page
     said = (run / "log.txt").read_text(encoding="utf-8")
     assert said.startswith("CLIP4Clip on synthetic MSR-VTT: ")
     assert "SumR" in said
@@ -275,27 +275,27 @@ def test_help_lists_every_verb(capsys):
 
 def test_unknown_verbs_are_errors(capsys):
     assert main(["train"]) == 2
-    assert capsys.readouterr().err == "tvr: there is no verb train; `tvr --help` lists all\n"
+    assert capsys.readouterr().err == "tvr: train is not a command. `tvr --help` lists all commands.\n"
     assert main(["data", "chek"]) == 2
-    assert "there is no verb data chek; did you mean data check?" in capsys.readouterr().err
+    assert "data chek is not a command. Did you mean data check?" in capsys.readouterr().err
 
 
 TYPOS = {
-    "fitt": "there is no verb fitt; did you mean fit?",
-    "fit --confg recipes/gare.yaml": "there is no option confg; there are config",
-    "fit --config recipes/gare.yaml --data.init_args.batchsize 3": "MSRVTT has no option batchsize; it has batch_size",
-    "fit --config recipes/gare.yaml --model.init_args.gare.poolin x": "has no option poolin; it has pooling",
-    "fit --config recipes/gaer.yaml": "no such file; near it is recipes/gare.yaml",
+    "fitt": "fitt is not a command. Did you mean fit?",
+    "fit --confg recipes/gare.yaml": "there is no option confg. Available: config",
+    "fit --config recipes/gare.yaml --data.init_args.batchsize 3": "has no option batchsize. Available: batch_size",
+    "fit --config recipes/gare.yaml --model.init_args.gare.poolin x": "has no option poolin. Available: pooling",
+    "fit --config recipes/gaer.yaml": "no such file; did you mean recipes/gare.yaml?",
     "index --num-workers 3": "index has no option --num-workers",
     "serve --index nowhere --max-upload-mb 3": "serve has no option",
-    "extract --numworkers 3": "extract has no option --numworkers; did you mean --num_workers?",
-    "search --tpo 3 dog": "search has no option --tpo; did you mean --top?",
-    "reproduce gare1": "unknown table 'gare1'",
-    "published --paper gari": "no published row has paper 'gari'",
+    "extract --numworkers 3": "extract has no option --numworkers. Did you mean --num_workers?",
+    "search --tpo 3 dog": "search has no option --tpo. Did you mean --top?",
+    "reproduce gare1": "There is no table 'gare1'",
+    "published --paper gari": "No published row has paper 'gari'",
     "audit --config recipes/gare.yaml --videos many": "audit: videos is many; expected a whole number",
     "extract --config clip4clip --what smell": "what is smell; expected text, frames, patches, audio or all",
     "test": "test needs a checkpoint (--ckpt_path FILE) or a recipe, such as tvr test --config tcmgc",
-    "caption --config fixture": "no dataset: name one before what lies on top of it, such as --config data/msrvtt",
+    "caption --config fixture": "No dataset is given. Name one before the overlays, such as --config data/msrvtt",
 }
 
 
@@ -311,7 +311,7 @@ def test_a_typo_is_one_line_that_says_what_there_is(words, capsys, monkeypatch):
 
 BAD_STARTS = {
     "--ckpt_path=nowhere.ckpt": "--ckpt_path nowhere.ckpt: no such file; looked for it at",
-    "--checkpoints.resume=true --ckpt_path=x.ckpt": "checkpoints.resume looks for the checkpoint itself; drop it or",
+    "--checkpoints.resume=true --ckpt_path=x.ckpt": "checkpoints.resume finds the checkpoint itself. Drop it or",
     "--data.init_args.batch_size=64": "batch_size 64 exceeds the 16 training samples, so that no complete batch exists",
     "--data.init_args.batch_size=0": "batch_size is 0; it must be at least 1",
     "--trainer.precision=fp17": "trainer.precision is 'fp17'; expected 64 or 32 or 16",
@@ -361,8 +361,8 @@ def test_no_help_and_no_typo_waits_for_torch():
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     assert said.stderr.splitlines() == [
-        "tvr: index has no option --ckpy; did you mean --ckpt? `tvr index --help` lists all",
-        "tvr: there is no verb evaluat; did you mean evaluate? `tvr --help` lists all",
+        "tvr: index has no option --ckpy. Did you mean --ckpt? `tvr index --help` lists all options.",
+        "tvr: evaluat is not a command. Did you mean evaluate? `tvr --help` lists all commands.",
     ]
 
 
@@ -396,6 +396,15 @@ def test_the_help_of_a_verb_has_the_options_that_it_takes(verb, capsys):
         assert "<" not in parameter.kind
 
 
+def test_help_keeps_an_ellipsis_and_lists_choices_once(capsys):
+    assert main(["verify-released", "--help"]) == 0
+    assert "xpool.pth, gare.bin, ... options:" in " ".join(capsys.readouterr().out.split())
+    assert main(["data", "get", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("msrvtt") == 1
+    assert "lsmdc" not in said
+
+
 def test_verbs_that_take_recipes_take_their_options(fixture_root, tmp_path, capsys):
     data = ["--data.init_args.root", str(fixture_root), "--data.init_args.num_workers=0"]
     recipes = ["--config", str(RECIPES / "clip4clip.yaml"), "--config", str(RECIPES / "fixture.yaml")]
@@ -406,12 +415,12 @@ def test_verbs_that_take_recipes_take_their_options(fixture_root, tmp_path, caps
     assert (
         main(["audit", *recipes, *data, "--videos", "8", "--model.init_args.evaluation.normalization=DualSoftmax"]) == 0
     )
-    assert "uses the test queries as a whole" in capsys.readouterr().out
+    assert "uses the whole set of test queries" in capsys.readouterr().out
     out = str(tmp_path / "features")
     small = ["--model.init_args.encoder.init_args.width=64", "--what", "[text, frames]", "--num_workers=0"]
     assert main(["extract", *recipes, *data, *small, "--out", out]) == 0
     assert main(["extract", str(fixture_root), "--data.init_args.frames=2", "--out", out]) == 1
-    assert "--data.init_args.frames=2 changes an option of a recipe: give --config FILE" in capsys.readouterr().err
+    assert "--data.init_args.frames=2 overrides an option of a recipe. Add --config FILE." in capsys.readouterr().err
 
 
 class Watched(io.StringIO):
@@ -430,7 +439,7 @@ class Watched(io.StringIO):
     ("verb", "said"),
     [
         ("data check --workers 1", "checking MSR-VTT: "),
-        ("audit --videos 4", "audit: scoring the same pairs of at most 4 videos again and again, 0:00:0"),
+        ("audit --videos 4", "audit: scoring the same pairs of up to 4 videos repeatedly, 0:00:0"),
         (
             "caption --splits [test] --segments 2 --frames 1 --num_workers 0 --out {out} --model {model}",
             "loading {model}",

@@ -39,10 +39,10 @@ def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert main(["fit", *words(root), "--estimate"]) == 0
     said = capsys.readouterr().out
-    assert "CLIP4Clip on MSR-VTT: what a run needs" in said
-    assert "It fits 24 GB; a device of 8 GB is enough." in said
-    assert "worked out from small batches on the CPU" in said
-    assert re.search(r"time: \d+\.\d minutes: 8 steps in 4 epochs", said)
+    assert "CLIP4Clip on MSR-VTT: requirements of a run" in said
+    assert "It fits in 24 GB; a device with 8 GB is enough." in said
+    assert "estimated from small batches on the CPU" in said
+    assert re.search(r"time: \d+\.\d minutes for 8 steps in 4 epochs", said)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,14 +69,14 @@ def test_what_does_not_fit_is_said():
     numbers = dict.fromkeys(Estimate.__dataclass_fields__, 1)
     big = Estimate(**{**numbers, "title": "A on B", "memory": 30e9, "checkpoints": 5e9, "room": 1e9, "device": "cpu"})
     said = "\n".join(big.lines())
-    assert "It does not fit 24 GB; a device of 40 GB is enough." in said
+    assert "It does not fit in 24 GB; a device with 40 GB is enough." in said
     assert "NOT ENOUGH" in said
 
 
 def test_a_run_without_end_or_without_a_batch_is_refused(root):
-    with pytest.raises(RecipeError, match=r"the run has no end; set trainer\.max_epochs"):
+    with pytest.raises(RecipeError, match=r"The run has no end\. Set trainer\.max_epochs"):
         estimate(parsed(root, "--trainer.max_epochs=-1"))
-    with pytest.raises(RecipeError, match=r"lower data\.init_args\.batch_size"):
+    with pytest.raises(RecipeError, match=r"Lower data\.init_args\.batch_size"):
         estimate(parsed(root, "--data.init_args.batch_size=64"))
 
 

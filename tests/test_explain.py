@@ -15,25 +15,25 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 RECIPE = [f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={RECIPES / 'fixture.yaml'}"]
 MODEL, ENCODER = "model.init_args", "model.init_args.encoder"
 WRONG = [
-    ("model.class_path", "TCMCG", "model.class_path: TCMCG: there is no such class; there are TCMGC, "),
-    ("model", "Gare", "model.class_path: Gare: there is no such class; there are GARE, "),
-    ("data", "MSRVT", "data.class_path: MSRVT: there is no such class; there are MSRVTT, "),
-    (ENCODER, "ClipEncodr", f"{ENCODER}.class_path: ClipEncodr: there is no such class; there are ClipEncoder, "),
-    (f"{MODEL}.contrast", "NLC", f"{MODEL}.contrast.class_path: NLC: there is no such class; there are NCL"),
+    ("model.class_path", "TCMCG", "model.class_path: TCMCG: there is no such class. Available: TCMGC, "),
+    ("model", "Gare", "model.class_path: Gare: there is no such class. Available: GARE, "),
+    ("data", "MSRVT", "data.class_path: MSRVT: there is no such class. Available: MSRVTT, "),
+    (ENCODER, "ClipEncodr", f"{ENCODER}.class_path: ClipEncodr: there is no such class. Available: ClipEncoder, "),
+    (f"{MODEL}.contrast", "NLC", f"{MODEL}.contrast.class_path: NLC: there is no such class. Available: NCL"),
     ("model.class_path", "nowhere.Mine", "nowhere cannot be imported"),
-    ("model.class_path", "tvr_lightning.methods.Mine", "tvr_lightning.methods has no Mine; there are "),
-    (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter; it has gather, "),
-    (f"{MODEL}.answers", "9", "TCMGC has no option answers (VideoQuestionAnswering has one); it has "),
+    ("model.class_path", "tvr_lightning.methods.Mine", "tvr_lightning.methods has no Mine. Available: "),
+    (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter. Available: gather, "),
+    (f"{MODEL}.answers", "9", "TCMGC has no option answers (VideoQuestionAnswering has one). Available: "),
     (f"{MODEL}.optimizer.learning_rate", "1", f"{MODEL}.optimizer.learning_rate: OptimizerConfig has no option "),
     (f"{MODEL}.evaluation.normalization", "DualSoft", "normalization.class_path: DualSoft: there is no such class"),
-    (f"{ENCODER}.init_args.widht", "64", "TinyClipEncoder has no option widht; it has width, "),
-    ("data.init_args.fraems", "3", "data.init_args.fraems: MSRVTT has no option fraems; it has frames, "),
+    (f"{ENCODER}.init_args.widht", "64", "TinyClipEncoder has no option widht. Available: width, "),
+    ("data.init_args.fraems", "3", "data.init_args.fraems: MSRVTT has no option fraems. Available: frames, "),
     ("data.init_args.frames", "many", "data.init_args.frames is 'many'; expected a whole number"),
     (f"{MODEL}.gather", "globe", f"{MODEL}.gather is 'globe'; expected global or local or own-slice or none"),
     (f"{MODEL}.tcmgc.contrasts", "[word_word]", f"{MODEL}.tcmgc.contrasts is 'word_word'; expected video_sentence or "),
-    ("trainer.max_epoks", "3", "trainer.max_epoks: Trainer has no option max_epoks; it has max_epochs, "),
-    ("results.folder", "3", "results.folder: ResultsConfig has no option folder; it has "),
-    ("modle", "GARE", "there is no option modle; there are model, "),
+    ("trainer.max_epoks", "3", "trainer.max_epoks: Trainer has no option max_epoks. Available: max_epochs, "),
+    ("results.folder", "3", "results.folder: ResultsConfig has no option folder. Available: "),
+    ("modle", "GARE", "there is no option modle. Available: model, "),
 ]
 
 
@@ -61,7 +61,7 @@ def test_what_does_not_exist_is_named_with_what_does(option, value, said, capsys
         (
             f"{MODEL}.tcmgc.contrasts",
             "[frame_word]",
-            "decorrelation needs two contrasts, the variance of frame_word alone",
+            "decorrelation needs two contrasts, since the variance of frame_word alone",
         ),
         (f"{MODEL}.evaluation.memory_gib", "-1", "evaluation.memory_gib must be positive, not -1.0"),
     ],
@@ -76,17 +76,17 @@ def test_what_options_refuse_is_one_sentence(option, value, said, fixture, capsy
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("model: {class_path: GAIDD}", "model.class_path: GAIDD: there is no such class; there are GAID, "),
+        ("model: {class_path: GAIDD}", "model.class_path: GAIDD: there is no such class. Available: GAID, "),
         (
             "model: {init_args: {encoder: {init_args: {freez: all}}}}",
-            "TinyClipEncoder has no option freez; it has",
+            "TinyClipEncoder has no option freez. Available:",
         ),
         (
             "model: {class_path: XPool, init_args: {answers: 9}}",
             "no option answers (VideoQuestionAnswering has one)",
         ),
-        ("data: {init_args: {holdut: 3}}", "MSRVTT has no option holdut; it has holdout, "),
-        ("modle: {class_path: GARE}", "there is no option modle; there are model, "),
+        ("data: {init_args: {holdut: 3}}", "MSRVTT has no option holdut. Available: holdout, "),
+        ("modle: {class_path: GARE}", "there is no option modle. Available: model, "),
     ],
 )
 def test_a_recipe_is_named_with_what_is_wrong_in_it(content, said, tmp_path):

@@ -112,7 +112,7 @@ def test_a_video_that_breaks_in_the_middle_of_an_epoch_is_named(root, tmp_path, 
 def test_a_killed_data_worker_is_reported(root, tmp_path, strike, capsys):
     strike(0, lambda model: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL))
     assert main(fit(root, tmp_path / "runs", "--data.init_args.num_workers=1")) == 1
-    assert "memory ran out: give fewer workers (data.init_args.num_workers" in capsys.readouterr().err
+    assert "memory ran out. Use fewer workers (data.init_args.num_workers" in capsys.readouterr().err
     assert saved_steps(tmp_path / "runs") >= 1
 
 
@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_from_the_start_is_a_sentence(root, tmp_path, capsys
         assert main(fit(root, tmp_path / "runs")) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "could not be written (File too large); make room on the disk" in capsys.readouterr().err
+    assert "could not be written (File too large). Free disk space" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -157,6 +157,6 @@ def test_the_death_of_one_process_ends_the_others(dead, root, tmp_path):
     assert ended.returncode != 0
     said = ended.stdout + ended.stderr
     # Which of them depends on what notices first: the launcher, or the other process in its next exchange.
-    assert "another of the 2 processes of this run ended" in said or (dead == 1 and "terminated with code" in said)
+    assert "Another of the 2 processes of this run ended" in said or (dead == 1 and "terminated with code" in said)
     assert "Traceback" not in said
     assert saved_steps(tmp_path / "runs") == 1

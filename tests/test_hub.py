@@ -188,40 +188,41 @@ def refused(said: str, *arguments: Any, error: type[Exception] = HubError, **nam
 
 def test_what_is_not_whole_is_one_sentence_and_leaves_nothing(hub, run, tmp_path, monkeypatch):
     checkpoint = run / "checkpoints" / "last.ckpt"
-    refused("user/taken exists on", checkpoint, "user/taken")
-    refused("is no name on the hub", checkpoint, "user/a/b")
+    refused("user/taken already exists on", checkpoint, "user/taken")
+    refused("is not a valid Hub name", checkpoint, "user/a/b")
     refused("no such checkpoint", tmp_path / "none.ckpt", "user/new", error=CheckpointError)
     lonely = tmp_path / "checkpoints" / "last.ckpt"
     lonely.parent.mkdir()
     lonely.write_bytes(checkpoint.read_bytes())
-    refused(r"results\.json: No such file.*a model card states results", lonely, "user/new")
+    refused(r"results\.json: No such file.*The model card needs results", lonely, "user/new")
     (tmp_path / "results.json").write_text("{}")
-    refused("holds no results of tvr fit", lonely, "user/new")
+    refused("has no results of tvr fit", lonely, "user/new")
     other = json.loads((run / "results.json").read_text())
     other["weights"]["step"] += 1
     (tmp_path / "results.json").write_text(json.dumps(other))
-    refused("was not measured of", lonely, "user/new")
+    refused("contains results of other weights than", lonely, "user/new")
     saved = torch.load(checkpoint, weights_only=True)
     del saved["datamodule_hyper_parameters"]
     torch.save(saved, lonely)
-    refused("holds no recipe", lonely, "user/new", error=CheckpointError)
+    refused("contains no recipe", lonely, "user/new", error=CheckpointError)
     hub.full = True
     refused("storage limit reached", checkpoint, "user/new")
     hub.full = False
     monkeypatch.setenv("HF_TOKEN", "bad")
-    refused("the token is refused", checkpoint, "user/new")
+    refused("the token was rejected", checkpoint, "user/new")
     monkeypatch.delenv("HF_TOKEN")
     refused("needs a token", checkpoint, "user/new")
     monkeypatch.setenv("HF_TOKEN", "good")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    refused("the hub cannot be reached", checkpoint, "user/new")
+    refused("the Hub cannot be reached", checkpoint, "user/new")
     assert hub.repositories == {"user/taken": {}}
 
 
 def test_what_the_hub_does_not_hold_is_one_sentence(hub, monkeypatch):
     hub.repositories["user/other"] = {"config.json": b"[]", "model.safetensors": b"{}"}
     said = {
-        "user/none": "no such model", "user/taken": "no such", "user/other": "holds no method", "a/b/c": "is no name",
+        "user/none": "no such model", "user/taken": "no such", "user/other": "does not contain a method",
+        "a/b/c": "is not a valid Hub name",
     }  # fmt: skip
     for name, sentence in said.items():
         with pytest.raises(HubError, match=sentence) as caught:

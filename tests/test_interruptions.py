@@ -72,7 +72,7 @@ def test_an_interrupted_extraction_ends_in_a_sentence(root, tmp_path, ended):
     )
     assert status == 130, error
     assert "Traceback" not in error
-    assert error.splitlines()[-1] == "tvr: extract was interrupted; the same command goes on where it stopped"
+    assert error.splitlines()[-1] == "tvr: extract was interrupted; rerun the command to resume"
 
 
 def test_an_interrupted_training_ends_in_a_sentence(root, tmp_path, ended):
@@ -81,7 +81,7 @@ def test_an_interrupted_training_ends_in_a_sentence(root, tmp_path, ended):
     status, error = interrupted(words, lambda pid: any(tmp_path.rglob("last.ckpt")), ended)
     assert status == 130, error
     assert "Traceback" not in error
-    assert error.splitlines()[-1].startswith("tvr: fit was interrupted; with --checkpoints.resume=true")
+    assert error.splitlines()[-1].startswith("tvr: fit was interrupted; rerun the command with --check")
 
 
 def test_an_interrupted_look_at_the_videos_ends_in_a_sentence(root, tmp_path, ended):

@@ -57,7 +57,7 @@ def test_local_losses_are_refused_where_a_loss_needs_all_scores(encoder):
     assert CLIP4Clip(encoder, words=8, gather="local").gather == "local"
     for method, contrast in ((GARE, None), (TCMGC, None), (CLIP4Clip, NCL())):
         name = f"NCL on {method.__name__}" if contrast else method.__name__
-        with pytest.raises(ValueError, match=f"that of {name} needs the scores of the whole batch together"):
+        with pytest.raises(ValueError, match=f"the loss of {name} needs the scores of the whole batch"):
             method(encoder, words=8, gather="local", contrast=contrast)
 
 
@@ -136,12 +136,13 @@ def test_checkpoints_of_other_methods_and_sizes_are_refused(encoder):
         "hyper_parameters": {"_class_path": "x.CLIP4Clip", "words": 6, "frames": 4},
     }
     method.on_load_checkpoint(own)
-    with pytest.raises(CheckpointError, match="holds a GARE, the recipe builds a CLIP4Clip"):
+    with pytest.raises(CheckpointError, match="contains GARE, but the recipe builds CLIP4Clip"):
         method.on_load_checkpoint({**own, "hyper_parameters": {"_class_path": "x.GARE"}})
     state = dict(method.state_dict())
     state["temperature.logit_scale"] = torch.zeros(2)
     state["more"] = torch.zeros(1)
     with pytest.raises(
-        CheckpointError, match=r"more is unexpected.*shape \(2,\), expected \(1,\).*made with words 6 \(here: 8\); use"
+        CheckpointError,
+        match=r"more is unexpected.*shape \(2,\), expected \(1,\).*trained with words 6 \(here: 8\)\. Use",
     ):
         method.on_load_checkpoint({**own, "state_dict": state})

@@ -100,7 +100,7 @@ def test_candidates_alone_are_ranked_and_other_modalities_refused(model, clips):
     tiny.load_data()
     split = tiny.dataset["default"]["test"]
     wrapped = PairwiseModel(model)
-    with pytest.raises(MtebTaskError, match="nothing is indexed"):
+    with pytest.raises(MtebTaskError, match="Nothing is indexed"):
         wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=2)
     wrapped.index(split["corpus"], task_metadata=tiny.metadata)
     found = wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=2, top_ranked={"0": ["3", "1", "2"]})

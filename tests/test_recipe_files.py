@@ -23,7 +23,7 @@ def said(words, capsys) -> str:
 def test_a_recipe_that_is_not_there_is_named_with_the_nearest_that_is(verb, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(RECIPES.parent if verb == ["fit"] else tmp_path)
     for name in ("tcmcg", "recipes/tcmcg.yaml", "nowhere/tcmgc.yml"):
-        assert f"--config {name}: no such file; near it is recipes/tcmgc.yaml" in said(
+        assert f"--config {name}: no such file; did you mean recipes/tcmgc.yaml?" in said(
             [*verb, "--config", name], capsys
         )
 
@@ -48,7 +48,11 @@ def test_tables_are_found_anywhere_and_an_unknown_one_names_the_nearest(tmp_path
     monkeypatch.delenv("TVR_DATA", raising=False)
     assert main(["reproduce", "gare-1", "--only", "gare", "--dry-run", "--overlay", "hardware/cpu"]) == 0
     assert "gare-1/gare" in capsys.readouterr().out
-    assert "unknown table 'tcmgc-1a'; near it is tc-mgc-1a" in said(["reproduce", "tcmgc-1a"], capsys)
+    unknown = said(["reproduce", "gare-99"], capsys)
+    assert "There is no table 'gare-99'. The most similar names are gare-" in unknown
+    assert unknown.count("gare-") == 4, "the name, and three near it"
+    assert "/tables` lists all." in unknown
+    assert "names are tc-mgc-1a, " in said(["reproduce", "tcmgc-1a"], capsys)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

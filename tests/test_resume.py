@@ -178,7 +178,7 @@ def test_weights_of_an_earlier_step_are_not_tested_as_those_of_the_last(fixture_
 
     with_callback(monkeypatch, PutBack())
     assert main(arguments) == 1
-    assert re.search(r"last\.ckpt holds the weights of step 3, but the run ended at step 6", capsys.readouterr().err)
+    assert re.search(r"last\.ckpt contains the weights of step 3, but the run ended at step 6", capsys.readouterr().err)
     assert not list(tmp_path.glob("*/*/results.json"))
 
 
@@ -197,7 +197,7 @@ def with_callback(monkeypatch, callback: Callback) -> None:
 def test_resuming_and_a_checkpoint_of_ones_own_contradict(fixture_root, tmp_path, capsys):
     more = ("--checkpoints.resume=true", "--ckpt_path=some.ckpt")
     assert main(options(fixture_root, tmp_path, "clip4clip.yaml", *more)) == 1
-    assert "drop it or --ckpt_path" in capsys.readouterr().err
+    assert "Drop it or --ckpt_path" in capsys.readouterr().err
 
 
 def test_checkpoints_need_a_positive_interval():
@@ -212,7 +212,9 @@ def test_a_full_disk_leaves_the_former_checkpoint_whole(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
-        with pytest.raises(CheckpointWriteError, match=r"last\.ckpt could not be written.*former checkpoint is whole"):
+        with pytest.raises(
+            CheckpointWriteError, match=r"last\.ckpt could not be written.*previous checkpoint is intact"
+        ):
             writer.save_checkpoint({"weight": torch.ones(1 << 18)}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -76,7 +76,7 @@ def test_a_method_with_patches_trains_on_an_encoder_with_an_attention_pool(data,
     assert results["read_as"] == {
         "words_asked": 24, "words": 12, "preparation": "32 pixels, bilinear both sides, squashed",
     }  # fmt: skip
-    assert capsys.readouterr().err.count("words: 24 are asked for") <= 2  # once in each of the two verbs
+    assert capsys.readouterr().err.count("words is 24, but") <= 2  # once in each of the two verbs
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -98,7 +98,7 @@ def test_an_option_that_changes_scores_is_refused_unless_it_is_meant(run, root, 
     found = results(tmp_path)
     assert found["config"]["model"]["init_args"]["tcmgc"]["similarity_aggregation"] == isa(100.0)
     assert found["weights"]["overridden"] == [f"model.init_args.tcmgc.{LAMBDA} 100.0 (the checkpoint: 1.0)"]
-    assert f"Careful: not scored as trained: model.init_args.tcmgc.{LAMBDA}" in " ".join(
+    assert f"Warning: scored with another option than in training: model.init_args.tcmgc.{LAMBDA}" in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -160,7 +160,7 @@ def test_the_same_dataset_read_in_another_way_is_refused(option, run, tmp_path, 
 def test_another_method_is_refused_in_a_sentence(run, tmp_path, capsys):
     arguments = ["test", f"--config={RECIPES / 'clip4clip.yaml'}", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"]
     assert main([*arguments, f"--results.directory={tmp_path}"]) == 1
-    assert "the checkpoint holds a TCMGC, the recipe builds a CLIP4Clip" in capsys.readouterr().err
+    assert "the checkpoint contains TCMGC, but the recipe builds CLIP4Clip" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["test", "validate", "predict"])
@@ -213,7 +213,7 @@ def test_a_pretrained_encoder_with_nothing_trained_is_zero_shot(run, root, tmp_p
     assert main(["test", *clip, *options(root), *more, f"--results.directory={tmp_path}", *QUICK]) == 0
     assert results(tmp_path)["weights"]["kind"] == "zero-shot"
     assert "zero-shot: no checkpoint was given" in capsys.readouterr().out
-    with pytest.warns(UserWarning, match=r"\d+ parameters beside the encoder are untrained"):
+    with pytest.warns(UserWarning, match=r"\d+ parameters outside the encoder are untrained"):
         assert main(["test", *RECIPE, *options(root), *more, f"--results.directory={tmp_path / 'more'}", *QUICK]) == 0
 
 
@@ -225,7 +225,7 @@ def test_checkpoints_without_a_record_are_unknown_and_converted_ones_say_so(run,
     found = results(tmp_path)
     assert (found["weights"]["kind"], found["select_on"]) == ("unknown", None)
     assert re.search(
-        r"is unknown: their checkpoint does not say it \(epoch 2, step 4\)", " ".join(capsys.readouterr().out.split())
+        r"their checkpoint does not record their origin \(epoch 2, step 4\)", " ".join(capsys.readouterr().out.split())
     )
     assert weights_of({CONVERTED: {}, "epoch": 0, "global_step": 0}).caption().startswith("the authors' weights")
 
@@ -237,7 +237,7 @@ def test_a_converted_checkpoint_takes_the_data_of_a_recipe_and_its_own_words_and
     torch.save(saved | {CONVERTED: {}, "epoch": 0, "global_step": 0}, tmp_path / "converted.ckpt")
     alone = ["test", f"--ckpt_path={tmp_path / 'converted.ckpt'}", f"--results.directory={tmp_path / 'runs'}", *QUICK]
     assert main(alone) == 1
-    assert "does not say on which data it was trained" in capsys.readouterr().err
+    assert "does not record its training data" in capsys.readouterr().err
     on_data = [*alone, f"--config={RECIPES / 'data' / 'msrvtt.yaml'}", *options(root)[:3]]
     assert main(on_data) == 1
     assert "model.init_args.frames 12 (the checkpoint: 4)" in capsys.readouterr().err

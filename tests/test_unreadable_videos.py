@@ -211,7 +211,7 @@ def test_training_steps_stay_of_equal_size_since_readable_videos_stand_in(alone,
 
 
 def test_a_split_without_any_readable_video_says_so_on_every_process(alone, two):
-    assert "the evaluation loaders gave no videos; skipped: " in alone["nothing"]
+    assert "the evaluation loaders returned no videos; skipped: " in alone["nothing"]
     assert [found["nothing"] for found in two] == [alone["nothing"]] * 2
 
 

@@ -76,20 +76,20 @@ def test_a_path_where_something_else_is_or_nothing_is_said(verb, option, limit, 
     if limit.kind in ("file", "folder"):
         assert f"nowhere: no such {limit.kind}; " in said([*words, "nowhere"], capsys)
     if limit.kind.startswith("new-"):
-        assert "a.txt/new cannot be made, since " in said([*words, "a.txt/new"], capsys)
+        assert "a.txt/new cannot be created, since " in said([*words, "a.txt/new"], capsys)
 
 
 AT_ONCE = {
     "data synth msrvtt --root X --videos 6": "data synth: videos is 6; it must be at least 8",
     "data synth msrvt": "data synth: dataset is msrvt; expected msrvtt, didemo, lsmdc, activitynet, vatex, msvd or",
-    "data synth": "data synth: dataset must be given: whose layout and files",
+    "data synth": "data synth: dataset must be given: dataset whose layout is used",
     "data import msrvtt": "data import: --from must be given: folder with its annotations and its videos",
     "data import msrvtt --from a.txt": "a.txt is a file; name a folder",
     "data show empty": "empty is a folder; name a file",
     "data show nowhere.mp4": "nowhere.mp4: no such file; looked for it at ",
     "data check --config nowhere": "--config nowhere: no such file; ",
     "extract nowhere": "nowhere: no such file or folder; looked for it at ",
-    "extract --config gaer": "--config gaer: no such file; near it is recipes/gare.yaml",
+    "extract --config gaer": "--config gaer: no such file; did you mean recipes/gare.yaml?",
     "evaluate nowhere.npy": "nowhere.npy: no such file; looked for it at ",
     "index nowhere": "nowhere: no such file or folder; looked for it at ",
     "index empty --ckpt nowhere.ckpt": "nowhere.ckpt: no such file; looked for it at ",
@@ -98,11 +98,11 @@ AT_ONCE = {
     "search dog --threshold 2": "search: threshold is 2; it must be at least 0 and at most 1",
     "serve --index nowhere": "nowhere: no such folder; make one with tvr index VIDEOS... --out nowhere",
     "serve --port 99999": "serve: port is 99999; it must be at least 0 and at most 65535",
-    "report nowhere": "nowhere: no such folder; make one with tvr reproduce TABLE --out nowhere",
+    "report nowhere": "nowhere: no such folder; create one with tvr reproduce TABLE --out nowhere",
     "reproduce": "reproduce: tables must be given: names of files in recipes/tables, such as gare-1",
     "convert nowhere.pth out.ckpt --method xpool": "nowhere.pth: no such file; looked for it at ",
     "audit --config gare --videos 3": "audit: videos is 3; it must be at least 4",
-    "fit": "fit needs a recipe, such as tvr fit --config tcmgc; `tvr fit --help` lists them",
+    "fit": "fit needs a recipe, such as tvr fit --config tcmgc. `tvr fit --help` lists recipes.",
     "test --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at ",
     "fit --config nowhere.yaml": "--config nowhere.yaml: no such file; ",
 }
@@ -129,28 +129,28 @@ def test_another_dataset_in_the_way_and_a_place_that_cannot_be_made_are_a_line(t
     (tmp_path / "empty" / "msvd" / "mine.txt").write_text("mine")
     assert main(["data", "synth", "msvd", "--root", "empty"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    there = "is there already and is not this dataset (500 videos, seed 0); remove it or choose another root"
+    there = "already exists and is not this dataset (500 videos, seed 0). Remove it or choose another root."
     assert line == f"tvr: empty/msvd {there}"
     if Path("/proc/self").is_dir():  # where not even root can make a folder
         assert main(["data", "synth", "msvd", "--root", "/proc/nowhere"]) == 1
         (line,) = capsys.readouterr().err.splitlines()
-        assert line == "tvr: /proc/nowhere: No such file or directory (-v shows where)"
+        assert line == "tvr: /proc/nowhere: No such file or directory (-v shows the traceback)"
 
 
 LATER = {
     "index empty --weights none": "no videos in ",
-    "extract empty --weights none": "no videos in empty; looked for files named ",
-    "report empty": "empty/cards holds no run cards; make some with `tvr reproduce TABLE --out empty`",
-    "search dog --index empty": "empty: no index here; make one with tvr index VIDEOS... --out empty",
+    "extract empty --weights none": "no videos in empty; supported suffixes: ",
+    "report empty": "empty/cards contains no run cards. Create some with",
+    "search dog --index empty": "empty contains no index. Create one with tvr index VIDEOS... --out empty",
     "data import msrvtt --from empty --root empty": "",
     "data show a.txt": "a.txt",
     "convert a.txt out.ckpt --method xpool": "a.txt",
-    "convert a.txt out.ckpt --method xpol": "no importer for the method 'xpol'; known: ",
-    "verify-released empty": "verifying takes the papers' own test videos; name their parent folder by $TVR_DATA",
+    "convert a.txt out.ckpt --method xpol": "The method 'xpol' is not supported. Available: ",
+    "verify-released empty": "The papers' test videos are required.",
     "evaluate a.txt --ids a.txt": "a.txt",
-    "caption --config data/msrvtt --out captions.csv": "out is captions.csv; name a .parquet file",
-    "extract --config clip4clip --config fixture --actors 2": "actors and an address belong to engine: ray; drop them",
-    "index empty --ckpt a.txt --weights none": "--ckpt and --weights conflict: a checkpoint brings its own weights",
+    "caption --config data/msrvtt --out captions.csv": "out is captions.csv; it must be a .parquet file",
+    "extract --config clip4clip --config fixture --actors 2": "--actors and --address are options of the ray engine.",
+    "index empty --ckpt a.txt --weights none": "--ckpt and --weights conflict, since a checkpoint contains its own",
 }
 
 

@@ -44,7 +44,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as a checkpoint ({str(error).splitlines()[0]})") from error
     if not isinstance(saved, dict) or not isinstance(saved.get("hyper_parameters"), dict):
-        raise CheckpointError(f"{path}: not a checkpoint that tvr fit or tvr convert wrote; it has no hyper_parameters")
+        raise CheckpointError(f"{path}: not a checkpoint of tvr fit or tvr convert, since it has no hyper_parameters")
     return saved
 
 
@@ -64,8 +64,8 @@ def check_classes(path: Path, saved: dict[str, Any], trusted: Sequence[str] = ()
             module = class_path.rpartition(".")[0]
             if module and not any(module == name or module.startswith(f"{name}.") for name in (PACKAGE, *trusted)):
                 raise CheckpointError(
-                    f"{path}: names {class_path}, which is not a class of {PACKAGE}; building it would run the code of "
-                    f"{module}. If you trust it, say so with --trust {module}"
+                    f"{path} names {class_path}, which is not a class of {PACKAGE}. Building it would run the code of "
+                    f"{module}. If you trust that code, pass --trust {module}"
                 )
 
 
@@ -94,7 +94,7 @@ def find_class(path: Path, class_path: str) -> type:
     """
     module, _, name = class_path.rpartition(".")
     rooms = [module] if module else [f"{PACKAGE}.methods", f"{PACKAGE}.encoders", f"{PACKAGE}.evaluation.normalization"]
-    reason = "no class of that name"
+    reason = "there is no such class"
     for room in rooms:
         try:
             found = getattr(importlib.import_module(room), name, None)
@@ -103,7 +103,7 @@ def find_class(path: Path, class_path: str) -> type:
             continue
         if inspect.isclass(found):
             return found
-    raise CheckpointError(f"{path}: names {class_path}, which cannot be found: {reason}")
+    raise CheckpointError(f"{path} names {class_path}, which cannot be found: {reason}")
 
 
 def check_arguments(path: Path, kind: type, arguments: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ def check_arguments(path: Path, kind: type, arguments: dict[str, Any]) -> None:
 def _check_argument(path: Path, name: str, kinds: list[Any], value: Any) -> None:
     if isinstance(value, str):
         if not all(_takes_text(kind, value) for kind in kinds):
-            raise CheckpointError(f"{path}: {name} is the text {value[:80]!r}; tvr fit writes class_path and init_args")
+            raise CheckpointError(f"{path}: {name} is the text {value[:80]!r}; expected class_path and init_args")
     elif isinstance(value, list | tuple):
         for item in value:
             _check_argument(path, name, kinds, item)

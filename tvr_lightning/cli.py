@@ -112,7 +112,7 @@ def _epilog(verb: Verb) -> str | None:
     if not verb.sections:
         return None
     shown = " and ".join(f"--{section}.*" for section in verb.sections)
-    return f"{shown} change options of the recipes, as for `tvr fit`."
+    return f"Options {shown} override those of the recipes, as for `tvr fit`."
 
 
 def _interrupted(verb: Verb) -> int:
@@ -180,7 +180,7 @@ def _guard(run: Callable[[], int], hint: Callable[[], str | None]) -> int:
         if is_verbose() or not (file or refused_here(error)):
             raise
         said = f"{file}: {error.strerror}" if isinstance(error, OSError) and file else str(error)
-        print(f"tvr: {' '.join(said.split())} (-v shows where)", file=sys.stderr)
+        print(f"tvr: {' '.join(said.split())} (-v shows the traceback)", file=sys.stderr)
         return UserError.exit_status
 
 
@@ -189,7 +189,7 @@ def _fixture_command(rest: Sequence[str], verb: Verb) -> str:
 
     recipe = next((name for name in recipes_of(rest) if _names_method(name)), "recipes/clip4clip.yaml")
     return (
-        "This works right now, without data or weights:\n"
+        "To start without data or weights:\n"
         "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
         f"  tvr {verb.words if verb.sections else 'fit'} --config {recipe} --config recipes/fixture.yaml"
     )

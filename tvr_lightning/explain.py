@@ -49,7 +49,7 @@ def explain(sources: Iterable[Source], root: Mapping[str, Any]) -> str | None:
         try:
             for name, value in options.items():
                 if name not in root:
-                    raise _Wrong(f"there is no option {name}; there are {nearest(name, root)}")
+                    raise _Wrong(f"there is no option {name}. Available: {nearest(name, root)}")
                 walk.visit(name, root[name], value)
         except _Wrong as error:
             return f"{where}: {error}" if where.endswith((".yaml", ".yml")) else str(error)
@@ -153,7 +153,7 @@ class _Walk:
         for name, item in value.items() if isinstance(value, dict) and options else ():
             if name not in options:
                 raise _Wrong(
-                    f"{where}.{name}: {kind.__name__} has no option {name}{_owners(name, base)}; it has "
+                    f"{where}.{name}: {kind.__name__} has no option {name}{_owners(name, base)}. Available: "
                     f"{nearest(name, options)}"
                 )
             self.visit(f"{where}.{name}", options[name], item)
@@ -202,8 +202,8 @@ def _find(where: str, name: str, base: type) -> type:
             if found is not None:
                 return found
             reason = f"{module} has no {last}"
-    own = "" if module else "; one of your own is named with its module, as module.Class"
-    raise _Wrong(f"{where}: {name}: {reason}; there are {nearest(last, classes)}{own}")
+    own = "" if module else ". Name a class of your own with its module, as module.Class"
+    raise _Wrong(f"{where}: {name}: {reason}. Available: {nearest(last, classes)}{own}")
 
 
 def subclasses(base: type) -> dict[str, type]:

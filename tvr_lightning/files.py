@@ -58,10 +58,10 @@ def held(file: Path, busy: UserError, advice: str, say: Callable[[str], None] = 
 def remedy(error: OSError) -> str:
     """Say what helps where a file could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "make room"
+        return "free disk space"
     if error.errno == errno.EFBIG:
         return "raise the limit on the size of files (ulimit -f)"
-    return "see that it can be written"
+    return "check its permissions"
 
 
 def write_whole(file: Path, content: bytes) -> None:

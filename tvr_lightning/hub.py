@@ -73,10 +73,10 @@ def push_to_hub(
         files = _write(Path(checkpoint), None if results is None else Path(results), name, Path(folder))
         api = _api(token)
         if (token or huggingface_hub.get_token()) is None:
-            raise HubError("the hub needs a token: hf auth login stores one, or set HF_TOKEN; nothing was pushed")
+            raise HubError("The Hub needs a token. Run `hf auth login` or set HF_TOKEN. Nothing was pushed.")
         with _explained(name, "nothing was pushed"):
             if api.repo_exists(name):
-                raise HubError(f"{name} exists on {api.endpoint}; choose another name; nothing was pushed")
+                raise HubError(f"{name} already exists on {api.endpoint}. Choose another name. Nothing was pushed.")
             api.create_repo(name, private=private)
             try:
                 added = [CommitOperationAdd(path.name, path) for path in files]
@@ -108,7 +108,7 @@ def from_hub(name: str) -> Iterator[Path]:
         content = {key: saved[key] for key in KEPT if key in saved} | {"state_dict": load_file(weights)}
     except (ValueError, TypeError, KeyError, SafetensorError) as error:
         said = str(error).splitlines()[0]
-        raise HubError(f"{PREFIX}{name} holds no method that push_to_hub wrote ({said})") from error
+        raise HubError(f"{PREFIX}{name} does not contain a method written by push_to_hub ({said})") from error
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{repository.replace('/', '--')}.ckpt"
         torch.save(content, path)
@@ -146,15 +146,19 @@ def _explained(name: str, outcome: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise HubError(f"{name!r} is no name on the hub, which are user/name; {outcome}") from error
+        raise HubError(f"{name!r} is not a valid Hub name (user/name); {outcome}") from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
-        reason = {401: "no such model, or the token is refused", 403: "the token may not do that", 404: "no such model"}
+        reason = {
+            401: "there is no such model, or the token was rejected",
+            403: "the token does not have the permission",
+            404: "there is no such model",
+        }
         said = reason.get(status or 0) or " ".join(str(error).split())[:300]
         raise HubError(f"{name}: {said}; {outcome}") from error
     except _FAILURES as error:
         said = " ".join(str(error).split())[:300] or type(error).__name__
-        raise HubError(f"{name}: the hub cannot be reached ({said}); {outcome}") from error
+        raise HubError(f"{name}: the Hub cannot be reached ({said}); {outcome}") from error
 
 
 def _write(checkpoint: Path, results: Path | None, name: str, folder: Path) -> list[Path]:
@@ -166,7 +170,7 @@ def _write(checkpoint: Path, results: Path | None, name: str, folder: Path) -> l
         recipe["data"]["init_args"] = {k: v for k, v in recipe["data"]["init_args"].items() if k not in PLACES}
     except (CheckpointError, KeyError) as error:
         raise CheckpointError(
-            f"{checkpoint} holds no recipe, without which a method cannot be published ({error}); nothing was pushed"
+            f"{checkpoint} contains no recipe, which is required to publish a method ({error}). Nothing was pushed."
         ) from error
     found = results or checkpoint.parent.parent / RESULTS
     try:
@@ -174,13 +178,13 @@ def _write(checkpoint: Path, results: Path | None, name: str, folder: Path) -> l
         card = card_of(name, measured, recipe)
     except OSError as error:
         raise HubError(
-            f"{found}: {error.strerror}; a model card states results: tvr test --ckpt_path {checkpoint} measures them, "
-            "and results= names the file; nothing was pushed"
+            f"{found}: {error.strerror}. The model card needs results. Run tvr test --ckpt_path {checkpoint}, and pass "
+            "the file as results=. Nothing was pushed."
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HubError(f"{found} holds no results of tvr fit or tvr test ({error!r}); nothing was pushed") from error
+        raise HubError(f"{found} has no results of tvr fit or tvr test ({error!r}). Nothing was pushed.") from error
     if measured.get("weights") != _plain(weights_of(saved)):
-        raise HubError(f"{found} was not measured of {checkpoint}, but of other weights; nothing was pushed")
+        raise HubError(f"{found} contains results of other weights than {checkpoint}. Nothing was pushed.")
     texts = {
         CARD: card,
         RECIPE: yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
@@ -232,7 +236,7 @@ def card_of(name: str, results: dict[str, Any], recipe: dict[str, Any]) -> str:
     weights = replace(Weights(**results["weights"]), run=None)
     remarks = [*results["marks"], *(["PARTIAL: not the whole split was ranked"] if results["partial"] else [])]
     if results["post_processing"]:
-        remarks.append(f"scores were normalised by {results['post_processing']}")
+        remarks.append(f"scores were normalized by {results['post_processing']}")
     audit = results.get("audit")
     remarks.append(NOT_AUDITED if audit is None else str(Verdict(**audit)))
     tags = yaml.safe_dump({"library_name": "tvr-lightning", "tags": ["text-video-retrieval", "video-search"]})
@@ -240,7 +244,7 @@ def card_of(name: str, results: dict[str, Any], recipe: dict[str, Any]) -> str:
         [
             f"---\n{tags}---",
             f"# {name}",
-            f"{results['method']}, a method of text-video retrieval, trained with tvr-lightning on "
+            f"{results['method']}, a text-video retrieval method, trained with tvr-lightning on "
             f"{results.get('trained_on') or recipe['data']['class_path'].rpartition('.')[2]}.",
             "## Results",
             f"{results['dataset']} ({results['protocol']}), {results['texts']} texts and {results['videos']} videos; "
@@ -253,10 +257,11 @@ def card_of(name: str, results: dict[str, Any], recipe: dict[str, Any]) -> str:
             f'```python\nimport tvr_lightning\n\nmodel = tvr_lightning.load("{PREFIX}{name}")\n'
             'scores = model.score(["a dog catches a frisbee"], ["a.mp4", "b.mp4"])\n```',
             "## Intended use",
-            "Ranking videos by sentences and sentences by videos, for research and for search in one's own videos. It "
-            "knows what its training data and its encoder show, with their gaps and biases; scores order videos of one "
-            "gallery and are no probabilities. It is not made to identify persons or to decide about them. The "
-            "licences of the training data and of the encoder's weights hold for these weights, too.",
+            "Ranking videos for a sentence and sentences for a video, in research and for search in your own videos. "
+            "The model reflects the gaps and biases of its training data and its encoder. Scores rank the videos of a "
+            "collection; they are not probabilities. The model is not intended for identifying people or making "
+            "decisions about them. The licenses of the training data and of the encoder's weights also apply to these "
+            "weights.",
             "## Recipe",
             f"```yaml\n{yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)}```",
             "",

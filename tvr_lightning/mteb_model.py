@@ -78,7 +78,7 @@ class PairwiseModel:
             VideoError: a video cannot be decoded.
         """
         if self._corpus is None:
-            raise MtebTaskError("nothing is indexed; call index with the corpus first")
+            raise MtebTaskError("Nothing is indexed. Call index with the corpus first.")
         asked = _features(self.model, queries, _kind(task_metadata, "query"))
         scores = self._scores(asked, self._corpus)
         found: dict[str, dict[str, float]] = {}
@@ -95,7 +95,9 @@ class PairwiseModel:
             return self._in_parts(asked, corpus)
         if isinstance(asked, VideoFeatures) and isinstance(corpus, TextFeatures):
             return self._in_parts(corpus, asked).T
-        raise MtebTaskError("queries and items are of one kind; a method scores texts against videos")
+        raise MtebTaskError(
+            "Queries and items are both texts or both videos, but a method scores texts against videos."
+        )
 
     def _in_parts(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
         parts = [text[start : start + TEXTS] for start in range(0, len(text), TEXTS)]
@@ -177,8 +179,8 @@ def _kind(task_metadata: Any, prompt_type: Any) -> Kind:
     modalities = list(task_metadata.get_modalities(side))
     if modalities not in (["text"], ["video"]):
         raise MtebTaskError(
-            f"{task_metadata.name} has {' and '.join(modalities)} on one side; this model takes text or video, whose "
-            "sound it reads from the video's own file"
+            f"{task_metadata.name} has {' and '.join(modalities)} on one side. This model takes text or video, and "
+            "reads the audio from the video file."
         )
     return modalities[0]
 

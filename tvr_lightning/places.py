@@ -37,7 +37,7 @@ class Place:
     def _of_present(self, path: Path) -> str | None:
         if not path.exists():
             what = "file or folder" if self.kind == "either" else self.kind
-            looked = f"looked for it at {path.absolute()}" if not path.is_absolute() else "see that the path is right"
+            looked = f"looked for it at {path.absolute()}" if not path.is_absolute() else "check the path"
             return f"{path}: no such {what}; {self.advice.format(path=path) or looked}"
         if self.kind == "file" and path.is_dir():
             return f"{path} is a folder; name a file"
@@ -54,9 +54,9 @@ class Place:
             return f"{path} is a file; name a folder"
         over = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
         if over != path and not over.is_dir():
-            return f"{path} cannot be made, since {over} is a file; choose another place"
+            return f"{path} cannot be created, since {over} is a file; choose another path"
         if not os.access(over, os.W_OK | (os.X_OK if over.is_dir() else 0)):
-            return f"{path} cannot be written, since {over} is read-only; choose another place"
+            return f"{path} cannot be written, since {over} is read-only; choose another path"
         return None
 
 

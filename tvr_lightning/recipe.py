@@ -53,13 +53,13 @@ datasets.import_all()
 
 @dataclass
 class ResultsConfig:
-    """Where results go and how the weights behind them are chosen.
+    """Settings for the folder of results and the selection of the evaluated weights.
 
     Attributes:
-        directory: parent folder of the runs; a run writes to <directory>/<method>-<dataset>/version_<n>. Evaluating a
-            run's checkpoint writes below that run, to <verb>/version_<n>, unless this says otherwise.
-        select_on: which weights make the table after `fit`: those of the last step, or the best on the validation or
-            test split. The papers' code selects on the test set, which is optimistic; the choice is recorded.
+        directory: Parent folder of the runs; a run writes to <directory>/<method>-<dataset>/version_<n>. By default,
+            evaluating a run's checkpoint writes to <command>/version_<n> in the folder of that run.
+        select_on: Weights for the table after `fit`: those of the last step, or the best on the validation or test
+            split. The papers' code selects on the test set, which is optimistic; the choice is recorded.
     """
 
     directory: str = "runs"
@@ -92,7 +92,7 @@ class RecipeCLI(LightningCLI):
         """Add `results` and `checkpoints`, and tie what model and data must agree on."""
         parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
         parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
-        short = "short for model.init_args.evaluation.memory_gib, which it overrides: a size such as 4GiB"
+        short = "memory budget for scoring, such as 4GiB; overrides model.init_args.evaluation.memory_gib"
         parser.add_argument("--eval-memory", type=str | None, default=None, help=short)
         parser.link_arguments("data.init_args.words", "model.init_args.words")
         parser.link_arguments("data.init_args.frames", "model.init_args.frames")
@@ -105,9 +105,9 @@ class RecipeCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand in EVALUATING:
-            override = "score with the options given here where the checkpoint was trained with others"
+            override = "score with these options even if the checkpoint was trained with others"
             parser.add_argument("--override", action="store_true", help=override)
-            trust = "module whose classes the checkpoint may name and build besides this package's"
+            trust = "module whose classes the checkpoint may use, in addition to this package's; can be repeated"
             parser.add_argument("--trust", type=str, action="append", help=trust)
         return parser
 
@@ -151,13 +151,13 @@ class RecipeCLI(LightningCLI):
         scored = [item for item in differences if item.scored]
         if scored and not options.override:
             raise CheckpointError(
-                f"{self.trained.path} was trained with other options than these, and they change its scores:\n"
+                f"{self.trained.path} was trained with other options, and the given ones change its scores:\n"
                 + "".join(f"  - {item}\n" for item in scored)
-                + "Leave them out, and the checkpoint's hold; or score with these all the same: --override"
+                + "Omit them to use the checkpoint's options, or add --override to score with them anyway."
             )
         self.overridden = scored
         if differences:
-            rank_zero_info("Set otherwise than the checkpoint: " + "; ".join(map(str, differences)))
+            rank_zero_info("Options that differ from the checkpoint: " + "; ".join(map(str, differences)))
 
     @property
     def options(self) -> Namespace:
@@ -219,7 +219,7 @@ class RecipeCLI(LightningCLI):
             return
         method = self.options.model.init_args
         if "evaluation" not in method:
-            raise RecipeError("--eval-memory is for retrieval; answering questions scores no pairs")
+            raise RecipeError("--eval-memory supports retrieval methods only; question answering does not score pairs")
         try:
             budget = gibibytes(size)
         except ValueError as error:
@@ -326,7 +326,7 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
     chosen = any(word.startswith(("--data=", "--data.class_path")) for word in overrides)
     if not chosen and not merged.get("data", {}).get("class_path"):
         raise RecipeError(
-            "no dataset: name one before what lies on top of it, such as --config data/msrvtt, or a method's recipe"
+            "No dataset is given. Name one before the overlays, such as --config data/msrvtt, or a method's recipe."
         )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(TextVideoDataModule, "data")

@@ -34,7 +34,7 @@ def nothing_to_run(verb: str) -> OptionError:
     """Return what to say of a verb that is given no recipe."""
     or_checkpoint = "a checkpoint (--ckpt_path FILE) or " if verb in EVALUATING else ""
     return OptionError(
-        f"{verb} needs {or_checkpoint}a recipe, such as tvr {verb} --config tcmgc; `tvr {verb} --help` lists them"
+        f"{verb} needs {or_checkpoint}a recipe, such as tvr {verb} --config tcmgc. `tvr {verb} --help` lists recipes."
     )
 
 
@@ -80,9 +80,9 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         raise RecipeError(f"--config {name}: {error.strerror}; {_near(Path(name))}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
-        raise RecipeError(f"--config {name} is no recipe, YAML of plain values: {said}") from error
+        raise RecipeError(f"--config {name} is not a recipe (YAML with plain values): {said}") from error
     if not isinstance(content, dict | None):
-        raise RecipeError(f"--config {name} is no recipe: it holds a {type(content).__name__}, not options by name")
+        raise RecipeError(f"--config {name} is not a recipe: it contains a {type(content).__name__}, not named options")
     return content or {}
 
 
@@ -94,7 +94,7 @@ def _near(path: Path) -> str:
             shown = f"recipes/{found.relative_to(RECIPES).as_posix()}" if found.is_relative_to(RECIPES) else str(found)
             there[found.stem] = min(there.get(found.stem, shown), shown, key=len)
     names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1, cutoff=0.5)
-    return f"near it is {there[names[0]]}" if names else f"looked for it at {path.absolute()} and in {RECIPES}"
+    return f"did you mean {there[names[0]]}?" if names else f"looked for it at {path.absolute()} and in {RECIPES}"
 
 
 def with_recipes_found(arguments: Sequence[str]) -> list[str]:

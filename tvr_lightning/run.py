@@ -147,22 +147,22 @@ class RunCLI(RecipeCLI):
                 super()._run_subcommand(subcommand)
             except SIGTERMException as error:  # Lightning's own way out, which would end with status 0
                 raise RunInterruptedError(
-                    "stopped by SIGTERM between two steps; go on with --checkpoints.resume=true"
+                    "The run was stopped by SIGTERM between two steps. Resume it with --checkpoints.resume=true."
                 ) from error
             except RuntimeError as error:
                 if self.trainer.world_size == 1 or not any(words in str(error) for words in LOST):
                     raise
                 raise ProcessLostError(
-                    f"another of the {self.trainer.world_size} processes of this run ended "
-                    f"({str(error).splitlines()[0]}). It said why, unless it was killed or memory ran out. Go on with "
-                    "--checkpoints.resume=true"
+                    f"Another of the {self.trainer.world_size} processes of this run ended "
+                    f"({str(error).splitlines()[0]}). Its own message gives the reason, unless it was killed or memory "
+                    "ran out. Resume the run with --checkpoints.resume=true."
                 ) from error
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
                 raise RecipeError(
-                    f"{error.filename or 'a file of the run'} could not be written ({error.strerror}); make room on "
-                    "the disk, raise the limit of ulimit -f, or choose another place with results.directory"
+                    f"{error.filename or 'A file of the run'} could not be written ({error.strerror}). Free disk "
+                    "space, raise the file size limit (ulimit -f), or choose another folder with results.directory."
                 ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
@@ -249,7 +249,7 @@ class RunCLI(RecipeCLI):
         if self.subcommand != "fit" or not self.options.checkpoints.resume:
             return None
         if self.options.get("ckpt_path"):
-            raise RecipeError("checkpoints.resume looks for the checkpoint itself; drop it or --ckpt_path")
+            raise RecipeError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
 
         def claimed(run: Path) -> bool:  # before its checkpoints are read
             same = self._same_settings(run)
@@ -258,21 +258,21 @@ class RunCLI(RecipeCLI):
             return same
 
         found = newest_checkpoint(self._runs(), claimed)
-        rank_zero_info(f"Going on from {found}" if found else "No checkpoint to go on from; starting at the beginning")
+        rank_zero_info(f"Resuming from {found}" if found else "There is no checkpoint to resume; starting a new run")
         return found
 
     def _same_settings(self, run: Path) -> bool:
         """Whether a run was made with the settings that its numbers depend on; says where it was not."""
         path = run / "config.yaml"
         if not path.is_file():
-            rank_zero_info(f"Not going on in {run}: it has no config.yaml that tells its settings")
+            rank_zero_info(f"Not resuming {run}: it has no config.yaml with its settings")
             return False
         then = yaml.safe_load(path.read_text(encoding="utf-8"))
         now = plain(self._parser(self.subcommand), self.options)
         changed = list(changed_settings(then, now))
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            rank_zero_info(f"Not going on in {run}, which has other settings: {'; '.join(changed[:3])}{more}")
+            rank_zero_info(f"Not resuming {run}, which has other settings: {'; '.join(changed[:3])}{more}")
         return not changed
 
     def after_fit(self) -> None:
@@ -287,7 +287,7 @@ class RunCLI(RecipeCLI):
             self._check_written(Path(path), select_on)
         if select_on != "last" and not path:
             raise RecipeError(
-                f"results.select_on: {select_on} found no best checkpoint: keep validation and checkpoints on"
+                f"results.select_on: {select_on} found no best checkpoint. Keep validation and checkpoints enabled."
             )
         self.trainer.test(
             self.model, datamodule=self.datamodule, ckpt_path=path or None, verbose=False, weights_only=True
@@ -313,7 +313,7 @@ class RunCLI(RecipeCLI):
             return
         weights = starting_weights(self.model, self.options.model.init_args)
         if weights.kind == "untrained" or new_layers(self.model):
-            rank_zero_warn(f"{weights.caption()}; name the checkpoint of a run with --ckpt_path")
+            rank_zero_warn(f"{weights.caption()}. To evaluate a trained run, pass its checkpoint with --ckpt_path.")
 
     before_validate = before_predict = before_test
 
@@ -322,8 +322,8 @@ class RunCLI(RecipeCLI):
         saved, step = int(read_checkpoint(checkpoint)["global_step"]), self.trainer.global_step
         if select_on == "last" and saved != step:
             raise RecipeError(
-                f"{checkpoint} holds the weights of step {saved}, but the run ended at step {step}; nothing was "
-                f"tested. Go on from it with --ckpt_path={checkpoint}"
+                f"{checkpoint} contains the weights of step {saved}, but the run ended at step {step}, so nothing was "
+                f"tested. Resume from it with --ckpt_path={checkpoint}"
             )
 
     def after_test(self) -> None:
@@ -357,14 +357,14 @@ class RunCLI(RecipeCLI):
         on_test = self.datamodule.validation == "test"
         if select_on == "val" and on_test:
             raise RecipeError(
-                f"results.select_on: val needs a validation split, and {type(self.datamodule).__name__} split "
-                f"{self.datamodule.split} validates on its test videos; set data.init_args.holdout to a number of "
-                "training videos, or choose results.select_on: last (or test, which is optimistic)"
+                f"results.select_on: val needs a validation split, but {type(self.datamodule).__name__} split "
+                f"{self.datamodule.split} validates on its test videos. Set data.init_args.holdout to a number of "
+                "training videos, or use results.select_on: last (or test, which is optimistic)."
             )
         if select_on == "test" and not on_test:
             raise RecipeError(
-                f"results.select_on: test chooses by the validation loop, which here runs on the "
-                f"{self.datamodule.validation} validation split; choose results.select_on: val or last"
+                f"results.select_on: test selects by the validation loop, which here runs on the "
+                f"{self.datamodule.validation} validation split. Use results.select_on: val or last."
             )
 
     def _run_folder(self) -> Path | None:

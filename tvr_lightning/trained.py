@@ -102,9 +102,11 @@ class Trained:
         here = _name(self._model)
         if self._asked_model is not None and here is not None and self._asked_model != here:
             answers = self._asked_model == "VideoQuestionAnswering"
-            more = "; to learn to answer from it, give it to `tvr fit` as model.init_args.pretrained" if answers else ""
+            more = (
+                ". To train question answering from it, set model.init_args.pretrained in `tvr fit`." if answers else ""
+            )
             raise CheckpointError(
-                f"{self.path}: the checkpoint holds a {here}, the recipe builds a {self._asked_model}{more}"
+                f"{self.path}: the checkpoint contains {here}, but the recipe builds {self._asked_model}{more}"
             )
         found: dict[str, Any] = {}
         if "encoder" in self._model["init_args"] and here is not None:
@@ -113,15 +115,15 @@ class Trained:
                 found["model"]["init_args"]["method"] = _without(found["model"]["init_args"]["method"], LINKED)
         elif self._asked_model is None:
             raise CheckpointError(
-                f"{self.path}: does not say which {'method' if here is None else 'encoder'} it has; name the recipe it "
-                "was trained with: --config FILE"
+                f"{self.path} does not record its {'method' if here is None else 'encoder'}. Pass the recipe of its "
+                "training: --config FILE"
             )
         if _name(self._data) is not None:
             other = self._asked_data not in (None, _name(self._data))
             found["data"] = _without(self._data, {*PREPARATION} | (OF_DATASET if other else set()))
         elif self._asked_data is None:
             raise CheckpointError(
-                f"{self.path}: does not say on which data it was trained; name those to test it on, such as --config "
+                f"{self.path} does not record its training data. Name the data to test on, such as --config "
                 "recipes/data/msrvtt.yaml"
             )
         record = self.saved.get(RECORD) or {}
@@ -151,7 +153,9 @@ class Trained:
         try:
             parsed = parser.parse_object(json.loads(json.dumps(known)))
         except ArgumentError as error:
-            raise CheckpointError(f"{self.path}: was trained with options that this version lacks: {error}") from error
+            raise CheckpointError(
+                f"{self.path} was trained with options that this version does not have: {error}"
+            ) from error
         for section in known:
             now, then = (
                 dict(flat_options(section, _written_out(config[section].as_dict()))) for config in (options, parsed)
@@ -194,8 +198,8 @@ def starting_weights(model: LightningModule, options: Namespace) -> Weights:
     start = given.get("weights") or given.get("trained_in")
     if start in (None, "none"):
         return Weights("untrained", start=f"the encoder {kind} starts from random weights")
-    rest = f", and {new_layers(model)} parameters beside the encoder are untrained" if new_layers(model) else ""
-    return Weights("zero-shot", start=f"nothing was trained since the encoder's {start}{rest}")
+    rest = f", and {new_layers(model)} parameters outside the encoder are untrained" if new_layers(model) else ""
+    return Weights("zero-shot", start=f"the encoder has its pretrained weights ({start}){rest}")
 
 
 def new_layers(model: LightningModule) -> int:

@@ -88,15 +88,17 @@ def test_bad_sources_write_nothing(parity_cases, tmp_path):
     out = tmp_path / "out.ckpt"
     with pytest.raises(AuthorsCheckpointError, match="these are TC-MGC's names"):
         convert(source, out, method="clip4clip")
-    with pytest.raises(AuthorsCheckpointError, match=r"no importer for the method 'clip'; known: .*clip4clip.* tcmgc"):
+    with pytest.raises(
+        AuthorsCheckpointError, match=r"The method 'clip' is not supported. Available: .*clip4clip.* tcmgc"
+    ):
         convert(source, out, method="clip")
-    with pytest.raises(AuthorsCheckpointError, match="--openai_clip is for UCoFiA"):
+    with pytest.raises(AuthorsCheckpointError, match="--openai_clip is only for UCoFiA"):
         convert(source, out, openai_clip=source)
     torch.save(case.checkpoint | {"further.weight": torch.ones(1)}, source)
     with pytest.raises(AuthorsCheckpointError, match=r"1 unexpected: further\.weight"):
         convert(source, out)
     torch.save({"further.weight": torch.ones(1)}, source)
-    with pytest.raises(AuthorsCheckpointError, match=r"none of the known methods has these names: further\.weight"):
+    with pytest.raises(AuthorsCheckpointError, match=r"no known method has these tensors: further\.weight"):
         convert(source, out)
     assert not out.exists()
 

@@ -81,22 +81,22 @@ def test_importers_take_the_authors_checkpoints(clip):
 
 def test_what_does_not_fit_is_named(clip):
     tensors = checkpoint(clip, "tmass")
-    with pytest.raises(AuthorsCheckpointError, match="takes 5 frames, not 12"):
+    with pytest.raises(AuthorsCheckpointError, match="is for 5 frames, not 12"):
         import_tmass(tensors, "file", words=7, frames=12)
     with pytest.raises(AuthorsCheckpointError, match="positions for 11 words"):
         import_tmass(tensors, "file", words=12, frames=F)
     with pytest.raises(AuthorsCheckpointError, match="T-MASS's names"):
         import_xpool(tensors, "file", words=7, frames=F)
-    with pytest.raises(AuthorsCheckpointError, match="audio vectors of 64 dimensions, TinyWhisperEncoder gives 32"):
+    with pytest.raises(AuthorsCheckpointError, match="64-dimensional audio vectors, but TinyWhisperEncoder has 32"):
         import_gaid(
             checkpoint(clip, "gaid"), "file", words=7, frames=F, audio_encoder=TinyWhisperEncoder(width=32, heads=2)
         )
     odd = checkpoint(clip, "gaid") | {"linear.weight": torch.randn(D, 50), "linear.bias": torch.randn(D)}
-    with pytest.raises(AuthorsCheckpointError, match="no audio encoder gives features of 50 dimensions"):
+    with pytest.raises(AuthorsCheckpointError, match="no audio encoder has 50-dimensional features"):
         import_gaid(odd, "file", words=7, frames=F)
     del tensors["clip.text_model.encoder.layers.0.self_attn.k_proj.weight"]
-    with pytest.raises(AuthorsCheckpointError, match=r"in_proj_weight lacks self_attn\.k_proj"):
+    with pytest.raises(AuthorsCheckpointError, match=r"in_proj_weight is missing self_attn\.k_proj"):
         with_openai_names(tensors, "file")
     tensors["clip.text_model.extra"] = torch.zeros(1)
-    with pytest.raises(AuthorsCheckpointError, match=r"clip\.text_model\.extra is no tensor"):
+    with pytest.raises(AuthorsCheckpointError, match=r"clip\.text_model\.extra is not a tensor"):
         with_openai_names(tensors, "file")

@@ -275,7 +275,7 @@ def test_options_that_cannot_be_are_refused_at_once(options, message):
 
 
 def test_more_held_out_than_there_are_is_refused(synthetic_msrvtt):
-    with pytest.raises(ValueError, match="holdout 12 leaves no training video of 12"):
+    with pytest.raises(ValueError, match="holdout 12 leaves no training videos of 12"):
         MSRVTT(root=str(synthetic_msrvtt), holdout=12).read_split("train")
 
 

@@ -68,7 +68,7 @@ def test_spans_are_items_with_all_their_sentences(tmp_path):
         ("sta", TABLE, "46GP8 0.0 1.0##\n", "empty-caption", "caption 0"),
         ("sta", TABLE, MOMENTS + "46GP8 0.0##x\n", "malformed", "line 6: cannot be read"),
         ("sta", TABLE, MOMENTS + "XXXXX 0.0 1.0##x\n", "caption-without-video", "line 6: sentence for XXXXX"),
-        ("sta", TABLE.replace("24.83", "long"), MOMENTS, "malformed", "46GP8: length 'long' is no number"),
+        ("sta", TABLE.replace("24.83", "long"), MOMENTS, "malformed", "46GP8: length 'long' is not a number"),
     ],
 )
 def test_contradictions_are_errors_that_name_file_and_entry(tmp_path, split, table, moments, kind, named):

@@ -52,7 +52,7 @@ def test_a_healthy_dataset_has_no_problems(healthy):
     assert report.videos == {"train": 12, "test": 4}
     assert report.texts == {"train": 240, "test": 4}
     assert "1k-A" in report.protocol
-    assert "Nothing is wrong" in rendered(print_report, report)
+    assert "No problems found" in rendered(print_report, report)
 
 
 def test_videos_without_sound_are_warned_of_and_the_exit_status_is_that_of_health(healthy, capsys):
@@ -63,7 +63,7 @@ def test_videos_without_sound_are_warned_of_and_the_exit_status_is_that_of_healt
     command = ["data", "check", f"--config={overlay}", f"--config={recipe}", "--workers=1"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "Nothing is wrong. 1 warning: 1 silent." in said
+    assert "No problems found. 1 warning: 1 silent." in said
     MSRVTT(root=str(healthy)).read_split("train").videos[1].path.unlink()
     assert main(command) == 1
     assert "1 problem: 1 missing-file. 1 warning: 1 silent." in capsys.readouterr().out

@@ -129,11 +129,11 @@ def test_what_is_wrong_is_said_in_one_sentence(root, tmp_path):
     table = tmp_path / "captions.csv"
     wrong = {
         "split,video,caption\ntrain,a.mp4, \n": r"captions\.csv: a\.mp4, caption 0: the caption is empty",
-        "split,video\ntrain,a.mp4\n": r"no column holds captions, found \['split', 'video'\]; name it one of caption,",
-        "split,caption\ntrain,a dog\n": r"no column holds the video, found .*; name it one of file, video,",
+        "split,video\ntrain,a.mp4\n": r"no column contains captions, found \['split', 'video'\]; name it one of capt",
+        "split,caption\ntrain,a dog\n": r"no column contains the video, found .*; name it one of file, video,",
         "split,video,caption\nlearn,a.mp4,a dog\n": r"row 2, a\.mp4: no split 'learn'; write one of train, val,",
         "split,video,caption\ntrain,a.mp4,x\ntest,a.mp4,y\n": r"a\.mp4: its rows are in train \(row 2, .*; write one",
-        "split,video,caption\ntest,a.mp4,x\n": r"column split: no video is in the split 'train'; mark some rows so",
+        "split,video,caption\ntest,a.mp4,x\n": r"column split: no video is in the split 'train'; assign some rows",
         "split,video,caption\ntrain,../../a.mp4,x\n": r"the name leads out of the folder",
     }
     for text, sentence in wrong.items():
@@ -142,10 +142,10 @@ def test_what_is_wrong_is_said_in_one_sentence(root, tmp_path):
             data(tmp_path).read_split("train")
     (tmp_path / "captions.jsonl").write_text("{}\n")
     with pytest.raises(
-        MissingData, match=r"holds captions\.csv, captions\.jsonl; name one with data\.init_args\.table"
+        MissingData, match=r"contains captions\.csv, captions\.jsonl\. Choose one with data\.init_args\.table"
     ):
         data(tmp_path).read_split("train")
-    with pytest.raises(ValueError, match="test_share is 1; give a share"):
+    with pytest.raises(ValueError, match="test_share is 1; it must be"):
         data(tmp_path, test_share=1)
 
 

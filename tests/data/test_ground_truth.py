@@ -17,7 +17,7 @@ def test_a_video_may_have_no_text():
         (torch.tensor([0, -1]), "text 1 describes video -1"),
         (torch.tensor([0.0]), "one int64 per text"),
         (torch.zeros(1, 1, dtype=torch.int64), "one int64 per text"),
-        (torch.tensor([], dtype=torch.int64), "no text to rank"),
+        (torch.tensor([], dtype=torch.int64), "no texts to rank"),
     ],
 )
 def test_refuses_a_pairing_that_cannot_be_ranked(video_of_text, message):

@@ -106,7 +106,7 @@ def test_malformed_files_are_errors_that_name_the_place(tmp_path):
     with pytest.raises(AnnotationError, match="byte 12: not UTF-8"):
         MSRVTT(root=str(tmp_path)).read_split("train")
     (folder / "MSRVTT_JSFUSION_test.csv").write_text("video_id,sentence\nvideo1,a,b\n")
-    with pytest.raises(AnnotationError, match="row 2: 3 fields where the header has 2"):
+    with pytest.raises(AnnotationError, match="row 2: 3 fields, but the header has 2"):
         MSRVTT(root=str(tmp_path)).read_split("test")
 
 

@@ -51,8 +51,8 @@ def test_questions_answers_and_videos_are_those_of_the_file(tmp_path):
     [
         ({"answer": "man", "video_id": 7}, "'question' is missing"),
         ({"question": "who", "video_id": 7}, "'answer' is missing"),
-        ({"question": "who", "answer": "man"}, "the key 'video_id' holds None"),
-        ({"question": "who", "answer": "man", "video_id": True}, "the key 'video_id' holds True"),
+        ({"question": "who", "answer": "man"}, "the key 'video_id' is None"),
+        ({"question": "who", "answer": "man", "video_id": True}, "the key 'video_id' is True"),
         ({"question": " ", "answer": "man", "video_id": 7}, "the question is empty"),
         ({"question": "who", "answer": "", "video_id": 7}, "the answer is empty"),
     ],
@@ -66,7 +66,7 @@ def test_a_broken_entry_is_named_with_its_file(tmp_path, entry, message):
 
 
 def test_a_file_without_questions_is_an_error(tmp_path):
-    with pytest.raises(AnnotationError, match="asks no question"):
+    with pytest.raises(AnnotationError, match="contains no questions"):
         written(tmp_path, []).read_split("test")
 
 

@@ -50,9 +50,9 @@ def test_a_table_made_by_hand_needs_three_columns(tmp_path):
     [
         ({"video_id": ["v"], "caption": ["a"]}, "no column segment among video_id, caption"),
         ({"video_id": ["v", "v"], "segment": [1, 1], "caption": ["a", "b"]}, "segment 1 of v is described more than"),
-        ({"video_id": ["v"], "segment": [0], "caption": [None]}, "row 0 lacks a value"),
+        ({"video_id": ["v"], "segment": [0], "caption": [None]}, "row 0 has no value"),
         ({"video_id": ["v"], "segment": ["x"], "caption": ["a"]}, "another type"),
-        ({"video_id": ["v"], "segment": [0], "caption": [" "]}, "holds no description"),
+        ({"video_id": ["v"], "segment": [0], "caption": [" "]}, "contains no descriptions"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_named(tmp_path, table, message):
@@ -118,7 +118,7 @@ def test_videos_without_a_description_are_named(synthetic_msrvtt, tmp_path):
     write_captions(others, rows(("elsewhere", 0, "x")))
     data = MSRVTT(root=str(synthetic_msrvtt), captions=str(others), **SMALL)
     data.setup("fit")
-    with pytest.raises(CaptionsFileError, match=r"describes none of the .* it is about elsewhere"):
+    with pytest.raises(CaptionsFileError, match=r"describes none of the .* but others, such as elsewhere"):
         data.train_dataloader()
 
 

@@ -77,7 +77,7 @@ def test_every_epoch_can_have_the_same_order():
 
 
 def test_a_resume_point_between_batches_is_refused():
-    with pytest.raises(ValueError, match="13 samples consumed is no whole number of batches of 12"):
+    with pytest.raises(ValueError, match="13 consumed samples are not a multiple of the batch_size 12"):
         TrainingSampler(50, 12).load_state_dict({"epoch": 0, "consumed": 13})
 
 

@@ -48,7 +48,7 @@ def test_a_broken_track_is_marked_in_red(tmp_path):
 def test_a_clip_without_sound_and_a_span_have_pages_too(tmp_path):
     mute = write_clip(tmp_path / "mute.mp4", None)
     assert not show(mute, tmp_path / "mute.svg", frames=2, image_size=32).track.present
-    assert "<!-- no sound track -->" in (tmp_path / "mute.svg").read_text(encoding="utf-8")
+    assert "<!-- no audio track -->" in (tmp_path / "mute.svg").read_text(encoding="utf-8")
     clip = write_clip(tmp_path / "span.mkv", burst(6.0, 4.0, 5.0), seconds=6.0)
     shown = show(clip, tmp_path / "span.png", frames=2, image_size=32, span=(3.0, 6.0))
     assert len(shown.track.waveform) == 48_000

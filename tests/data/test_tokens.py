@@ -71,7 +71,7 @@ def test_captions_that_were_cut_in_workers_are_counted_and_reported_once(caplog)
             method.encoder.encode_text(tokenise(captions), 5)
     assert method.encoder.tokenizer.truncated_captions == 2
     assert [record.message for record in caplog.records if "positions" in record.message] == [
-        "a caption needs 7 token positions and is cut to 5 before EOT: 'a red ball rolls away'. Further ones are only "
+        "A caption needs 7 token positions and is truncated to 5 before EOT: 'a red ball rolls away'. Others are only "
         "counted (truncated_captions)."
     ]
 
@@ -79,5 +79,5 @@ def test_captions_that_were_cut_in_workers_are_counted_and_reported_once(caplog)
 def test_token_ids_of_another_length_are_refused():
     method, _ = small(RECIPES / "clip4clip.yaml")
     tokens = method.encoder.caption_tokens(6)(["a cat"])
-    with pytest.raises(ValueError, match="captions are tokenised to 6 positions; expected 8"):
+    with pytest.raises(ValueError, match="captions are tokenized to 6 positions; expected 8"):
         method.encoder.encode_text(tokens, 8)

@@ -221,7 +221,7 @@ def test_two_processes_do_not_write_one_file_and_a_killed_one_frees_it(tmp_path,
         assert first.is_alive()
         time.sleep(0.01)
     before = out.with_name(out.name + ".unfinished").read_bytes()
-    with pytest.raises(CaptionsBusyError, match=r"another process writes the captions .*; wait for it"):
+    with pytest.raises(CaptionsBusyError, match=r"Another process is writing the captions .*Wait for it"):
         write_descriptions(out, ["a", "b"])
     assert out.with_name(out.name + ".unfinished").read_bytes() == before
     first.kill()
@@ -260,7 +260,7 @@ def test_whatever_meets_a_size_limit_nothing_described_is_lost_and_the_next_run_
 
 def test_captions_that_cannot_be_written_say_what_stands_in_the_way(tmp_path):
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(CaptionsNotWrittenError, match="see that it can be written and run the same command again"):
+    with pytest.raises(CaptionsNotWrittenError, match="check its permissions"):
         write_descriptions(tmp_path / "taken" / "captions.parquet", ["a"])
 
 
@@ -290,7 +290,7 @@ def test_a_file_that_people_wrote_is_left_alone(captioner, videos, tmp_path):
     out = tmp_path / "captions.parquet"
     pd.DataFrame({"video_id": ["video0"], "caption": ["a star"]}).to_parquet(out)
     before = out.read_bytes()
-    with pytest.raises(CaptionJournalError, match="people may have written it"):
+    with pytest.raises(CaptionJournalError, match="not written by a captioner"):
         caption(videos[:1], captioner, CaptionOptions(out, **QUICK))
     assert out.read_bytes() == before
 
@@ -408,7 +408,7 @@ def test_a_processor_without_a_chat_template_is_refused(tmp_path, captioner):
         ({"segments": 0}, "segments is 0"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"prompt": " "}, "prompt is empty"),
-        ({"out": Path("captions.csv")}, "name a .parquet file"),
+        ({"out": Path("captions.csv")}, "it must be a .parquet file"),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path, change, message):

@@ -92,7 +92,7 @@ def test_undocumented_weights_take_the_activation_of_the_name_and_say_so(tensors
     torch.save(tensors, tmp_path / "weights.pt")
     with caplog.at_level(logging.WARNING):
         plain = ClipEncoder("tvr-test", str(tmp_path / "weights.pt"))
-    assert "taking GELU as the name tvr-test says" in caplog.text
+    assert "Using GELU, as in the architecture tvr-test" in caplog.text
     assert plain.configuration()["activations"] == ["GELU"]
     caplog.clear()
     with caplog.at_level(logging.WARNING):

@@ -52,12 +52,12 @@ def test_where_compiling_fails_one_line_says_so_and_the_towers_run_plain(monkeyp
     torch.testing.assert_close(video.frames, encoder(False).encode_video(media()).frames)
     (said,) = [record.message for record in caplog.records if "compile_towers" in record.message]
     assert said.startswith("compile_towers: torch.compile failed (")
-    assert said.endswith("the towers run as they are")
+    assert said.endswith("the towers run uncompiled")
     assert "\n" not in said
     made.encode_text(["a cat"], 12)
     assert [record.message for record in caplog.records if "compile_towers" in record.message] == [said]
 
 
 def test_towers_without_blocks_are_refused():
-    with pytest.raises(ValueError, match="Linear is no transformer"):
+    with pytest.raises(ValueError, match="Linear is not a transformer"):
         compile_blocks([torch.nn.Linear(2, 2)])

@@ -98,13 +98,15 @@ def test_stored_features_pass_unchanged():
     video = VideoFeatures(torch.ones(1, 2, 64), torch.ones(1, 2, dtype=torch.bool))
     assert encoder.encode_text(text, words=8) is text
     assert encoder.encode_video(video) is video
-    with pytest.raises(ValueError, match="hold no patches"):
+    with pytest.raises(ValueError, match="contain no patches"):
         encoder.encode_video(video, patches=True)
 
 
 def test_wrong_input_names_the_fix():
     encoder = build()
-    with pytest.raises(ValueError, match=r"frames are \(3, 64, 64\), the encoder takes \(3, 32, 32\); set the data's"):
+    with pytest.raises(
+        ValueError, match=r"frames are \(3, 64, 64\), but the encoder needs \(3, 32, 32\)\. Set the data's"
+    ):
         encoder.encode_video(media(size=64))
     frames = media()
     frames.pixels = frames.pixels.float()
@@ -240,7 +242,7 @@ def test_temporal_initialization_is_the_start_of_the_text_transformer():
     assert torch.equal(start.positional_embedding, encoder.clip.positional_embedding)
     start.positional_embedding.zero_()
     assert encoder.clip.positional_embedding.abs().sum() > 0
-    with pytest.raises(ValueError, match="3 temporal layers asked for, but the text transformer has only 2"):
+    with pytest.raises(ValueError, match="3 temporal layers were requested, but the text transformer has only 2"):
         encoder.temporal_initialization(3)
     assert build("tvr-test-bidirectional").temporal_initialization(1) is None  # text width 64, frames 32
 

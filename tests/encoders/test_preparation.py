@@ -89,9 +89,9 @@ def test_preparations_are_told_apart_in_words():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"interpolation": "random"}, "interpolation 'random'.*known are bicubic, bilinear"),
-        ({"resize_mode": "stretch"}, "resize_mode 'stretch'.*known are shortest, longest, squash"),
-        ({"fill_color": 127}, "coloured border"),
+        ({"interpolation": "random"}, "interpolation 'random'.*Supported: bicubic, bilinear"),
+        ({"resize_mode": "stretch"}, "resize_mode 'stretch'.*Supported: shortest, longest, squash"),
+        ({"fill_color": 127}, "colored borders"),
         ({"mean": [0.5]}, "mean of 1 channels"),
     ],
 )

@@ -88,21 +88,21 @@ def offline(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("offline")
 def test_a_tokenizer_that_is_not_here_is_named_with_the_way_to_get_it(tmp_path):
     said = (
-        r"the tokenizer timm/ViT-B-16-SigLIP of ViT-B-16-SigLIP is not here: looked in .*cache; .*"
+        r"the tokenizer timm/ViT-B-16-SigLIP of ViT-B-16-SigLIP is missing: looked in .*cache\. .*"
         r"hf download timm/ViT-B-16-SigLIP`, or name a folder: encoder\.tokenizer="
     )
     for ask in (ClipEncoder, ClipEncoder.required_files):
         with pytest.raises(MissingWeightsError, match=said) as failed:
             ask(architecture="ViT-B-16-SigLIP", weights=None)
         assert "\n" not in str(failed.value)
-    with pytest.raises(MissingWeightsError, match=r"tokenizer .* of ViT-B-16-SigLIP is not here: .* holds none of"):
+    with pytest.raises(MissingWeightsError, match=r"tokenizer .* of ViT-B-16-SigLIP is missing: .* contains none of"):
         ClipEncoder("ViT-B-16-SigLIP", None, tokenizer=str(tmp_path))
 
 
 @pytest.mark.usefixtures("offline")
 def test_a_text_towers_configuration_that_is_not_here_is_named():
     for ask in (ClipEncoder, ClipEncoder.required_files):
-        with pytest.raises(MissingWeightsError, match=r"roberta-ViT-B-32's text tower roberta-base is not here"):
+        with pytest.raises(MissingWeightsError, match=r"roberta-ViT-B-32's text tower roberta-base is missing"):
             ask(architecture="roberta-ViT-B-32", weights=None)
 
 
@@ -117,20 +117,20 @@ def test_a_folder_says_where_its_weights_are(tmp_path):
         find_weights(name, None)
     (tmp_path / "mine").mkdir()
     path = tmp_path / "mine/open_clip_config.json"
-    for content, said in (("{", "is no JSON"), ("{}", "lacks the key 'model_cfg'")):
+    for content, said in (("{", "is not JSON"), ("{}", "has no key 'model_cfg'")):
         path.write_text(content)
         with pytest.raises(ValueError, match=said):
             find_weights(name, None)
     path.write_text(json.dumps({"model_cfg": open_clip.get_model_config("tvr-test"), "preprocess_cfg": {}}))
     assert find_weights(name, None).pixels == PixelPreparation()
-    with pytest.raises(ValueError, match=r"encoder\.weights is 'openai', but local-dir:.* has no tags; say folder"):
+    with pytest.raises(ValueError, match=r"encoder\.weights is 'openai', but local-dir:.* has no tags. Use folder"):
         find_weights(name, "openai")
-    with pytest.raises(MissingWeightsError, match=r"mine holds neither open_clip_model\.safetensors nor"):
+    with pytest.raises(MissingWeightsError, match=r"mine contains neither open_clip_model\.safetensors nor"):
         find_weights(name, "folder")
     path.write_text(
         json.dumps({"model_cfg": open_clip.get_model_config("tvr-test"), "preprocess_cfg": {"resize_mode": "fit"}})
     )
-    with pytest.raises(ValueError, match=r"open_clip_config\.json prepares frames with resize_mode 'fit'"):
+    with pytest.raises(ValueError, match=r"open_clip_config\.json preprocesses frames with resize_mode 'fit'"):
         find_weights(name, None)
 
 
@@ -150,7 +150,7 @@ def test_a_file_of_an_architecture_whose_tags_differ_says_under_which_it_was_pub
     path.touch()
     with caplog.at_level(logging.WARNING):
         assert find_weights("ViT-H-14", str(path)).pixels.resize_mode == "shortest"
-    assert "Set encoder.prepared_as to the tag it was published under: laion2b_s32b_b79k" in caplog.text
+    assert "Set encoder.prepared_as to the tag that it was published under: laion2b_s32b_b79k" in caplog.text
     caplog.clear()
     assert find_weights("ViT-H-14", str(path), "dfn5b").pixels.resize_mode == "squash"
     assert not caplog.records

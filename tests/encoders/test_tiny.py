@@ -44,7 +44,9 @@ def test_it_has_the_shapes_it_says():
     assert len(encoder.clip.visual.transformer.resblocks) == 4
 
 
-@pytest.mark.parametrize(("switch", "message"), [({"width": 100}, "multiple of 64"), ({"image_size": 50}, "50 is no")])
+@pytest.mark.parametrize(
+    ("switch", "message"), [({"width": 100}, "multiple of 64"), ({"image_size": 50}, "50 must be a multiple")]
+)
 def test_it_refuses_sizes_that_do_not_divide(switch, message):
     with pytest.raises(ValueError, match=message):
         TinyClipEncoder(**switch)
@@ -59,5 +61,5 @@ def test_it_starts_with_the_encoder_of_a_run(tmp_path):
     assert started.fingerprint() == trained.fingerprint()
     with pytest.raises(ValueError, match="does not fit"):
         TinyClipEncoder(width=64, image_size=32, vision_layers=2, trained_in=path)
-    with pytest.raises(UserError, match="looked for the checkpoint"):
+    with pytest.raises(UserError, match="there is no checkpoint"):
         TinyClipEncoder(width=64, trained_in=str(tmp_path / "absent.ckpt"))

@@ -173,8 +173,8 @@ def test_captions_are_cut_to_the_context_with_one_notice(models, caplog):
         for _ in range(2):
             assert encoder.encode_text(CAPTIONS, 77).words.shape[1] == 12
         assert encoder.positions(8) == 8
-    said = [record.message for record in caplog.records if "are asked for" in record.message]
-    assert said == [f"words: 77 are asked for, {models('pe')} has a context of 12: captions are cut to that"]
+    said = [record.message for record in caplog.records if "context length" in record.message]
+    assert said == [f"words is 77, but {models('pe')} has a context length of 12. Captions are truncated to it."]
 
 
 def test_captions_of_every_length_have_open_clips_ids(models):

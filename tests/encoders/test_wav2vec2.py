@@ -163,7 +163,7 @@ def test_absent_weights_say_where_they_were_looked_for(tmp_path, encoder):
         Wav2Vec2Encoder("base", str(tmp_path / "nowhere"))
     saved(tmp_path, encoder)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(MissingWeightsError, match=r"no model\.safetensors and no pytorch_model\.bin"):
+    with pytest.raises(MissingWeightsError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
         Wav2Vec2Encoder("base", str(tmp_path))
 
 

@@ -66,7 +66,7 @@ def test_damaged_and_foreign_files_are_named(tmp_path):
     for name in ("cut.safetensors", "cut.pt"):
         with pytest.raises(ValueError, match=f"{name} cannot be read as weights"):
             read_state_dict(tmp_path / name)
-    with pytest.raises(ValueError, match=r"list\.pt holds a list"):
+    with pytest.raises(ValueError, match=r"list\.pt contains a list"):
         read_state_dict(tmp_path / "list.pt")
 
 

@@ -115,7 +115,7 @@ def test_digital_silence_is_heard_as_finite_numbers(encoder):
 
 def test_stored_audio_comes_back_unchanged(encoder):
     stored = VideoFeatures(torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="hold no audio; add it to the store"):
+    with pytest.raises(ValueError, match=r"contain no audio\. Add it to the store"):
         encoder.encode_audio(stored)
     stored.audio, stored.audio_mask = torch.randn(2, 3, 32), torch.ones(2, 3, dtype=torch.bool)
     assert encoder.encode_audio(stored)[0] is stored.audio
@@ -125,7 +125,7 @@ def test_media_without_sound_or_with_the_wrong_input_name_the_option(encoder):
     with pytest.raises(ValueError, match=r"data\.init_args\.audio to whisper"):
         encoder.encode_audio(Media(torch.zeros(1, 2, 3, 8, 8), torch.ones(1, 2, dtype=torch.bool)))
     waveform = given_to(track_of(tone(2.0)), AudioOptions("wav2vec2"), 2.0)
-    with pytest.raises(ValueError, match="the data give waveforms for wav2vec2"):
+    with pytest.raises(ValueError, match="the data has waveforms for wav2vec2"):
         encoder.encode_audio(media_of(waveform))
 
 
@@ -196,7 +196,10 @@ def test_absent_weights_say_where_they_were_looked_for(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"not weights", "cannot be read as Whisper weights"), ({"a": torch.zeros(1)}, "no openai-whisper checkpoint")],
+    [
+        (b"not weights", "cannot be read as Whisper weights"),
+        ({"a": torch.zeros(1)}, "not an openai-whisper checkpoint"),
+    ],
 )
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path, content, message):
     path = tmp_path / "other.pt"

@@ -162,11 +162,11 @@ def test_results_carry_the_balance_and_say_what_post_processing_saw():
     assert [row["transductive"] for row in trained.rows()] == [False, False]
     lines = "\n".join(captions(trained))
     assert "Sinkhorn (train queries, the method's gamma" in lines
-    assert "sees no other test query" in lines
-    assert "Normalisation error" in lines
+    assert "uses no other test query" in lines
+    assert "Normalization error" in lines
     oracle = results_of(evaluated(SinkhornBias(queries="oracle")), **options, precision="32-true", seed=0)
     assert oracle.transductive
-    assert "sees the test set as a whole" in "\n".join(captions(oracle))
+    assert "uses the whole test set" in "\n".join(captions(oracle))
 
 
 def test_a_balance_needs_the_temperature():

@@ -88,7 +88,7 @@ def test_every_file_of_one_matrix_gives_one_table(folder, case, capsys):
     table = pd.DataFrame({"text_index": np.repeat(np.arange(60), 60), "video_id": [f"v{i}" for i in range(60)] * 60})
     table.assign(score=matrix.flatten().numpy()).sample(frac=1, random_state=0).to_parquet("pairs.parquet")
     plain = evaluated("single.npy", "--ids=single.csv")
-    assert "BROUGHT FROM OUTSIDE: the scores of single.npy" in capsys.readouterr().out
+    assert "EXTERNAL SCORES: single.npy" in capsys.readouterr().out
     for file in ("named.npz", "named.pt", "bare.pt", "pairs.parquet"):
         found = evaluated(file, "--ids=single.csv")
         for part in ("text_to_video", "video_to_text", "intervals", "texts", "videos", "marks", "partial"):
@@ -195,7 +195,7 @@ def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
     np.savez("strange.npz", similarity=matrix, video_ids=[f"w{i}" for i in range(60)])
     assert "strange.npz: video 'w0' is not in single test" in refused(capsys, "strange.npz", "--ids=single.csv")
     np.savez("twice.npz", similarity=matrix, video_ids=["v0"] * 60)
-    assert "twice.npz: video 'v0' comes twice" in refused(capsys, "twice.npz", "--ids=single.csv")
+    assert "twice.npz: video 'v0' occurs twice" in refused(capsys, "twice.npz", "--ids=single.csv")
     np.savez("short.npz", similarity=matrix[:, :59], video_ids=[f"v{i}" for i in range(59)])
     assert "short.npz: video 'v59' of single test is missing" in refused(capsys, "short.npz", "--ids=single.csv")
     (folder / "cut.npy").write_bytes((folder / "single.npy").read_bytes()[:1000])
@@ -210,10 +210,8 @@ def test_what_cannot_be_ranked_is_refused_in_one_sentence(folder, case, capsys):
         capsys, "single.npy", "--ids=single.csv", "--normalization=QueryBankNorm"
     )
     assert "gone.npy: no such file" in refused(capsys, "gone.npy", "--ids=single.csv", status=1)
-    assert "give either a dataset" in refused(capsys, "single.npy")
+    assert "Give either a dataset" in refused(capsys, "single.npy")
     pd.DataFrame({"text_index": [0], "video_id": ["w"], "score": [1.0]}).to_parquet("alien.parquet")
     assert "video 'w' is not in single test" in refused(capsys, "alien.parquet", "--ids=single.csv")
     pd.DataFrame({"text_index": [60], "video_id": ["v0"], "score": [1.0]}).to_parquet("late.parquet")
-    assert "text 60 is not in single test, whose 60 texts count from 0" in refused(
-        capsys, "late.parquet", "--ids=single.csv"
-    )
+    assert "text 60 is not in single test" in refused(capsys, "late.parquet", "--ids=single.csv")

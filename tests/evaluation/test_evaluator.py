@@ -185,7 +185,7 @@ def test_when_no_match_was_seen_there_is_no_number():
     evaluation = Evaluator(cosine, recall=(1, 50)).evaluate(texts[one], one, videos[[5]], torch.tensor([5]), truth)
     assert list(evaluation.text_to_video) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
     assert all(value != value for value in evaluation.video_to_text.values())
-    assert evaluation.marks == ["nothing was ranked: of no text seen was the video seen"]
+    assert evaluation.marks == ["nothing was ranked: no text was read together with its video"]
     assert evaluation.partial
 
 
@@ -214,7 +214,7 @@ def test_half_precision_features_are_scored_in_float32():
 
 def test_places_outside_the_split_and_wrong_shapes_are_refused():
     texts, videos, truth = split()
-    with pytest.raises(ValueError, match="Toy test has 14 texts, but one came with place 14"):
+    with pytest.raises(ValueError, match="Toy test has 14 texts, but one has position 14"):
         Evaluator(cosine).evaluate(texts, torch.arange(1, 15), videos, torch.arange(8), truth)
     with pytest.raises(ValueError, match=r"video_index must be \(8,\)"):
         Evaluator(cosine).evaluate(texts, torch.arange(14), videos, torch.arange(7), truth)

@@ -127,7 +127,7 @@ def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
     assert main([*extract, "--what=all", "--num_workers=0"]) == 0
     overlays = [f"--config={FEATURES}", f"--config={tmp_path / 'stored.yaml'}"]
     assert main(["fit", *recipes, *overlays, f"--results.directory={tmp_path / 'heads'}"]) == 0
-    assert f"from the feature store {store}: text, frames;" in caplog.text
+    assert f"features from the store {store}: text, frames;" in caplog.text
 
     videos, out = sorted(map(str, (tmp_path / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")
     index = ["index", *videos, "--out", out, "--ckpt", str(run / "checkpoints" / "last.ckpt")]

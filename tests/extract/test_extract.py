@@ -217,7 +217,7 @@ def test_a_broken_track_is_reported_and_its_video_kept(tmp_path):
     report = extract(source, *encoders(), options(tmp_path / "store"))
     assert report.skipped == []
     assert len(report.problems) == 1
-    assert f"{clips / 'bad.mkv'}: sound track:" in report.problems[0]
+    assert f"{clips / 'bad.mkv'}: audio track:" in report.problems[0]
     store = FeatureStore(tmp_path / "store")
     keys = [("files", f"{clips.as_posix()}/{name}", None) for name in ("good.mkv", "mute.mp4")]
     assert store.video(keys).audio_mask.any(dim=1).tolist() == [True, False]
@@ -296,12 +296,12 @@ def test_a_run_says_what_comes_from_the_store_and_refuses_other_encoders(extract
     store = FeatureStore(extracted[0])
     clip, whisper = encoders()
     assert "text, frames, patches, audio" in check_store(store, clip, whisper)
-    with pytest.raises(StoreError, match=r"part 'text' was made otherwise.*weights"):
+    with pytest.raises(StoreError, match=r"part 'text' has other settings.*weights"):
         check_store(store, encoders(seed=1)[0])
-    with pytest.raises(StoreError, match=r"part 'audio' was made otherwise.*weights"):
+    with pytest.raises(StoreError, match=r"part 'audio' has other settings.*weights"):
         check_store(store, clip, encoders(seed=1)[1])
     clip.freeze("none")
-    with pytest.raises(StoreError, match=r"encoder train; set .*freeze to all"):
+    with pytest.raises(StoreError, match=r"encoder are trained. Set .*freeze to all"):
         check_store(store, clip)
 
 
@@ -376,7 +376,7 @@ def test_training_from_the_store_with_an_encoder_that_trains_is_refused(dataset,
     clip.freeze("clip4clip")
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
     module = CLIP4Clip(clip, words=12, frames=3)
-    with pytest.raises(StoreError, match="encoder train"):
+    with pytest.raises(StoreError, match="encoder are trained"):
         trainer.fit(module, data_of(dataset, features=str(extracted[0])))
 
 
@@ -397,7 +397,7 @@ def test_options_that_stored_features_cannot_follow_are_refused(dataset):
 
 
 def test_extracting_from_stored_features_is_refused(dataset, extracted):
-    with pytest.raises(ValueError, match="features names a feature store; unset it"):
+    with pytest.raises(ValueError, match="features names a feature store"):
         source_of_data(data_of(dataset, features=str(extracted[0])))
 
 

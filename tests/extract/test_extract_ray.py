@@ -64,5 +64,5 @@ def test_without_ray_the_error_names_the_extra(root, tmp_path):
 
 @pytest.mark.parametrize("changes", [{"actors": 2}, {"address": "auto"}])
 def test_options_of_ray_without_ray_are_refused(changes, tmp_path):
-    with pytest.raises(ValueError, match="belong to engine: ray"):
+    with pytest.raises(ValueError, match="are options of the ray engine"):
         options(tmp_path, **changes)

@@ -177,5 +177,7 @@ def test_an_unfinished_audio_part_concerns_only_methods_that_read_it(folders, tm
     shards[1].unlink()
     hearing = data(root, features=str(tmp_path / "store"), audio="whisper")
     hearing.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
-    with pytest.raises(StoreError, match=r"lacks \d of \d items of part 'audio'.*Complete it with: tvr extract again"):
+    with pytest.raises(
+        StoreError, match=r"\d of \d items of part 'audio' are missing.*Complete it with: tvr extract again"
+    ):
         hearing.setup("fit")

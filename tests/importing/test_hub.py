@@ -70,7 +70,7 @@ def test_a_failed_fetch_is_a_sentence_and_the_same_call_goes_on(kept, tmp_path, 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with serving(MSVD, kept) as hub:
         hub.breaks_off.add("msvd_val.json")
-        with pytest.raises(ImportFailed, match=r"friedrichor/MSVD could not be fetched from http://127\.0\.0\.1"):
+        with pytest.raises(ImportFailed, match=r"friedrichor/MSVD could not be downloaded from http://127\.0\.0\.1"):
             fetch("msvd", tmp_path / "got", endpoint=hub.address)
         assert not (tmp_path / "got" / "msvd_val.json").exists()
         hub.breaks_off.clear()
@@ -81,18 +81,20 @@ def test_a_failed_fetch_is_a_sentence_and_the_same_call_goes_on(kept, tmp_path, 
 
 
 def test_without_a_network_or_a_repository_there_is_one_sentence(kept, tmp_path):
-    with pytest.raises(ImportFailed, match=r"could not be fetched from http://127\.0\.0\.1:9 \(.*docs/datasets\.md"):
+    with pytest.raises(ImportFailed, match=r"could not be downloaded from http://127\.0\.0\.1:9 \(.*docs/datasets\.md"):
         fetch("msvd", tmp_path / "got", endpoint="http://127.0.0.1:9")
-    with pytest.raises(ImportFailed, match="LSMDC is not fetched from the hub, but MSR-VTT, MSVD, DiDeMo, ActivityNet"):
+    with pytest.raises(
+        ImportFailed, match="LSMDC cannot be downloaded from the Hub, only MSR-VTT, MSVD, DiDeMo, ActivityNet"
+    ):
         fetch("lsmdc", tmp_path / "got")
     with (
         serving("somebody/else", kept) as hub,
-        pytest.raises(ImportFailed, match="no longer gives friedrichor/MSVD"),
+        pytest.raises(ImportFailed, match="friedrichor/MSVD on the Hub is no longer public"),
     ):
         fetch("msvd", tmp_path / "got", endpoint=hub.address)
     with serving(MSVD, kept) as hub, pytest.MonkeyPatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10})())
-        with pytest.raises(ImportFailed, match=r"has room for 0\.0 GB, and .* are to come; make room"):
+        with pytest.raises(ImportFailed, match=r"has 0\.0 GB of free space, but .* are needed"):
             fetch("msvd", tmp_path / "got", endpoint=hub.address)
     assert not [path for path in (tmp_path / "got").rglob("*") if path.is_file()]
 
@@ -104,4 +106,4 @@ def test_the_command_asks_the_hub_that_the_environment_names(kept, tmp_path):
         environment.pop("HF_HUB_OFFLINE", None)
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "4 files, 0.00 GB, are in got; next: tvr data import msvd --from got" in done.stdout
+    assert "4 files (0.00 GB) are in got. Next: tvr data import msvd --from got" in done.stdout

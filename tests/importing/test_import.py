@@ -109,7 +109,7 @@ def test_the_hubs_didemo_has_nothing_to_validate_on_and_that_is_said(test_data, 
     assert data.validation == "test"
     assert DiDeMo(root=str(tmp_path), split="hub", holdout=5).validation == "holdout"
     assert done.splits["hub", "test"] == (1004, 1004)
-    assert any("hub, train has 1,065 videos, and the protocol 8,392" in line for line in done.lines())
+    assert any("hub, train has 1,065 videos, but the protocol has 8,392" in line for line in done.lines())
 
 
 def test_the_hubs_activitynet_gives_the_splits_of_the_official_files(test_data, tmp_path):
@@ -196,7 +196,7 @@ def test_official_msvd_and_didemo_files_become_clip4clips(test_data, tmp_path):
     tokens = pickle.loads((real / "msvd" / "raw-captions.pkl").read_bytes())
     write(held / "AllVideoDescriptions.txt", "# a comment\n\n" + "".join(
         f"{clip} {' '.join(words)}\n" for clip, said in tokens.items() for words in said))  # fmt: skip
-    assert "keep signs" in bring("msvd", held, tmp_path / "data").differences[0]
+    assert "keep punctuation" in bring("msvd", held, tmp_path / "data").differences[0]
     for name in ("train", "val", "test"):
         same(MSVD(root=str(tmp_path / "data")).read_split(name), MSVD(root=str(real)).read_split(name))
 
@@ -207,7 +207,7 @@ def test_official_msvd_and_didemo_files_become_clip4clips(test_data, tmp_path):
     write(moments / "train_data.json", [{"video": "1@N_a.mov", "description": "a dog"}])
     done = bring("didemo", moments, tmp_path / "data")
     assert done.splits["lists", "test"] == (1037, 1037)
-    assert "lists, test has 1,037 videos, and the protocol 1,004" in done.differences
+    assert "lists, test has 1,037 videos, but the protocol has 1,004" in done.differences
 
 
 # Videos
@@ -329,8 +329,8 @@ def test_a_broken_zip_is_one_sentence_and_the_whole_one_goes_on(tmp_path, capsys
     assert main(command) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
-    assert said.startswith(f"tvr: {file}: truncated or damaged (")
-    assert "fetch it again, and the same command goes on" in said
+    assert said.startswith(f"tvr: {file} is truncated or damaged (")
+    assert "Download it again and rerun the command." in said
     file.write_bytes(content)
     assert main(command) == 0
     assert len(list((tmp_path / "msrvtt" / "videos").iterdir())) == 4
@@ -342,8 +342,8 @@ def test_captions_without_videos_and_videos_without_captions_are_a_sentence_each
         write(held / "video" / f"{name}.mp4", name)
     assert main(["data", "import", "msrvtt", f"--from={held}", f"--root={tmp_path}", "--videos=copy"]) == 1
     said = capsys.readouterr().out.splitlines()
-    assert "Videos without captions, left where they are: 1, holiday" in said
-    assert any(line.startswith("Captions without videos: 1, video1; put them") for line in said)
+    assert "Videos without captions, not imported: 1, holiday" in said
+    assert any(line.startswith("Captions without videos: 1, video1. Add") for line in said)
     placed = sorted((tmp_path / "msrvtt" / "videos").iterdir())
     assert [path.name for path in placed] == ["video0.mp4", "video2.mp4", "video3.mp4"]
     assert not any(path.is_symlink() for path in placed)
@@ -358,7 +358,7 @@ def test_two_layouts_in_one_folder_are_refused_until_one_is_chosen(test_data, tm
     for file in ("MSRVTT_data.json", "MSRVTT_train.9k.csv", "MSRVTT_JSFUSION_test.csv"):
         (held / file).symlink_to(test_data / "annotations" / "msrvtt" / file)
     with pytest.raises(
-        ImportFailed, match=r"holds several layouts of MSR-VTT, hub in .* and clip4clip in .*; choose by"
+        ImportFailed, match=r"contains several layouts of MSR-VTT: hub in .* and clip4clip in .*Choose one"
     ):
         bring("msrvtt", held, tmp_path / "data")
     assert not (tmp_path / "data").exists()
@@ -371,13 +371,13 @@ def test_nothing_that_is_there_is_overwritten(tmp_path):
         write(held / f"{video}.mp4", video)
     mine = tmp_path / "data" / "msrvtt" / "MSRVTT_JSFUSION_test.csv"
     write(mine, "video_id,sentence\nvideo9,mine\n")
-    with pytest.raises(ImportFailed, match=r"MSRVTT_JSFUSION_test\.csv is there already and says something else; move"):
+    with pytest.raises(ImportFailed, match=r"MSRVTT_JSFUSION_test\.csv already exists with different content"):
         bring("msrvtt", held, tmp_path / "data")
     assert [path.name for path in mine.parent.iterdir()] == [mine.name]
     mine.unlink()
     other = tmp_path / "data" / "msrvtt" / "videos" / "video1.mp4"
     write(other, "another video")
-    with pytest.raises(ImportFailed, match=r"videos/video1\.mp4 is there already and is not"):
+    with pytest.raises(ImportFailed, match=r"videos/video1\.mp4 already exists and is not"):
         bring("msrvtt", held, tmp_path / "data")
     assert other.read_text() == "another video"
 
@@ -385,11 +385,13 @@ def test_nothing_that_is_there_is_overwritten(tmp_path):
 def test_what_is_no_layout_is_refused_with_what_is_missing(tmp_path):
     write(tmp_path / "held" / "msvd_train.json", [])
     write(tmp_path / "held" / "msvd_test.json", [])
-    with pytest.raises(ImportFailed, match=r"no layout of MSVD that is known; missing are for hub msvd_val\.json; for"):
+    with pytest.raises(
+        ImportFailed, match=r"No supported MSVD layout found.*Missing files: for hub msvd_val\.json; for"
+    ):
         bring("msvd", tmp_path / "held", tmp_path)
-    with pytest.raises(ImportFailed, match="is no folder"):
+    with pytest.raises(ImportFailed, match="is not a folder"):
         bring("msvd", tmp_path / "gone", tmp_path)
-    with pytest.raises(ImportFailed, match="MSVD has no layout 'hup'; there are hub, clip4clip, official"):
+    with pytest.raises(ImportFailed, match=r"MSVD has no layout 'hup'\. Available: hub, clip4clip, official"):
         bring("msvd", tmp_path / "held", tmp_path, layout="hup")
 
 
@@ -398,7 +400,7 @@ def test_what_is_no_layout_is_refused_with_what_is_missing(tmp_path):
     [
         (
             [{"video_id": "video2", "caption": ["a", "b"]}],
-            r"test_1k\.json: video2: 2 captions where the protocol",
+            r"test_1k\.json: video2: 2 captions, but the protocol",
         ),
         ([{"video_id": "video2"}], r"msrvtt_test_1k\.json: \[0\]: the key 'caption' is missing, found \['video_id'\]"),
         ([{"video_id": "video2", "caption": " "}], r"hub/MSRVTT_JSFUSION_test\.csv: video2.*: the caption is empty"),

@@ -110,7 +110,7 @@ def test_initialization_from_a_text_transformer():
 
 
 def test_bad_sizes_are_refused():
-    with pytest.raises(ValueError, match="no multiple of heads 3"):
+    with pytest.raises(ValueError, match="must be a multiple of heads 3"):
         TemporalTransformer(64, heads=3)
     with pytest.raises(ValueError, match="at least 1"):
         TemporalTransformer(64, layers=0)

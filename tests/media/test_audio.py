@@ -124,7 +124,7 @@ def test_a_codec_error_in_the_middle_costs_its_own_samples(tmp_path):
     for start, stop in ((0.1, 1.7), (2.7, 3.9)):
         assert loudness(track.waveform, start, stop) == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
     assert not track.waveform[round(2.0 * SAMPLE_RATE) : round(2.3 * SAMPLE_RATE)].any()
-    with pytest.raises(AudioError, match=r"damaged\.mkv: sound track: 10 failures, first: packet at 1\.\d\d s"):
+    with pytest.raises(AudioError, match=r"damaged\.mkv: audio track: 10 failures, first: packet at 1\.\d\d s"):
         read_audio(path, duration=4.0, on_corrupt="error")
 
 

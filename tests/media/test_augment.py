@@ -156,5 +156,5 @@ def test_no_operation_leaves_the_frame() -> None:
 def test_wrong_options_are_said() -> None:
     with pytest.raises(ValueError, match="augmentation 'flip' is unknown; choose one of none, crop-flip"):
         draw_augmentation("flip", Preparation(32))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="augmentation 'crop-flip' needs a generator"):
+    with pytest.raises(ValueError, match="augmentation 'crop-flip' needs a random generator"):
         draw_augmentation("crop-flip", Preparation(32))

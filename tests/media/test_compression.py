@@ -149,7 +149,7 @@ def test_sound_that_mp4_cannot_hold_is_written_anew_and_said(tmp_path):
         out.mux(track.encode(frame))
         out.mux(track.encode(None))
     made = compress(path, Compression())
-    assert made.notes == ["its sound is written anew, 16 kHz mono"]
+    assert made.notes == ["its audio is converted to 16 kHz mono"]
     (tmp_path / "copy.mp4").write_bytes(made.content)
     verify_copy(tmp_path / "copy.mp4", made)
     found, expected = (read_audio(file, duration=1.9) for file in (tmp_path / "copy.mp4", path))

@@ -282,7 +282,7 @@ def test_truncated_file_is_an_error_where_it_breaks_off(
 ) -> None:
     path = write_video(tmp_path / name, 100, container_options=container_options, options=SHORT_GROUPS)
     cut_off(path, 0.6)
-    with pytest.raises(VideoError, match=rf"{name}: breaks off at \d\.\d\d s"):
+    with pytest.raises(VideoError, match=rf"{name}: ends early at \d\.\d\d s"):
         read(path)
     assert numbers_of(read(path, 2, span=(1.0, 3.0)).pixels) == [10, 20], "what lies before is intact"
     assert probe(path).broken is not None
@@ -298,7 +298,7 @@ def test_matroska_files_may_start_late_and_are_still_refused_if_truncated(
     assert probe(path).broken is None
     assert probe(path).duration == pytest.approx(6.0, abs=0.11)
     cut_off(path, 0.6)
-    with pytest.raises(VideoError, match=r"a\.\w+: breaks off at \d\.\d\d s"):
+    with pytest.raises(VideoError, match=r"a\.\w+: ends early at \d\.\d\d s"):
         read(path)
 
 

@@ -72,9 +72,9 @@ def test_it_starts_from_the_text_transformer():
 
 
 def test_bad_sizes_are_refused(items):
-    with pytest.raises(ValueError, match="4 frames need 5 position embeddings, there are 4"):
+    with pytest.raises(ValueError, match="4 frames need 5 position embeddings, but there are 4"):
         CrossEncoder(64, layers=1, positions=4)(*items)
-    with pytest.raises(ValueError, match="no multiple of heads 3"):
+    with pytest.raises(ValueError, match="must be a multiple of heads 3"):
         CrossEncoder(64, heads=3)
     with pytest.raises(ValueError, match="at least 1"):
         CrossEncoder(64, layers=0)

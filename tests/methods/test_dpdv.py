@@ -407,7 +407,7 @@ def test_lacking_captions_are_named():
     with pytest.raises(CaptionError, match=r"data\.init_args\.captions"):
         module().encode_extras(batch)
     batch.extras = {"recover_captions": [["one", "", "two"]]}
-    with pytest.raises(CaptionError, match="video0 has 2 descriptions, the Recover-Path takes 3"):
+    with pytest.raises(CaptionError, match="video0 has 2 descriptions, but the Recover-Path needs 3"):
         module(recover_captions=3).encode_extras(batch)
     with pytest.raises(CaptionError, match=r"video7 has 3 descriptions, more than model\.init_args\.dpdv\.captions 2"):
         said_captions(["video7"], [["a", "b", "c"]], 2, 1)
@@ -438,22 +438,22 @@ def test_videos_may_have_fewer_captions_than_others():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": ()}, "give macro, micro or both"),
+        ({"views": ()}, "it must contain macro, micro, or both"),
         ({"paths": ("spot", "spot")}, "each once"),
         ({"spot_ratio": 1.0}, "above 0 and below 1"),
-        ({"recover_captions": 5}, "from 1 to captions, which is 4"),
+        ({"recover_captions": 5}, r"between 1 and captions \(4\)"),
         ({"path_weight": -1.0}, "path_weight is -1"),
-        ({"paths": ()}, "set divergence.weight to 0"),
+        ({"paths": ()}, "Set divergence.weight to 0"),
         ({"paths": (), **NO_DIVERGENCE, "original_loss": False}, "no contrastive loss"),
         ({"paths": (), **NO_DIVERGENCE, "spot_partition": "pairwise"}, "paths is empty"),
-        ({"path_weight": 0.0, **NO_DIVERGENCE}, r"set paths to \[\]"),
+        ({"path_weight": 0.0, **NO_DIVERGENCE}, r"Set paths to \[\]"),
         ({"path_weight": 0.0, "original_loss": False}, "no contrastive loss"),
-        ({"paths": ("spot",), "recover_captions": 2}, "belongs to the path recover"),
-        ({"recover_captions": 2, "macro_interaction": "ucofia"}, "set recover_captions to 1"),
-        ({"views": ("macro",), "patch_reduction": EveryPatch()}, "patch_reduction belong to the view micro"),
-        ({"views": ("micro",), "macro_interaction": "mean"}, "belongs to the view macro"),
+        ({"paths": ("spot",), "recover_captions": 2}, "needs the path recover"),
+        ({"recover_captions": 2, "macro_interaction": "ucofia"}, "Set recover_captions to 1"),
+        ({"views": ("macro",), "patch_reduction": EveryPatch()}, "patch_reduction need the view micro"),
+        ({"views": ("micro",), "macro_interaction": "mean"}, "needs the view macro"),
         ({"patch_reduction": PatchMerging(ratio=0.0)}, "ratio is 0.0"),
-        ({"micro_interaction": "ucofia"}, "use SelectedPatches"),
+        ({"micro_interaction": "ucofia"}, "Use SelectedPatches"),
         ({"temporal_layers": -1}, "temporal_layers is -1"),
     ],
 )

@@ -92,7 +92,7 @@ def test_aggregation_with_identities_and_one_word_is_the_double_softmax():
 def test_aggregation_says_which_sizes_it_is_for():
     module = SimilarityAggregation(W, T)
     words, word_mask, tokens, token_mask, _ = sides()
-    with pytest.raises(ValueError, match="built for 6 tokens of a text and 7 of a video, got 6 and 6"):
+    with pytest.raises(ValueError, match="built for 6 tokens per text and 7 per video, but got 6 and 6"):
         module(module.text(words, word_mask), module.video(tokens[:, 1:], token_mask[:, 1:]))
 
 

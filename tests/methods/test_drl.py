@@ -241,7 +241,7 @@ def test_the_temporal_encoder_is_what_the_option_says():
         ({"temporal_encoder": "none"}, "must be a TemporalHeader"),
         ({"interaction": WeightedTokenWise(4)}, "weight_layers is 4; it must be at least 1 and at most 3"),
         ({"temporal_encoder": SeqTransf(0)}, "at least 1"),
-        ({"interaction": TokenWise()}, "needs WTI's weights, which TokenWise has not"),
+        ({"interaction": TokenWise()}, "needs WTI's weights, but TokenWise has none"),
         ({"interaction": DotProduct(), "decorrelation": ChannelDecorrelation()}, "needs WTI's weights"),
         ({"decorrelation": ChannelDecorrelation("all")}, "tokens is all; it must be one of random, matched, weighted"),
         ({"decorrelation": ChannelDecorrelation(weight=-1.0)}, "weight is -1.0; it must be at least 0"),

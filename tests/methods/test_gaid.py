@@ -314,10 +314,10 @@ def media(**sound):
 def test_missing_sound_names_the_option_that_brings_it():
     made = model()
     assert isinstance(made.audio_encoder, TinyWhisperEncoder)
-    with pytest.raises(ValueError, match=r"set data\.init_args\.audio to whisper"):
+    with pytest.raises(ValueError, match=r"Set data\.init_args\.audio to whisper"):
         made.video_features(media())
     frames = torch.randn(2, F, 64)
-    with pytest.raises(ValueError, match=r"GatedFusion needs sound.*data\.init_args\.audio"):
+    with pytest.raises(ValueError, match=r"GatedFusion needs audio.*data\.init_args\.audio"):
         made.encode_video(VideoFeatures(frames, torch.ones(2, F, dtype=torch.bool)))
     deaf = model(fusion=NoFusion())
     assert deaf.audio_encoder is None

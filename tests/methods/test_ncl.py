@@ -219,7 +219,7 @@ def test_queues_hold_the_last_pairs_of_all_steps():
 
 
 def test_an_untrained_queue_says_so():
-    with pytest.raises(EmptyQueueError, match="train first"):
+    with pytest.raises(EmptyQueueError, match="Train first"):
         method().bank()
 
 
@@ -252,11 +252,11 @@ class WithoutContrast(CLIP4Clip):
     ("options", "message"),
     [
         ({"iterations": 0}, "at least 1"),
-        ({"normalize_loss": False, "iterations": 4}, "drop iterations and detach_biases"),
-        ({"normalize_loss": False, "detach_biases": False}, "drop iterations and detach_biases"),
+        ({"normalize_loss": False, "iterations": 4}, "Remove iterations and detach_biases"),
+        ({"normalize_loss": False, "detach_biases": False}, "Remove iterations and detach_biases"),
         ({"queue_size": -1}, "at least 0"),
         ({"bank": "memory"}, "one of queue, training-split"),
-        ({"queue_size": 0, "evaluation": EvaluationConfig(normalization=SinkhornBias())}, "set queue_size above 0"),
+        ({"queue_size": 0, "evaluation": EvaluationConfig(normalization=SinkhornBias())}, "Set queue_size above 0"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):

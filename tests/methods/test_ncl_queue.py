@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="empty"):
         queue.records(VideoFeatures)
     queue.push(videos(1))
-    with pytest.raises(ValueError, match=r"holds .* but was given"):
+    with pytest.raises(ValueError, match=r"contains .* but got"):
         queue.push(VideoFeatures(torch.zeros(1, 2, 4), torch.ones(1, 2, dtype=torch.bool)))
     with pytest.raises(RuntimeError, match="size mismatch"):
         FeatureQueue(5).load_state_dict(queue.state_dict())

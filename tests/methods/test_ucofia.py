@@ -196,9 +196,9 @@ def test_ten_steps_reduce_the_loss():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scores": ()}, "name some of"),
-        ({"scores": ("sentence_frame",)}, "only video_sentence reads the temporal encoder"),
-        ({"scores": ("video_sentence",), "patch_matrix": False}, "need word_patch among scores"),
+        ({"scores": ()}, "it must contain some of"),
+        ({"scores": ("sentence_frame",)}, "Only video_sentence uses the temporal encoder"),
+        ({"scores": ("video_sentence",), "patch_matrix": False}, "need word_patch in scores"),
         ({"scores": ("video_sentence", "words")}, "it must be one of video_sentence"),
         ({"similarity_aggregation": ISA(0.0)}, "softmax_lambda is 0.0"),
         ({"temporal_layers": -1}, "temporal_layers is -1"),

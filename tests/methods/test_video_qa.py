@@ -118,7 +118,7 @@ def test_what_an_answer_may_not_depend_on_it_does_not(inputs, ignored):
     ("options", "message"),
     [
         ({"spot_ratio": 1.0}, "spot_ratio is 1.0"),
-        ({"spot_ratio": 0.25, "pooling": "mean"}, "belongs to pooling: spot"),
+        ({"spot_ratio": 0.25, "pooling": "mean"}, "is an option of pooling: spot"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"micro": True, "inputs": "question"}, "inputs must be both"),
     ],
@@ -143,8 +143,8 @@ def test_any_method_can_give_the_features_and_micro_needs_patches():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": OptimizerConfig(gradient_cache=4)}, "optimizer.gradient_cache is for losses that need a whole"),
-        ({"method": partial(CLIP4Clip, optimizer=OptimizerConfig(lr=1.0))}, "has optimizer, which answering questions"),
+        ({"optimizer": OptimizerConfig(gradient_cache=4)}, "optimizer.gradient_cache is for losses over a whole"),
+        ({"method": partial(CLIP4Clip, optimizer=OptimizerConfig(lr=1.0))}, "has optimizer, which question answering"),
         ({"method": partial(CLIP4Clip, evaluation=EvaluationConfig(top_k=3))}, "has evaluation, which"),
         ({"method": partial(CLIP4Clip, gather="none")}, "has gather, which"),
     ],
@@ -264,7 +264,7 @@ def test_testing_without_a_checkpoint_says_what_is_missing(root, tmp_path, capsy
 def test_datasets_without_questions_are_refused(root, tmp_path, capsys):
     more = ("--data.class_path=MSRVTT", "--data.init_args.split=9k")
     assert main(["fit", *overlay(root, tmp_path, *more)]) == 1
-    assert "MSRVTT has captions and no questions" in capsys.readouterr().err
+    assert "MSRVTT has captions but no questions" in capsys.readouterr().err
 
 
 def test_a_precision_that_the_encoder_cannot_run_under_is_refused(root, tmp_path, capsys):
@@ -301,7 +301,7 @@ def test_a_retrieval_checkpoint_starts_a_run_and_does_not_pass_for_one(root, tmp
     assert main(["test", *overlay(root, tmp_path, *answering, f"--ckpt_path={checkpoint}")]) == 1
     assert "pretrained" in capsys.readouterr().err
     assert main(["fit", *overlay(root, tmp_path, f"--model.init_args.pretrained={checkpoint}")]) == 1
-    assert "holds a CLIP4Clip, the recipe builds a DPDV" in capsys.readouterr().err
+    assert "contains CLIP4Clip, but the recipe builds DPDV" in capsys.readouterr().err
     missing = (*answering, "--model.init_args.pretrained=nowhere.ckpt")
     assert main(["fit", *overlay(root, tmp_path, *missing)]) == 1
     assert "nowhere.ckpt" in capsys.readouterr().err
@@ -337,7 +337,7 @@ def test_a_method_that_hears_within_another_is_extracted_and_checked_with_its_so
     assert "audio" in FeatureStore(store).parts
     assert main(["fit", *options(0), *stored]) == 0
     assert main(["fit", *options(1), *stored]) == 2
-    assert "part 'audio' was made otherwise" in capsys.readouterr().err
+    assert "part 'audio' has other settings" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def method(**options):
 def test_a_checkpoint_for_other_words_and_frames_says_what_fits(parity_cases):
     checkpoint = load_case(parity_cases / "xclip_meanP.safetensors").checkpoint
     with pytest.raises(
-        AuthorsCheckpointError, match=r"for 12 words and 6 frames, not for 32 words and 12 frames; give --words 12"
+        AuthorsCheckpointError, match=r"for 12 words and 6 frames, not for 32 words and 12 frames. Pass --words 12"
     ):
         import_xclip(checkpoint, "file")
     del checkpoint["global_mat_weight"]
@@ -196,14 +196,14 @@ def test_ten_steps_reduce_the_loss():
     ("options", "message"),
     [
         ({"contrasts": ("words",)}, "it must be one of video_sentence"),
-        ({"contrasts": ()}, "name some of"),
+        ({"contrasts": ()}, "it must contain some of"),
         ({"contrasts": ("video_word", "video_word")}, "each once"),
         ({"similarity_header": TightTransf()}, "must be a TemporalHeader"),
         ({"similarity_aggregation": "max"}, "must be a Aggregation"),
         ({"similarity_aggregation": AOSM(0.0)}, "softmax_lambda is 0.0; it must be above 0"),
         ({"similarity_header": SeqTransf(0)}, "blocks is 0"),
-        ({"contrasts": ("frame_word",)}, "set similarity_header to MeanP"),
-        ({"contrasts": ("video_sentence",), "similarity_aggregation": MeanAggregation()}, "aggregates nothing"),
+        ({"contrasts": ("frame_word",)}, "Set similarity_header to MeanP"),
+        ({"contrasts": ("video_sentence",), "similarity_aggregation": MeanAggregation()}, "nothing to aggregate"),
         ({"contrasts": ("video_sentence", "sentence_frame"), "mask_words": True}, "has words to mask"),
         ({"contrasts": ("video_word",), "mask_frames": True}, "has frames to mask"),
     ],

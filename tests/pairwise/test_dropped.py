@@ -112,5 +112,5 @@ def test_draws_per_video_keep_the_factorised_form_and_its_basis():
 
 def test_draws_per_video_are_refused_for_vectors_of_texts():
     words = PairVectors.mix(torch.rand(2, 4, 3, 1), torch.randn(3, 4, D), side="text")
-    with pytest.raises(ValueError, match="does not apply to vectors with a part of the texts"):
+    with pytest.raises(ValueError, match="does not apply to vectors with a text term"):
         words.dropout(0.3, "video")

@@ -138,7 +138,7 @@ def test_token_similarities_and_their_bad_input():
     assert token_similarities(video, text).is_contiguous()
     assert token_similarities(video[:0], text).shape == (F, 0, 2, N)
     for wrong in (text[0], torch.randn(N, 2, D + 1)):
-        with pytest.raises(ValueError, match="token_similarities takes"):
+        with pytest.raises(ValueError, match="token_similarities needs"):
             token_similarities(video, wrong)
 
 

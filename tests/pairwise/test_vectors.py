@@ -210,9 +210,9 @@ def test_zero_vectors_have_a_gradient(parts):
 
 
 def test_bad_shapes_are_refused(parts):
-    with pytest.raises(ValueError, match="do not combine"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         attended(PairVectors, parts) + attended(PairVectors, parts).select(0, 2)
-    with pytest.raises(ValueError, match="do not combine"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         PairVectors.from_texts(parts["words"], videos=M) + PairVectors.from_texts(parts["words"], videos=M + 1)
     with pytest.raises(ValueError, match="need a basis"):
         PairVectors((M, N, W), Sides())

@@ -76,6 +76,12 @@ def test_unknown_values_list_the_known_ones(query, said):
         select_published(**query)
 
 
+def test_a_part_of_a_method_s_name_is_enough_in_any_case():
+    found = {row.method for row in select_published(method="gare")}
+    assert "GARE (Ours)" in found
+    assert all("gare" in name.lower() for name in found)
+
+
 def test_the_verb_prints_rows_notes_and_other_formats(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     options = parser_of(Verb("published", "", "tvr_lightning.reproduce.published_verb:run_published")).parse_args(

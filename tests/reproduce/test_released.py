@@ -39,7 +39,7 @@ def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys)
     words = ["verify-released", str(stand_ins), "--workers", "0"]
     assert main(words) == 1
     printed = capsys.readouterr().out
-    assert "beyond 0.3 R@1: clip4clip, gare, tcmgc" in printed
+    assert "More than 0.3 R@1 from the published result: clip4clip, gare, tcmgc" in printed
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("| ")]
     cells = {(row[0], row[2]): row for row in rows[1:]}
     assert {name for name, direction in cells if direction == "t2v"} == set(RELEASED)
@@ -66,10 +66,10 @@ def test_a_checkpoint_that_is_none_fails_and_says_so(stand_ins, data, tmp_path, 
 def test_no_data_and_no_checkpoints_are_one_sentence_each(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TVR_DATA", raising=False)
     assert main(["verify-released", str(tmp_path)]) == 1
-    assert "name their parent folder by $TVR_DATA" in capsys.readouterr().err
+    assert "Set TVR_DATA to their parent folder." in capsys.readouterr().err
     monkeypatch.setenv("TVR_DATA", str(tmp_path))
     assert main(["verify-released", str(tmp_path)]) == 1
-    assert f"{tmp_path} holds no checkpoint; expected the authors' files" in capsys.readouterr().err
+    assert f"{tmp_path} contains no checkpoint. Expected the authors' files" in capsys.readouterr().err
 
 
 def test_differences_count_where_both_numbers_are_there():

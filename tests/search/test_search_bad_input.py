@@ -99,11 +99,11 @@ def test_a_picture_finds_videos(address, kind):
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        (b"<html>I am a picture</html>", 422, "the picture is none of the pictures that are read"),
+        (b"<html>I am a picture</html>", 422, "the picture is not in a supported image format"),
         (b"", 400, "empty"),
         (png(50_000, 50_000), 422, "the picture has"),
         (png(9_000, 9_000), 422, "the picture has 9,000 x 9,000 pixels"),
-        (picture(kind="JPEG")[:300], 422, "the picture cannot be read as a picture"),
+        (picture(kind="JPEG")[:300], 422, "the picture cannot be read as an image"),
     ],
 )
 def test_what_is_no_picture_is_said(address, body, status, words):
@@ -220,5 +220,5 @@ def test_an_index_of_an_older_format_is_said(indexed, tmp_path, capsys):
     for words in (["serve", "--index", str(old)], ["search", "a", "--index", str(old)], ["index", "--out", str(old)]):
         assert main(words) == 1
         said = capsys.readouterr().err
-        assert "index of version 1, expected" in said
+        assert "the index has version 1, expected" in said
         assert len(said.splitlines()) == 1

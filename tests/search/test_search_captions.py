@@ -58,7 +58,7 @@ def test_a_file_says_what_videos_show(videos, said, tmp_path, sources):
     said.unlink()
     report = index([], out, progress=False)
     assert report.captioned == 3
-    assert any("said.parquet: the captions file is gone" in problem for problem in report.problems)
+    assert any("said.parquet: the captions file is missing" in problem for problem in report.problems)
 
 
 def test_words_of_captions_choose_videos(videos, said, tmp_path, sources):
@@ -173,17 +173,17 @@ def test_captions_may_be_csv_or_json_lines(gallery, checkpoints, tmp_path, name,
             "row 3, column segment: 'first' is no",
         ),
         ("a.csv", "video_id,segment,caption\nclip0,0,a dog, a cat\n", "row 2 has more values"),
-        ("a.csv", "video_id,segment,caption\nclip0,0\n", "row 2 lacks a value in the column caption"),
-        ("a.csv", "video_id,segment,caption\n,0,a dog\n", "row 2 lacks a value in the column video_id"),
+        ("a.csv", "video_id,segment,caption\nclip0,0\n", "row 2 has no value in the column caption"),
+        ("a.csv", "video_id,segment,caption\n,0,a dog\n", "row 2 has no value in the column video_id"),
         ("a.csv", 'video_id,segment,caption\nclip0,0,"a dog\n', "cannot be read as CSV, near row 2"),
         ("a.csv", b"video_id,segment,caption\nclip0,0,\xff\n", "cannot be read as CSV"),
         ("a.csv", "video_id,segment,caption\nclip0,0,a\nclip0,0,b\n", "segment 0 of clip0 is described more than once"),
-        ("a.jsonl", '{"video_id": "clip0", "segment": 0, "caption": "a"}\n{"video_id"\n', "row 2 is no JSON"),
-        ("a.jsonl", "[1]\n", "row 1 is no JSON object"),
+        ("a.jsonl", '{"video_id": "clip0", "segment": 0, "caption": "a"}\n{"video_id"\n', "row 2 is not JSON"),
+        ("a.jsonl", "[1]\n", "row 1 is not a JSON object"),
         ("a.jsonl", '{"video_id": "clip0", "segment": 0.5, "caption": "a"}\n', "row 1, column segment: 0.5"),
-        ("a.jsonl", '{"video_id": "clip0", "segment": 0, "caption": 3}\n', "row 1, column caption: 3 is no text"),
-        ("a.jsonl", '{"video_id": "clip0", "segment": 0}\n', "row 1 lacks a value in the column caption"),
-        ("a.jsonl", b"\xff\n", "no text in UTF-8"),
+        ("a.jsonl", '{"video_id": "clip0", "segment": 0, "caption": 3}\n', "row 1, column caption: 3 is not text"),
+        ("a.jsonl", '{"video_id": "clip0", "segment": 0}\n', "row 1 has no value in the column caption"),
+        ("a.jsonl", b"\xff\n", "not UTF-8 text"),
     ],
 )
 def test_errors_of_text_captions_name_file_row_and_column(tmp_path, name, text, message):
@@ -225,7 +225,7 @@ def test_index_advises_what_it_has(gallery, tmp_path, monkeypatch, capsys, optio
         (
             lambda path: write_captions(path, [Description("video7010", 0, 0, 1, "a cat")]),
             SearchError,
-            "describes none of the index's videos; it is about video7010",
+            "describes none of the index's videos, but others, such as video7010",
         ),
     ],
 )

@@ -159,7 +159,7 @@ def test_the_command_line(gallery, checkpoints, tmp_path, capsys, monkeypatch):
     assert main(["search", "--index", out]) == 1
     assert "empty" in capsys.readouterr().err
     assert main(["search", "a", "--index", str(tmp_path)]) == 1
-    assert "no index here" in capsys.readouterr().err
+    assert "contains no index" in capsys.readouterr().err
     assert main(["index", str(gallery), "--out", out, *ckpts, "--weights", "none"]) == 1
     assert "conflict" in capsys.readouterr().err
 

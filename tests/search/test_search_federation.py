@@ -490,7 +490,7 @@ def test_what_several_cannot_serve_is_said(several, made, far, capsys):
         open_indexes([str(made / "a"), far], 10.0, "cpu", "exact")
     with pytest.raises(SearchError, match="--patience is 0"):
         open_indexes([far], 0.0, "cpu")
-    with pytest.raises(SearchError, match="the query is empty"):
+    with pytest.raises(SearchError, match="The query is empty"):
         several.search(SearchRequest(""))
     with pytest.raises(UnansweredError, match="cannot be reached"):
         open_indexes([nobody(), nobody()], 10.0, "cpu")

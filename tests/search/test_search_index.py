@@ -91,7 +91,7 @@ def test_links_that_lead_out_are_left_out(tmp_path):
     found = find_videos([folder])
     assert [file.path.name for file in found.files] == ["a.mp4"], "a file under two names is one video"
     assert len(found.problems) == 2
-    assert any("out.mp4: a symbolic link that leads out" in problem for problem in found.problems)
+    assert any("out.mp4: a symbolic link to a file outside" in problem for problem in found.problems)
 
 
 def test_a_folder_without_permission_is_named_and_loses_nothing(checkpoints):
@@ -123,7 +123,7 @@ def test_two_writers_at_once(gallery, tmp_path, sources, indexed):
     out.mkdir()
     with (out / "writer.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BusyError, match="another process writes the index"):
+        with pytest.raises(BusyError, match="Another process is writing the index"):
             make(gallery, out, sources)
     assert make(gallery, out, sources).total == 8
 
@@ -133,21 +133,21 @@ def test_on_a_disk_without_file_locks_the_index_is_written_with_a_warning(galler
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.warns(UserWarning, match="without file locks .*start no second tvr index with the same --out"):
+    with pytest.warns(UserWarning, match="without file locks .*do not start a second tvr index with the same --out"):
         assert make(gallery, tmp_path / "index", sources).total == 8
 
 
 def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sources, tmp_path):
     copy = tmp_path / "index"
     shutil.copytree(indexed, copy)
-    with pytest.raises(SearchError, match="made with gare, clip4clip, and you name clip4clip"):
+    with pytest.raises(SearchError, match="created with gare, clip4clip, but you named clip4clip"):
         index([gallery], copy, sources[1:], progress=False)
     catalog = Catalog(copy)
     facts = catalog.fact("scorers")
     facts[0]["fingerprint"]["weights"] = "0" * 16
     catalog.set_fact("scorers", facts)
     catalog.close()
-    with pytest.raises(SearchError, match=r"weights: the index has '0{16}', this run '[0-9a-f]{16}'\. Bring"):
+    with pytest.raises(SearchError, match=r"weights: the index has '0{16}', this run '[0-9a-f]{16}'\. Restore"):
         Searcher(copy)
     with pytest.raises(SearchError, match=r"weights: the index has '0{16}', this run '[0-9a-f]{16}'\. Index into"):
         index([gallery], copy, sources, progress=False)
@@ -156,9 +156,9 @@ def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sour
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda folder: folder.rmdir(), "no index here"),
+        (lambda folder: folder.rmdir(), "contains no index"),
         (lambda folder: (folder / "catalog.sqlite").write_bytes(b"no database" * 100), "damaged"),
-        (lambda folder: Catalog(folder, create=True).close(), "indexing never began"),
+        (lambda folder: Catalog(folder, create=True).close(), "indexing has not started"),
     ],
 )
 def test_what_is_no_index(tmp_path, change, said):
@@ -282,7 +282,7 @@ def test_what_cannot_become_an_index_leaves_nothing_and_says_so(
     for words, said in (
         ([str(tmp_path / "broken"), *ckpt], "no video could be read: " + str(tmp_path / "broken" / "fake.mp4")),
         ([str(tmp_path / "empty"), *ckpt], "no videos in"),
-        ([*ckpt], "no videos given"),
+        ([*ckpt], "No videos are given"),
         ([str(gallery), "--ckpt", str(tmp_path / "nowhere.ckpt")], "no such file"),
         ([str(gallery), *ckpt, "--store", "elastic"], "no vector store"),
     ):
@@ -477,8 +477,8 @@ def test_an_index_without_readable_videos_says_so(tmp_path, sources, capsys):
     (folder / "a.mp4").write_text("<html>I am an mp4</html>")
     assert main(["index", "--out", str(out)]) == 1
     printed = capsys.readouterr().out
-    assert "holds no videos now" in printed
-    assert "try:" not in printed
+    assert "contains no videos" in printed
+    assert "Next:" not in printed
     write_clip(folder / "a.mp4", 1)
     assert main(["index", "--out", str(out)]) == 0
 
@@ -525,7 +525,7 @@ def test_a_full_disk_under_the_vectors_ends_in_a_sentence(gallery, tmp_path, che
     make(gallery, out, sources)
     with contextlib.closing(Catalog(out)) as catalog:
         store = open_vectors("lancedb", catalog)
-        with largest_file(200), pytest.raises(SearchError, match=r"LanceDB cannot write it .*run tvr index again"):
+        with largest_file(200), pytest.raises(SearchError, match=r"LanceDB cannot write to it .*rerun tvr index"):
             follow(store, catalog)
     assert make(gallery, out, sources, store="lancedb").kept == 8
     with Searcher(out) as searcher:

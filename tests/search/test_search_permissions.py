@@ -168,7 +168,7 @@ def test_changes_of_a_killed_writer_are_read_or_named(room):
         assert reader.fact("left") == 1
         reader.close()
     (out / "catalog.sqlite-shm").unlink()
-    with read_only(out), pytest.raises(SearchError, match="changes of an interrupted run, and cannot be written"):
+    with read_only(out), pytest.raises(SearchError, match="changes from an interrupted run but is read-only"):
         Catalog(out)
     reader = Catalog(out)
     assert reader.fact("left") == 1
@@ -194,7 +194,7 @@ def test_a_busy_index_is_waited_for_and_then_called_busy(tmp_path, monkeypatch):
     with held(out) as process:
         monkeypatch.setattr(catalog, "PATIENCE", 0.3)
         for create in (False, True):
-            with pytest.raises(BusyError, match="busy, another process holds it"):
+            with pytest.raises(BusyError, match="is in use by another process"):
                 Catalog(out, create=create)
         monkeypatch.setattr(catalog, "PATIENCE", 60.0)
         began = time.monotonic()

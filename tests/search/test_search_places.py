@@ -64,7 +64,7 @@ def test_a_strangers_index_hands_out_no_file_of_this_machine(indexed, gallery, t
         for name in ("id_rsa", "clip1.mp4"):
             answer = client.get(f"/api/videos/{ids[name]}/file")
             assert answer.status_code == 400
-            assert f"{name}: lies below no folder that may be handed out" in answer.json()["detail"]
+            assert f"{name} is not in a folder that may be served" in answer.json()["detail"]
         assert client.get("/api/search", params={"query": "a"}).status_code == 200, "searching goes on"
     with asking(folder, gallery) as (client, ids):
         assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").content == (gallery / "clip1.mp4").read_bytes()
@@ -116,7 +116,7 @@ def test_without_a_state_directory_indexing_says_so_and_serving_asks(gallery, tm
     (tmp_path / "state").write_text("no folder")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     report = index([gallery], tmp_path / "index", sources[1:], "exact", progress=False)
-    assert any("is not remembered, and tvr serve will ask for --videos" in line for line in report.problems)
+    assert any("not remembered, so tvr serve will need --videos" in line for line in report.problems)
     with asking(tmp_path / "index", gallery) as (client, ids):
         assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").status_code == 200
 
@@ -176,7 +176,7 @@ def test_queries_go_to_a_host_only_where_the_user_names_it(indexed, gallery, tmp
     more = [str(gallery)] if verb[0] == "index" else []
     assert main([*verb, str(folder), *more]) == 1
     said = capsys.readouterr().err
-    assert f"its vectors lie at qdrant://{address}" in said
+    assert f"its vectors are stored at qdrant://{address}" in said
     assert f"add --store qdrant://{address}" in said
     assert called == []
     assert main([*verb, str(folder), *more, "--store", f"qdrant://{address}"]) == 1
@@ -195,7 +195,7 @@ def test_a_store_that_the_user_gave_once_is_not_asked_for_again(gallery, tmp_pat
     with Searcher(out) as searcher:
         assert len(searcher.search("a").results) == 8
     stranger = own_copy(out, tmp_path / "stranger")
-    with pytest.raises(SearchError, match="not made here by you"):
+    with pytest.raises(SearchError, match="you did not create this index here"):
         Searcher(stranger)
     with Searcher(stranger, store=place) as searcher:
         assert len(searcher.search("a").results) == 8
@@ -204,7 +204,7 @@ def test_a_store_that_the_user_gave_once_is_not_asked_for_again(gallery, tmp_pat
 def test_the_served_folders_come_from_the_command_line(indexed, gallery, tmp_path, served):
     folder = own_copy(indexed, tmp_path / "index", roots=["/"])
     address, said = served("--index", str(folder), "--videos", str(tmp_path), "--videos", str(gallery))
-    assert "Not handed out: the videos in /." in said()
+    assert "Not served: the videos in /," in said()
     with closing(Catalog(folder)) as catalog:
         video = catalog.videos()[0]
     with urllib.request.urlopen(f"{address}/api/videos/{video.id}/file") as answer:

@@ -66,7 +66,11 @@ def test_a_picture_of_a_frame_finds_its_video(searcher, gallery, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({}, "empty"), ({"without": "blue"}, "empty"), ({"threshold": 0.5, "like": "picture"}, "threshold is of words")],
+    [
+        ({}, "empty"),
+        ({"without": "blue"}, "empty"),
+        ({"threshold": 0.5, "like": "picture"}, "threshold applies only to text"),
+    ],
 )
 def test_what_cannot_be_asked(searcher, picture, options, said):
     if "like" in options:

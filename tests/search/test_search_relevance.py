@@ -57,7 +57,7 @@ def test_a_threshold_leaves_out_what_is_less_relevant(searcher):
 
 def test_where_nothing_matches_it_is_said(indexed, searcher, capsys, monkeypatch):
     monkeypatch.setattr(Scale, "relevance", lambda self, cosine: 0.2)
-    assert searcher.search("a cat").notes == ["nothing here matches well; these come nearest"]
+    assert searcher.search("a cat").notes == ["nothing here matches well; these are the closest"]
     none = searcher.search("a cat", threshold=0.5)
     assert (none.weak, none.results, none.notes) == (True, [], ["nothing here matches well"])
     assert main(["search", "a cat", "--index", str(indexed), "--threshold", "0.5", "--device", "cpu"]) == 0

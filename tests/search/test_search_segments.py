@@ -77,7 +77,7 @@ def test_shots_end_where_the_picture_changes_and_at_their_length():
         ({"kind": "scenes"}, "expected shots, windows, none"),
         ({"length": 1.0}, "segment_length is 1 s"),
         ({"length": 10.0, "overlap": 9.5}, "segment_overlap is 9.5 s"),
-        ({"kind": "none", "length": 10.0}, "leaves videos whole"),
+        ({"kind": "none", "length": 10.0}, "does not cut videos"),
     ],
 )
 def test_options_that_do_not_fit(options, said):

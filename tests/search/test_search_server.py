@@ -89,7 +89,7 @@ def test_an_uploaded_clip_finds_itself(client, gallery, searcher):
         ("/api/search", {"query": "a", "normalize": "yes"}, 422, "normalize"),
         ("/api/search", {"query": "a", "shortest": "nan"}, 422, "shortest"),
         ("/api/videos/0123456789abcdef/file", {}, 404, "no video"),
-        ("/api/videos/0123456789abcdef/picture", {}, 404, "no pictures"),
+        ("/api/videos/0123456789abcdef/picture", {}, 404, "no thumbnails"),
         ("/api/videos/0123456789abcdef/similar", {}, 404, "no video"),
         ("/api/videos/xyz/file", {}, 422, "video"),
     ],
@@ -218,7 +218,7 @@ def test_the_token_opens_the_api_and_the_page(searcher):
 
 def test_only_so_many_searches_wait():
     gate = ConcurrencyLimit(1)
-    with gate.enter(), pytest.raises(TooManyError, match="try again"), gate.enter():
+    with gate.enter(), pytest.raises(TooManyError, match="Try again"), gate.enter():
         pass
     with gate.enter():
         assert gate.inside == 1
@@ -276,7 +276,7 @@ def test_a_link_that_later_leads_out_is_not_followed(tmp_path, sources):
         client = TestClient(create_app(searcher, ServerOptions()), base_url=LOCAL)
         response = client.get(f"/api/videos/{searcher.catalog.videos()[0].id}/file")
         assert response.status_code == 400
-        assert "no longer inside" in response.json()["detail"]
+        assert "no longer in" in response.json()["detail"]
 
 
 def test_a_port_in_use_is_said(searcher):

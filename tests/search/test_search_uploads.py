@@ -92,7 +92,7 @@ def test_more_uploads_than_wait_are_refused_and_others_are_answered(searcher, cl
     assert statuses.count(200) >= 2
     headers, said = next((headers, said) for status, headers, said in answers if status == 503)
     assert int(headers["Retry-After"]) > 0
-    assert "2 uploads that are or wait to be decoded are under way; try again" in said
+    assert "2 uploads are in progress or pending. Try again" in said
     assert not list(uploads.iterdir())
 
 

@@ -296,7 +296,7 @@ class TestSynthesize:
     def test_a_folder_of_something_else_is_left_alone(self, tmp_path):
         (tmp_path / "msvd").mkdir()
         (tmp_path / "msvd" / "train_list.txt").write_text("mine")
-        with pytest.raises(FileExistsError, match="msvd is there already"):
+        with pytest.raises(FileExistsError, match="msvd already exists"):
             synthesize("msvd", tmp_path, 8, 0, progress=False)
         assert (tmp_path / "msvd" / "train_list.txt").read_text() == "mine"
 
@@ -332,8 +332,8 @@ class TestSynthesize:
         ("dataset", "videos", "workers", "message"),
         [
             ("imagenet", 12, None, "no layout for dataset 'imagenet'; choose one of msrvtt, didemo"),
-            ("msrvtt", 7, None, "videos=7 leaves nothing to train on; at least 8"),
-            ("msrvtt", 12, 0, "workers=0; at least 1"),
+            ("msrvtt", 7, None, "videos=7 leaves no training videos; it must be at least 8"),
+            ("msrvtt", 12, 0, "workers=0; it must be at least 1"),
         ],
     )
     def test_wrong_arguments(self, tmp_path, dataset, videos, workers, message):

@@ -82,7 +82,7 @@ def test_large_logits_do_not_overflow():
 def test_shapes_that_have_no_diagonal_are_refused():
     with pytest.raises(ValueError, match=r"square logits, got \(3, 4\)"):
         info_nce(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="give the targets"):
+    with pytest.raises(ValueError, match="Pass the targets"):
         row_cross_entropy(torch.zeros(4, 3))
     with pytest.raises(ValueError, match=r"weights must be \(3,\)"):
         row_cross_entropy(torch.zeros(3, 3), weight=torch.ones(2))

@@ -325,7 +325,7 @@ def test_lightning_clips_the_gradients_of_the_adamw_that_mixed_precision_gets():
         ({"betas": (0.9, 1.0)}, "optimizer.betas"),
         ({"eps": 0.0}, "optimizer.eps"),
         ({"warmup": 1.0}, "optimizer.warmup"),
-        ({"per_tensor_clip": 0.0}, "null switches it off"),
+        ({"per_tensor_clip": 0.0}, "or null for no clipping"),
         ({"name": "adamw"}, "per_tensor_clip: null"),
         ({"schedule_epochs": 0.0}, "optimizer.schedule_epochs"),
     ],
@@ -336,5 +336,5 @@ def test_options_out_of_range_or_in_conflict_are_refused(options, message):
 
 
 def test_no_steps_no_schedule():
-    with pytest.raises(ValueError, match="at least one optimiser step"):
+    with pytest.raises(ValueError, match="at least one optimizer step"):
         build_optimizer(Method(), OptimizerConfig(), total_steps=0)

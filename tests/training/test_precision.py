@@ -14,7 +14,7 @@ from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing import method_recipes
 
 RECIPES = method_recipes(Path(__file__).parents[2] / "recipes")
-SENTENCE = "trainer.precision {} stores all weights in 16 bits, but methods score in float32; use bf16-mixed or 32-true"
+SENTENCE = "trainer.precision {} stores all weights in 16 bits, but methods score in float32. Use bf16-mixed or 32-true"
 
 
 def refused(capsys, words: list[str], precision: str) -> bool:
@@ -43,7 +43,7 @@ def test_python_is_refused_the_same(tmp_path):
     trainer = pl.Trainer(
         accelerator="cpu", precision="bf16-true", max_epochs=1, logger=False, enable_checkpointing=False
     )
-    with pytest.raises(ValueError, match=r"trainer\.precision bf16-true.*use bf16-mixed"):
+    with pytest.raises(ValueError, match=r"trainer\.precision bf16-true.*Use bf16-mixed"):
         trainer.fit(CLIP4Clip(TinyClipEncoder(width=64)), datamodule=data)
 
 

@@ -58,6 +58,6 @@ def test_a_device_without_tf32_is_refused_in_a_sentence(tmp_path, capsys):
     words += ["--trainer.callbacks+=TF32", f"--results.directory={tmp_path}", "--trainer.accelerator=cpu"]
     assert main(words) == 1
     said = capsys.readouterr().err
-    assert "trainer.callbacks has TF32, which the device cpu does not know: leave it out" in said
+    assert "trainer.callbacks has TF32, which the device cpu does not support. Remove it" in said
     assert "Traceback" not in said
     assert not list(tmp_path.rglob("version_*"))

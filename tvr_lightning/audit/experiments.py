@@ -145,7 +145,7 @@ def audit_scores(
         raise ValueError(f"an audit needs at least {LEAST_ITEMS} texts and {LEAST_ITEMS} videos, got {n} and {m}")
     first_text = torch.full((m,), n).scatter_reduce(0, video_of_text, torch.arange(n), "amin")
     if int(first_text.max()) == n:
-        raise ValueError("an audit needs a text for every video; leave out the videos without one")
+        raise ValueError("An audit needs a text for every video. Omit the videos without one.")
 
     @torch.no_grad()
     def black_box(some: Tensor, few: Tensor, own: Tensor | None) -> Tensor:
@@ -169,7 +169,7 @@ def audit_scores(
     helpless = bench.assembled(max(2, n // 3), max(2, m // 3))
     if own is not None:
         helpless = _under_strangers_captions(bench, own)
-        findings.append(compare_scores("other captions handed to the videos", evaluated, helpless, scale))
+        findings.append(compare_scores("captions of other videos", evaluated, helpless, scale))
     return Audit(findings, recall_at_1(evaluated, video_of_text), recall_at_1(helpless, video_of_text), n, m)
 
 
@@ -190,7 +190,7 @@ def _experiments(bench: _Bench, evaluated: Tensor, paired: Tensor, place: Tensor
         f"other partners, blocks of {small[0]} texts and {small[1]} videos": bench.assembled(*small),
         f"other partners, blocks of {odd[0]} texts and {odd[1]} videos": bench.assembled(*odd),
         "one video at a time": bench.assembled(n, 1),
-        "other captions beside a text": doubled[:n][place],
+        "other captions together with a text": doubled[:n][place],
         "half of the videos": narrow,
     }
 

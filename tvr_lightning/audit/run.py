@@ -47,14 +47,14 @@ def run_audit(
     seed: int = 0,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Check by experiment that scores depend on the text and the video alone; exit status 1 where they do not.
+    """Check empirically that scores depend only on the text and the video; the exit status is 1 if they do not.
 
     Args:
-        config: recipe files, later ones on top of earlier ones.
-        ckpt: a checkpoint of the recipe; without one the recipe's starting weights are audited.
-        videos: how many videos of the test split, with their texts, to audit on.
-        seed: of the drawn videos, orders and partners.
-        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
+        config: recipe files; later ones override earlier ones.
+        ckpt: checkpoint of the recipe; by default the recipe's starting weights are audited.
+        videos: number of videos of the test split, with their texts, to audit on.
+        seed: seed for sampling videos, orders, and partners.
+        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     with shown("audit: building the method"):
         method, data = from_recipe(config, overrides)
@@ -62,7 +62,7 @@ def run_audit(
         checkpoint = read_checkpoint(ckpt)
         method.on_load_checkpoint(checkpoint)
         method.load_state_dict(checkpoint["state_dict"])
-    with shown(f"audit: scoring the same pairs of at most {videos} videos again and again"):
+    with shown(f"audit: scoring the same pairs of up to {videos} videos repeatedly"):
         audit = audit_method(method, data, videos, seed)
     return report_audit(method, audit)
 
@@ -125,7 +125,7 @@ def audit_method(
     n, m, own = len(subject.texts), len(subject.videos), subject.own_text
     state = State(method)
     findings = [Finding(f"overrides {name}", None, True) for name in overridden(method)]
-    findings += [Finding(f"holds the split's data: {name}", None, True) for name in state.data]
+    findings += [Finding(f"contains the split's data: {name}", None, True) for name in state.data]
     with subject.with_data(subject.decoy()):
         # First of all, when nothing can be remembered of the others.
         few = subject.drawn(m, m // 2).sort().values
@@ -152,9 +152,9 @@ def audit_method(
         told = subject.encode_told()
         helped = subject.score(told, own)
     state.restore()
-    findings += _compared("told places in the split", features, told, noise)
-    findings.append(compare_scores("all help: places, truth, what was remembered", similarity, helped, None, noise))
-    findings += [Finding(f"asks for {name}", None, True) for name in dict.fromkeys(subject.asked)]
+    findings += _compared("positions in the split given", features, told, noise)
+    findings.append(compare_scores("all help: positions, ground truth, earlier state", similarity, helped, None, noise))
+    findings += [Finding(f"accesses {name}", None, True) for name in dict.fromkeys(subject.asked)]
     return dataclasses.replace(
         audit,
         findings=findings + audit.findings + of_normalizer,
@@ -230,22 +230,22 @@ def report_audit(method: RetrievalModule, audit: Audit) -> int:
     """Print what an audit found; returns 1 if anything leaks, 0 otherwise."""
     console = Console()
     table = Table(title=f"{method.title}, protocol: {method.protocol}; {audit.texts} texts, {audit.videos} videos")
-    for heading in ("the same items again, with", "largest change (deviations)", ""):
+    for heading in ("the same items again, with", "largest change (standard deviations)", ""):
         table.add_column(heading)
     for finding in audit.findings:
         by_design = finding.experiment.startswith(QUERIES) and (finding.change or 0.0) > MOVED
-        verdict = "[red]LEAKS[/red]" if finding.leaks else "moves, as it says" if by_design else "same"
+        verdict = "[red]LEAKS[/red]" if finding.leaks else "changes as declared" if by_design else "same"
         table.add_row(finding.experiment, "" if finding.change is None else f"{finding.change:.1e}", verdict)
     console.print(table)
     effect = f"text-to-video R@1 {audit.recall_with_help:.1f} with help, {audit.recall_without_help:.1f} without"
     normalizer = method.evaluation_config.normalization
     if normalizer is not None:
         seeing = [direction for direction, moved in audit.transductive.items() if moved]
-        uses = f"uses the test queries as a whole, {' and '.join(seeing)}" if seeing else "sees no other test query"
-        declared = "does" if normalizer.transductive else "does not"
-        console.print(f"{normalizer.name} {uses}; it says that it {declared}.", highlight=False)
+        uses = f"uses the whole set of test queries ({' and '.join(seeing)})" if seeing else "uses no other test query"
+        declared = "" if normalizer.transductive else "not "
+        console.print(f"{normalizer.name} {uses}; it is {declared}declared to do so.", highlight=False)
     if audit.leaks:
-        console.print(f"LEAKAGE: something besides the text and the video enters the score; {effect}.", highlight=False)
+        console.print(f"LEAKAGE: the score depends on more than the text and the video; {effect}.", highlight=False)
         return 1
-    console.print(f"No leakage: scores depend on the text and the video alone; {effect}.", highlight=False)
+    console.print(f"No leakage: scores depend only on the text and the video; {effect}.", highlight=False)
     return 0

@@ -68,9 +68,7 @@ class Subject:
         places = sorted(drawn)
         rows = sorted(row for place in places for row in captions[place][:CAPTIONS])
         if len(places) < LEAST_ITEMS:
-            raise ValueError(
-                f"an audit needs at least {LEAST_ITEMS} videos that can be read, the split has {len(places)}"
-            )
+            raise ValueError(f"An audit needs at least {LEAST_ITEMS} readable videos, but the split has {len(places)}.")
         texts = TextDataset(items, read)
         self.texts: TextBatch = collate([texts[row] for row in rows]).to(method.device)
         self.videos: VideoBatch = collate([drawn[place] for place in places]).to(method.device)

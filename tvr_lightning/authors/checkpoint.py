@@ -52,7 +52,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             reason = (str(error) or "empty").splitlines()[0]
             raise AuthorsCheckpointError(
                 f"{path}: cannot be read as a file of tensors ({reason}). "
-                "Only weights are loaded, never code: save the model's state_dict() alone"
+                "Only weights are loaded, never code. Save only the model's state_dict()."
             ) from error
     return _tensors(path, tensors)
 
@@ -62,11 +62,13 @@ def _tensors(path: Path, loaded: object) -> dict[str, Tensor]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(wrapper), Mapping):
             loaded = loaded[wrapper]
     if not isinstance(loaded, Mapping) or not loaded:
-        raise AuthorsCheckpointError(f"{path}: holds {type(loaded).__name__}; expected a state dict, names to tensors")
+        raise AuthorsCheckpointError(
+            f"{path} contains {type(loaded).__name__}; expected a state dict (names to tensors)"
+        )
     tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
     others = [str(name) for name, value in loaded.items() if not isinstance(value, Tensor)]
     if others:
-        raise AuthorsCheckpointError(f"{path}: these entries are no tensors: {listed(others)}; expected a state dict")
+        raise AuthorsCheckpointError(f"{path}: these entries are not tensors: {listed(others)}; expected a state dict")
     if all(name.startswith("module.") for name in tensors):
         return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors
@@ -121,7 +123,7 @@ def family_of(checkpoint: Mapping[str, Tensor], source: str) -> Family:
     """
     found = recognize(checkpoint)
     if found is None:
-        raise AuthorsCheckpointError(f"{source}: none of the known methods has these names: {listed(list(checkpoint))}")
+        raise AuthorsCheckpointError(f"{source}: no known method has these tensors: {listed(list(checkpoint))}")
     return found
 
 
@@ -142,7 +144,7 @@ def check_family(method: str, checkpoint: Mapping[str, Tensor], source: str) -> 
         marks = listed([n for n in checkpoint if n.startswith(found.marks) and not n.startswith("clip.")])
         detail = f" ({marks})" if marks else ""
         raise AuthorsCheckpointError(
-            f"{source}: these are {found.title}'s names{detail}, not {title}'s; convert it with --method {found.method}"
+            f"{source}: these are {found.title}'s names{detail}, not {title}'s. Convert it with --method {found.method}"
         )
 
 
@@ -155,7 +157,7 @@ def check_sizes(found: tuple[int, int], wanted: tuple[int, int], source: str) ->
     if found != wanted:
         raise AuthorsCheckpointError(
             f"{source}: its matrices are for {found[0]} words and {found[1]} frames, not for {wanted[0]} words and "
-            f"{wanted[1]} frames; give --words {found[0]} --frames {found[1]}"
+            f"{wanted[1]} frames. Pass --words {found[0]} --frames {found[1]}"
         )
 
 

@@ -134,7 +134,7 @@ def convert(
             `openai_clip` is given for another method than UCoFiA.
     """
     if method is not None and method not in IMPORT:
-        raise AuthorsCheckpointError(f"no importer for the method {method!r}; known: {', '.join(sorted(IMPORT))}")
+        raise AuthorsCheckpointError(f"The method {method!r} is not supported. Available: {', '.join(sorted(IMPORT))}")
     checkpoint = with_openai_names(read_checkpoint(source), str(source))
     method = method or family_of(checkpoint, str(source)).method
     data, protocol = released_evaluation(method)
@@ -142,7 +142,7 @@ def convert(
     arguments: list[Any] = [checkpoint, str(source), words or found_words, frames or found_frames]
     if openai_clip is not None:
         if method != "ucofia":
-            raise AuthorsCheckpointError(f"{source}: --openai_clip is for UCoFiA. Leave it out for {method}.")
+            raise AuthorsCheckpointError(f"{source}: --openai_clip is only for UCoFiA. Omit it for {method}.")
         arguments.append(read_state_dict(openai_clip).tensors)
     module = IMPORT[method](*arguments)
     data |= {"words": module.words, "frames": module.frames}
@@ -181,12 +181,12 @@ def run_convert(
     method: str | None = None,
     openai_clip: File | None = None,
 ) -> int:
-    """Turn an authors' checkpoint into one that `tvr test --ckpt_path` loads.
+    """Convert an authors' checkpoint into one that `tvr test --ckpt_path` loads.
 
     Args:
-        source: the authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
-        out: the file to write.
-        words: Text positions, SOT and EOT included. By default those of the released evaluation.
+        source: The authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
+        out: File to write.
+        words: Text positions, including SOT and EOT. By default those of the released evaluation.
         frames: Frames per video, with the same default.
         method: Method that the checkpoint must belong to, such as tcmgc. By default its tensors decide.
         openai_clip: OpenAI's CLIP weights, to score UCoFiA as its released evaluation does, with them in the attention
@@ -209,14 +209,14 @@ def run_convert(
         print(
             "The checkpoint does not contain an audio encoder. "
             + (
-                "No released one gives features of its width, so a random TinyWhisperEncoder stands in."
+                "No released audio encoder has its feature width, so a random TinyWhisperEncoder is used."
                 if random
                 else f"{audio} loads its own weights when the method is tested."
             )
         )
     if made.protocol == "as-released":
-        print('Its results say "leaks ground truth", as its released evaluation does; add')
-        print("--model.init_args.protocol=query for the protocol that does not.")
+        print('Its results are marked "leaks ground truth", because the released evaluation leaks it. For a protocol')
+        print("without leakage, add --model.init_args.protocol=query.")
     print(f"Test it with: tvr test --ckpt_path {out}")
     return 0
 

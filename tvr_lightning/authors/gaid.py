@@ -62,8 +62,8 @@ def import_gaid(
     audio_encoder = audio_encoder or TinyWhisperEncoder(width)
     if audio_encoder.dimension != width:
         raise AuthorsCheckpointError(
-            f"{source}: it was trained on audio vectors of {width} dimensions, {type(audio_encoder).__name__} gives "
-            f"{audio_encoder.dimension}"
+            f"{source}: it was trained on {width}-dimensional audio vectors, but {type(audio_encoder).__name__} has "
+            f"{audio_encoder.dimension} dimensions"
         )
     module = GAID(
         encoder,
@@ -100,5 +100,5 @@ def released_audio_encoder(width: int, source: str) -> dict[str, Any]:
     if width == 768:
         return {"class_path": "Wav2Vec2Encoder", "init_args": {"size": "base", "weights": "facebook"}}
     if width % 4:
-        raise AuthorsCheckpointError(f"{source}: no audio encoder gives features of {width} dimensions.")
+        raise AuthorsCheckpointError(f"{source}: no audio encoder has {width}-dimensional features.")
     return {"class_path": "TinyWhisperEncoder", "init_args": {"width": width, "seed": 0}}

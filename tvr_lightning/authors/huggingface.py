@@ -67,7 +67,7 @@ def with_openai_names(checkpoint: Mapping[str, Tensor], source: str) -> dict[str
     for name, found in parts.items():
         missing = [part for part in JOINED if part not in found]
         if missing:
-            raise AuthorsCheckpointError(f"{source}: {name} lacks {', '.join(missing)}")
+            raise AuthorsCheckpointError(f"{source}: {name} is missing {', '.join(missing)}")
         renamed[name] = torch.cat([found[part] for part in JOINED])
     return renamed
 
@@ -83,4 +83,4 @@ def _rename_in_block(
     elif module in JOINED:
         parts.setdefault(f"{prefix}.attn.in_proj_{kind}", {})[module] = tensor
     else:
-        raise AuthorsCheckpointError(f"{source}: clip.{name} is no tensor of transformers' CLIPModel")
+        raise AuthorsCheckpointError(f"{source}: clip.{name} is not a tensor of transformers' CLIPModel")

@@ -38,7 +38,7 @@ def fitting_keep_rate(kept: int, words: int) -> float:
         ValueError: more is kept than there are words.
     """
     if not 1 <= kept <= words:
-        raise ValueError(f"no keep rate keeps {kept} of {words} words")
+        raise ValueError(f"there is no keep rate that keeps {kept} of {words} words")
     candidates = [0.1, *(step / 10 for step in range(1, 11)), *(step / 100 for step in range(1, 101))]
     fitting = (rate for rate in candidates if int(words * rate) == kept)
     return next(fitting, (kept + 0.5) / words)
@@ -48,7 +48,7 @@ def _keep_rate(checkpoint: Mapping[str, Tensor], source: str, words: int, keep_r
     matrix = checkpoint.get("attentive_word_logit_weight")
     if matrix is None:
         raise AuthorsCheckpointError(
-            f"{source}: missing attentive_word_logit_weight, whose rows say how many words are kept"
+            f"{source}: attentive_word_logit_weight is missing, whose rows give the number of kept words"
         )
     kept = len(matrix)
     if kept > words:

@@ -52,5 +52,5 @@ def check_frames(checkpoint: Mapping[str, Tensor], frames: int, source: str) -> 
     layer = checkpoint.get("stochastic.std_branch.linear_proj.weight")
     if layer is not None and layer.shape[1] != frames:
         raise AuthorsCheckpointError(
-            f"{source}: its radius takes {layer.shape[1]} frames, not {frames}; {layer.shape[1]} fit"
+            f"{source}: its radius is for {layer.shape[1]} frames, not {frames}. Pass --frames {layer.shape[1]}"
         )

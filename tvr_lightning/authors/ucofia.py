@@ -43,14 +43,14 @@ def matrix_sizes(checkpoint: Mapping[str, Tensor], source: str) -> tuple[int, in
     missing = [n for n in ("word_mat_weight", "frame_logit_weight", "pixel_mat_weight") if n not in checkpoint]
     if missing:
         raise AuthorsCheckpointError(
-            f"{source}: missing {', '.join(missing)}, whose rows are UCoFiA's words, frames and patches"
+            f"{source}: {', '.join(missing)} missing, whose rows are UCoFiA's words, frames, and patches"
         )
     words, frames, pixels = (
         len(checkpoint[name]) for name in ("word_mat_weight", "frame_logit_weight", "pixel_mat_weight")
     )
     if pixels % frames or pixels < 2 * frames:
         raise AuthorsCheckpointError(
-            f"{source}: pixel_mat_weight has {pixels} rows, no multiple of its {frames} frames"
+            f"{source}: pixel_mat_weight has {pixels} rows, which is not a multiple of its {frames} frames"
         )
     return words, frames, pixels // frames
 
@@ -72,7 +72,7 @@ def unwrapped(checkpoint: Mapping[str, Tensor], source: str) -> tuple[dict[str, 
     if wrapped and len(wrapped) < len(found):
         plain = [name for name in found if name not in wrapped]
         raise AuthorsCheckpointError(
-            f"{source}: these tensors are unexpected beside the patch shift's attn.net.*: {listed(plain)}"
+            f"{source}: these tensors are unexpected together with the patch shift's attn.net.*: {listed(plain)}"
         )
     names = {name: name.replace(".attn.net.", ".attn.") for name in wrapped}
     return {names.get(name, name): tensor for name, tensor in checkpoint.items()}, bool(wrapped)
@@ -111,7 +111,9 @@ def import_ucofia(
         attention = {name: name.removeprefix("clip.") for name in checkpoint if ATTENTION.fullmatch(name)}
         missing = [name for name in attention.values() if name not in openai]
         if missing:
-            raise AuthorsCheckpointError(f"OpenAI's CLIP lacks {listed(missing)}. Name the file of its own weights.")
+            raise AuthorsCheckpointError(
+                f"These tensors of OpenAI's CLIP are missing: {listed(missing)}. Name the file of OpenAI's weights."
+            )
         checkpoint |= {name: openai[theirs] for name, theirs in attention.items()}
     if openai is not None or kind == "eval-t2v":
         checkpoint.pop(L1, None)

@@ -8,17 +8,17 @@ from pathlib import Path
 _OPTIONS = {
     "--data.init_args.root FOLDER": "parent folder of the datasets; $TVR_DATA by default",
     "--data.init_args.batch_size N": "pairs per step, over all devices",
-    "--data.init_args.num_workers N": "processes that decode",
-    "--trainer.devices N": "how many GPUs; hardware/* sets precision and strategy besides",
-    "--results.directory FOLDER": "where runs are written; runs by default",
+    "--data.init_args.num_workers N": "worker processes that decode videos",
+    "--trainer.devices N": "number of GPUs; hardware/* also sets precision and strategy",
+    "--results.directory FOLDER": "parent folder of the runs; runs by default",
 }
 _OF_FIT = {
     "--trainer.max_epochs N": "epochs of training",
-    "--estimate": "train nothing; tell memory, disk and time that the run needs",
+    "--estimate": "print the memory, disk space, and time that the run needs, without training",
     "--seed_everything N": "seed of the run",
-    "--checkpoints.resume true": "go on from the last checkpoint of the same run",
+    "--checkpoints.resume true": "resume from the last checkpoint of the same run",
 }
-_OF_OTHERS = {"--ckpt_path FILE": "the checkpoint, which says method, data and options; recipes go on top of it"}
+_OF_OTHERS = {"--ckpt_path FILE": "checkpoint, which sets method, data, and options; recipes override its options"}
 _EXAMPLES = {
     "fit": ["tvr fit --config {recipe}", "tvr fit --config {recipe} --config recipes/fixture.yaml"],
     "test": [
@@ -41,7 +41,7 @@ def lightning_help(verb: str, what: str, recipes: Path) -> str:
     methods = [name for name in names if "-" not in name and name not in ("fixture", "features", "heads")]
     groups: dict[str, list[str]] = {
         "methods": methods,
-        "on top": [name for name in ("fixture", "features", "heads") if name in names],
+        "overlays": [name for name in ("fixture", "features", "heads") if name in names],
     }
     for folder, title in _FOLDERS.items():
         groups[title] = [f"{folder}/{path.stem}" for path in sorted((recipes / folder).glob("*.yaml"))]
@@ -52,16 +52,16 @@ def lightning_help(verb: str, what: str, recipes: Path) -> str:
         "",
         f"{what[0].upper()}{what[1:]}.",
         "",
-        "recipes, later ones on top of earlier ones, as recipes/NAME.yaml:",
+        "recipes, as recipes/NAME.yaml; later ones override earlier ones:",
     ]
     for title, found in groups.items():
-        shown = textwrap.shorten(" ".join(found), 3 * 100, placeholder=" ...") if found else "none here"
+        shown = textwrap.shorten(" ".join(found), 3 * 100, placeholder=" ...") if found else "none"
         lines += textwrap.wrap(
             shown, 118, initial_indent=f"  {title:<10}", subsequent_indent=" " * 12, break_on_hyphens=False
         )
-    lines += ["", "options that people change:", *(f"  {name:<32} {said}" for name, said in options.items()), ""]
+    lines += ["", "common options:", *(f"  {name:<32} {said}" for name, said in options.items()), ""]
     lines += ["examples:", *(f"  {example.format(recipe='recipes/gare.yaml')}" for example in examples), ""]
     lines.append(
-        f"Every option: tvr {verb} --help-all; those of a class: tvr {verb} --model.help GARE, --data.help MSRVTT"
+        f"All options: tvr {verb} --help-all. Options of one class: tvr {verb} --model.help GARE, --data.help MSRVTT"
     )
     return "\n".join(lines)

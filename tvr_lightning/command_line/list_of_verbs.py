@@ -23,13 +23,14 @@ def list_verbs(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="tvr",
         description="Text-video retrieval papers, reproduced with PyTorch Lightning.",
-        epilog="Each verb has its own --help; fit, validate, test and predict take --config RECIPE, a file or the name "
-        "of one of this project's, several on top of one another. -v shows everything that libraries say, too.",
+        epilog="Each command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the "
+        "name of one of this project's recipes. Repeat --config to combine recipes; later ones override earlier ones. "
+        "-v also shows the messages of other libraries.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="tvr VERB [options]",
+        usage="tvr COMMAND [options]",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    group = parser.add_argument_group("verbs")
+    group = parser.add_argument_group("commands")
     for verb in VERBS:
         group.add_argument(f"{verb.words}", help=verb.help, nargs="?", metavar=verb.words, default=None)
     if (
@@ -44,6 +45,6 @@ def list_verbs(words: Sequence[str]) -> int:
         parser.parse_args(words)
     asked = " ".join(words[:2] if words[0] == "data" else words[:1])
     near = difflib.get_close_matches(asked, [verb.words for verb in VERBS], n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    print(f"tvr: there is no verb {asked}; {meant}`tvr --help` lists all", file=sys.stderr)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    print(f"tvr: {asked} is not a command. {meant}`tvr --help` lists all commands.", file=sys.stderr)
     return 2

@@ -73,8 +73,8 @@ def parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
             continue
         elif word.startswith("--") and not any(option.startswith(name) for option in options.values()):
             near = difflib.get_close_matches(name, options.values(), n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            return f"{verb.words} has no option {name}; {meant}`tvr {verb.words} --help` lists all"
+            meant = f"Did you mean {near[0]}? " if near else ""
+            return f"{verb.words} has no option {name}. {meant}`tvr {verb.words} --help` lists all options."
     said = refused(words, read_verb(verb.run).parameters, verb.positional)
     if said is not None:
         return f"{verb.words}: {said}"

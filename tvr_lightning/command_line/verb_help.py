@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +50,7 @@ class Parameter:
         if "{" in shown:
             *others, last = shown.strip("[{}]").split(",")
             return f"{', '.join(others)} or {last}"
-        return {"N": "a whole number", "X": "a number", "PATH": "a path", "TEXT": "words"}.get(shown, shown)
+        return {"N": "a whole number", "X": "a number", "PATH": "a path", "TEXT": "text"}.get(shown, shown)
 
     @property
     def many(self) -> bool:
@@ -97,17 +98,18 @@ def verb_help(words: str, run: str, positional: tuple[str, ...], repeated: tuple
     for parameter in written.parameters:
         if parameter.name == "overrides":
             continue
-        said, kind = parameter.help.rstrip("."), _shown(parameter.kind)
+        said, kind = without_period(parameter.help), _shown(parameter.kind)
         if parameter.name in positional:
             count = ("*" if parameter.default is not None else "+") if parameter.many else None
-            choices = f": {kind[1:-1].replace(',', ', ')}" if kind.startswith("{") else ""
+            named = any(re.search(rf"\b{re.escape(choice)}\b", said) for choice in parameter.choices)
+            choices = f": {kind[1:-1].replace(',', ', ')}" if kind.startswith("{") and not named else ""
             parser.add_argument(parameter.name, nargs=count, help=_escaped(said + choices))
             continue
         if parameter.switch:
             parser.add_argument(parameter.option, action="store_true", help=_escaped(said))
             continue
-        if parameter.name in ("config", *repeated) and "repeating" not in said:
-            said = f"{said}; may be repeated"
+        if parameter.name in ("config", *repeated) and "repeated" not in said:
+            said = f"{said}; can be repeated"
         default = [] if parameter.default in (None, "None", "()", "") else [f"default: {parameter.default}"]
         if more := [*default, *(limit.words for limit in parameter.limits if isinstance(limit, Range))]:
             said = f"{said} ({', '.join(more)})"
@@ -214,6 +216,11 @@ def _shown(kind: str) -> str:
         return f"[{_shown(kind[5:-1])}]"
     names = {"int": "N", "float": "X", "str": "TEXT", "list[Path]": "PATH", "list[str]": "TEXT", "list[int]": "[N,N]"}
     return names.get(kind, kind.upper())
+
+
+def without_period(text: str) -> str:
+    """Return a help text without its final period, to which more may be added; an ellipsis stays."""
+    return text if text.endswith("..") else text.removesuffix(".")
 
 
 def _escaped(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tvr_lightning.command_line.verb_help import Parameter
+from tvr_lightning.command_line.verb_help import Parameter, without_period
 from tvr_lightning.errors import UserError
 from tvr_lightning.places import Place
 from tvr_lightning.ranges import Range
@@ -34,7 +34,7 @@ def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: S
     absent = [parameter for parameter in left if parameter.default is None]
     if absent:
         shown = [p.name if p.name in positional else p.option for p in absent]
-        return f"{' and '.join(shown)} must be given: {absent[0].help.rstrip('.')}"
+        return f"{' and '.join(shown)} must be given: {without_period(absent[0].help)}"
     # Defaults are paths that may not be there.
     told = [(p, p.default) for p in left if p.limits and not p.many and p.default not in (None, "None")]
     told += [

@@ -37,55 +37,58 @@ class Verb:
         return getattr(importlib.import_module(module), name)
 
 
-AGAIN = "the same command goes on where it stopped"
+AGAIN = "rerun the command to resume"
 VERBS = (
     Verb(
         "fit",
-        "train a recipe, test the result, print and write its table; --estimate tells before what it needs",
-        go_on="with --checkpoints.resume=true the same command goes on from the last checkpoint",
+        "train a recipe, test the result, and print and save the results; --estimate only prints what the run needs",
+        go_on="rerun the command with --checkpoints.resume=true to resume from the last checkpoint",
     ),
     Verb("validate", "evaluate a checkpoint on the validation split"),
-    Verb("test", "evaluate a checkpoint on the test split, print and write its table"),
-    Verb("predict", "write the best videos of every test text to parquet"),
+    Verb("test", "evaluate a checkpoint on the test split, and print and save the results"),
+    Verb("predict", "write the top-ranked videos of every test text to a parquet file"),
     Verb(
         "evaluate",
-        "rank a similarity matrix from anywhere, print and write its table",
+        "rank a similarity matrix from any source, and print and save the results",
         "tvr_lightning.verbs.evaluate:evaluate_matrices",
         ("scores",),
         sections=("data",),
     ),
     Verb(
         "data synth",
-        "write a synthetic dataset of real videos in a dataset's own layout",
+        "write a synthetic dataset of playable videos in the layout of a real dataset",
         "tvr_lightning.verbs.synth:data_synth",
         ("dataset",),
     ),
     Verb(
         "data get",
-        "fetch a dataset that is kept openly on the hub",
+        "download a dataset that is openly available on the Hugging Face Hub",
         "tvr_lightning.verbs.data:data_get",
         ("dataset",),
         go_on=AGAIN,
     ),
     Verb(
         "data import",
-        "bring a dataset as you hold it into the layout that is read",
+        "import a downloaded dataset into the expected layout",
         "tvr_lightning.verbs.data:data_import",
         ("dataset",),
         go_on=AGAIN,
     ),
-    Verb(
-        "data check", "list everything wrong with a dataset", "tvr_lightning.verbs.data:data_check", sections=("data",)
-    ),
+    Verb("data check", "list all problems of a dataset", "tvr_lightning.verbs.data:data_check", sections=("data",)),
     Verb(
         "data compress",
-        "copy a dataset's videos small, to train from",
+        "write small copies of a dataset's videos for training",
         "tvr_lightning.verbs.data:data_compress",
         go_on=AGAIN,
         sections=("data",),
     ),
-    Verb("data stats", "print what a dataset consists of", "tvr_lightning.verbs.data:data_stats", sections=("data",)),
-    Verb("data show", "draw what a model sees and hears of a video", "tvr_lightning.verbs.data:data_show", ("video",)),
+    Verb("data stats", "print statistics of a dataset", "tvr_lightning.verbs.data:data_stats", sections=("data",)),
+    Verb(
+        "data show",
+        "draw the frames and the audio that a model receives",
+        "tvr_lightning.verbs.data:data_show",
+        ("video",),
+    ),
     Verb(
         "extract",
         "compute features once and store them",
@@ -103,7 +106,7 @@ VERBS = (
     ),
     Verb(
         "convert",
-        "turn an authors' checkpoint into one that `tvr test` loads",
+        "convert an authors' checkpoint into one that `tvr test` loads",
         "tvr_lightning.authors.convert:run_convert",
         ("source", "out"),
     ),
@@ -123,33 +126,33 @@ VERBS = (
     ),
     Verb(
         "serve",
-        "serve a page and an API that search an index",
+        "serve a web page and an API that search an index",
         "tvr_lightning.verbs.search:run_serve",
         repeated=("index", "videos", "trust"),
     ),
-    Verb("published", "print what the papers publish", "tvr_lightning.reproduce.published_verb:run_published"),
+    Verb("published", "print the papers' published results", "tvr_lightning.reproduce.published_verb:run_published"),
     Verb(
         "reproduce",
-        "run published tables again and set what comes out beside the print",
+        "rerun published tables and compare the results with the published ones",
         "tvr_lightning.reproduce.reproduce_verb:run_reproduce",
         ("tables",),
         go_on=AGAIN,
     ),
     Verb(
         "report",
-        "write what was reproduced as tables and one page with figures",
+        "write the reproduced results as tables and one page with figures",
         "tvr_lightning.reproduce.report.report_verb:run_report",
         ("directory",),
     ),
     Verb(
         "verify-released",
-        "measure the authors' released checkpoints beside the print",
+        "evaluate the authors' released checkpoints and compare the results with the published ones",
         "tvr_lightning.reproduce.released:run_verify_released",
         ("checkpoints",),
     ),
     Verb(
         "profile",
-        "measure what a method costs",
+        "measure the parameters, memory, and time of a method",
         "tvr_lightning.reproduce.profile.verb:run_profile",
         sections=("model", "data", "trainer"),
     ),

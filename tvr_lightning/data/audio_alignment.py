@@ -49,7 +49,7 @@ class AudioOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= 7200:
-            raise ValueError(f"audio seconds must lie in (0, 7200], got {self.seconds}")
+            raise ValueError(f"audio_seconds must be above 0 and at most 7200, got {self.seconds}")
 
     @property
     def windows(self) -> int:
@@ -162,7 +162,7 @@ def add_sound(
     media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, duration)
     media.audio_mask = media.audio.mask
     if track.problem:
-        media.problems = [f"{path}: sound track: {track.problem}"]
+        media.problems = [f"{path}: audio track: {track.problem}"]
 
 
 def log_mel(waveform: Tensor) -> Tensor:
@@ -234,4 +234,7 @@ def _heard_windows(cells: Tensor, heard: np.ndarray, steps: int) -> Tensor:
 def _warn_cut(seconds: float) -> None:
     if seconds not in _warned:
         _warned.add(seconds)
-        _log.warning("clips longer than %g s: later frames have no sound; raise audio_seconds to hear it", seconds)
+        _log.warning(
+            "Some clips are longer than %g s. Their later frames have no audio. Raise audio_seconds to include it.",
+            seconds,
+        )

@@ -61,34 +61,35 @@ class TextVideoDataModule(LightningDataModule, ABC):
     values, so that checkpoints hold them as they are.
 
     Args:
-        split: which of the dataset's split files are used.
+        split: variant of the dataset's split files.
         root: parent folder of all datasets, to which each appends its own `directory`; of `Folder`, the folder itself.
             Default: the environment's TVR_DATA.
-        frames: F, frames per clip, at least 1; shorter clips are padded and masked.
-        words: W, tokens per caption, at least 3, start and end included; the encoder truncates to it.
-        image_size: S, pixels of the square frames.
-        resize_mode: how frames that are not square become so (`Preparation`).
-        interpolation: of the resizing.
-        antialias: Whether the resizing averages the pixels that fall together; false as X-Pool and T-MASS resize.
-        batch_size: pairs per optimisation step, over all devices.
-        eval_batch_size: texts or videos per evaluation batch, on each device.
-        num_workers: processes that decode videos, for each loader; evaluating stored features takes none.
-        sampling: which frames of a clip are taken.
-        train_sampling: the same in training, where it differs.
-        augmentation: of the frames in training.
-        drop_last: Whether the last incomplete batch of an epoch is dropped.
-        reshuffle: Whether every epoch has an order of its own. Otherwise all have the order of the first.
-        captions_per_epoch: "all": every caption is a sample of an epoch; "one": every video is, with one caption drawn.
-        on_corrupt: "error": a file that is missing or undecodable stops the run; "skip": it is left out and named.
-        holdout: training videos held out to validate on, where the dataset has no official validation split.
-        max_train_videos: train on that many videos, drawn by `seed`; all of them by default.
-        seed: decides order, drawn captions, random frames, augmentation and held-out videos.
-        features: a store written by `tvr extract`; videos and texts are then read from it and not decoded.
-        audio: which encoder the sound is read for; "none" leaves it unread. Stored features bring their own.
-        audio_align: how sound is aligned with the frames (`AudioOptions`).
-        audio_seconds: the most that is heard of a clip.
-        captions: a file of further descriptions (`data.recover_captions`), a path or a name below the dataset's folder;
-            training pairs then bring those of their video.
+        frames: number of frames F per clip, at least 1; shorter clips are padded and masked.
+        words: number of token positions W per caption, at least 3, including start and end; the encoder truncates to
+            it.
+        image_size: side length S of the square frames in pixels.
+        resize_mode: method for making frames square (`Preparation`).
+        interpolation: interpolation of the resizing.
+        antialias: whether the resizing averages the pixels that fall together; false as X-Pool and T-MASS resize.
+        batch_size: number of pairs per optimization step, over all devices.
+        eval_batch_size: number of texts or videos per evaluation batch, on each device.
+        num_workers: number of processes that decode videos, for each loader; evaluating stored features uses none.
+        sampling: rule for selecting the frames of a clip.
+        train_sampling: rule for selecting frames in training, if it differs from `sampling`.
+        augmentation: augmentation of the frames in training.
+        drop_last: whether the last incomplete batch of an epoch is dropped.
+        reshuffle: whether every epoch has an order of its own; otherwise all have the order of the first.
+        captions_per_epoch: samples of an epoch: "all" captions, or "one" randomly selected caption per video.
+        on_corrupt: handling of missing or undecodable files: "error" stops the run; "skip" omits and reports them.
+        holdout: number of training videos held out for validation, if the dataset has no official validation split.
+        max_train_videos: maximum number of training videos, sampled with `seed`; all of them by default.
+        seed: seed for order, selected captions, random frames, augmentation, and held-out videos.
+        features: feature store written by `tvr extract`; videos and texts are read from it and not decoded.
+        audio: audio encoder for which audio is read; "none" reads no audio. Stored features include their own.
+        audio_align: alignment of audio with the frames (`AudioOptions`).
+        audio_seconds: maximum length of the audio of a clip in seconds.
+        captions: file with additional descriptions (`data.recover_captions`), a path or a name in the dataset's folder;
+            training pairs then include the descriptions of their video.
 
     Raises:
         ValueError: options that are out of range or contradict each other; the message names both and the fix.
@@ -168,14 +169,16 @@ class TextVideoDataModule(LightningDataModule, ABC):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.holdout < 0:
-            raise ValueError(f"holdout is {self.holdout}; give a number of training videos, or 0 for none")
+            raise ValueError(f"holdout is {self.holdout}; it must be a number of training videos, or 0 for none")
         if self.holdout and self.has_official_validation:
             raise ValueError(
                 f"holdout {self.holdout}: {type(self).__name__} with split {self.split!r} has an official validation "
                 "split; set holdout to 0 to use it"
             )
         if self.max_train_videos is not None and self.max_train_videos < 1:
-            raise ValueError(f"max_train_videos is {self.max_train_videos}; give at least 1, or null for all of them")
+            raise ValueError(
+                f"max_train_videos is {self.max_train_videos}; it must be at least 1, or null for all of them"
+            )
         if self.features is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
             raise ValueError(
                 f"features {self.features!r} fixes the frames of every clip, so augmentation {self.augmentation!r} and "
@@ -373,15 +376,15 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return self._feature_reader().absent(split)
 
     def _raise_absent(self, split: Split, absent: dict[int, str]) -> None:
-        hint = "set data.init_args.on_corrupt to skip to go on without them"
+        hint = "To continue without them, set data.init_args.on_corrupt to skip"
         rest = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
         count = f"{len(absent)} of the {len(split.videos)} video files of the {split.name} split"
         first = list(absent)[:SHOWN]
         if self.features is not None:
             reasons = "; ".join(f"{split.videos[i].path}: {absent[i]}" for i in first)
-            raise StoreError(f"{count} are not in the feature store {self.features}: {reasons}{rest}; {hint}")
+            raise StoreError(f"{count} are not in the feature store {self.features}: {reasons}{rest}. {hint}")
         paths = ", ".join(str(split.videos[i].path) for i in first)
-        raise MissingData(self.directory, [f"{count}: looked for {paths}{rest}; {hint}"], self.layout)
+        raise MissingData(self.directory, [f"{count}: looked for {paths}{rest}. {hint}"], self.layout)
 
     @property
     def store(self) -> FeatureStore | None:

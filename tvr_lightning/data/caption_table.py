@@ -51,7 +51,7 @@ def read_caption_table(file: Path) -> list[CaptionRow]:
     captions = [name for name in columns if CAPTION.fullmatch(name)]
     for found, what, names in ((video, "the video", ", ".join(VIDEO)), (captions, "captions", "caption, caption1")):
         if not found and records:
-            message = f"no column holds {what}, found {columns}"
+            message = f"no column contains {what}, found {columns}"
             raise malformed(file, "columns", message, f"name it one of {names}")
     return [_row(file, entry, record, str(video), captions) for entry, record in records]
 

@@ -102,7 +102,10 @@ $TVR_DATA/charades/
                 fix = "write <id> <start> <end>##<sentence>"
                 findings.add(source, entry, "malformed", f"cannot be read: {line[:60]!r}", fix)
             elif moment["video"] not in lengths:
-                message, fix = f"sentence for {moment['video']}, which Charades_v1_{name}.csv lacks", "remove the line"
+                message, fix = (
+                    f"sentence for {moment['video']}, which is not in Charades_v1_{name}.csv",
+                    "remove the line",
+                )
                 findings.add(source, entry, "caption-without-video", message, fix)
             else:
                 given = float(moment["start"]), float(moment["end"])
@@ -126,7 +129,9 @@ $TVR_DATA/charades/
             try:
                 lengths[row["id"].strip()] = float(row["length"])
             except ValueError as error:
-                raise malformed(source, row["id"], f"length {row['length']!r} is no number", "write seconds") from error
+                raise malformed(
+                    source, row["id"], f"length {row['length']!r} is not a number", "write seconds"
+                ) from error
         return lengths
 
 

@@ -112,32 +112,30 @@ def look_at(video: VideoRecord, decoding: _Decoding | None = None) -> list[Probl
     """
     path = video.path
     if not path.is_file():
-        return [_problem(video, "missing-file", "no such file", "fetch it, or set on_corrupt to skip")]
+        return [_problem(video, "missing-file", "no such file", "download it, or set on_corrupt to skip")]
     if not path.stat().st_size:
-        return [_problem(video, "empty-file", "it has no bytes", "fetch it again")]
+        return [_problem(video, "empty-file", "it has no bytes", "download it again")]
     info = probe(path)
     if info.broken:
-        return [_problem(video, "undecodable", f"it breaks off: {info.broken}", "fetch it again")]
+        return [_problem(video, "undecodable", f"it ends early: {info.broken}", "download it again")]
     if decoding is not None:
         read_clip(path, frames=decoding.frames, image_size=DECODED_SIZE, sampling=decoding.sampling, span=video.span)
     problems = []
     if not info.has_audio:
-        fix = "nothing if it has none by nature, methods that hear get silence; else fetch it again"
-        problems.append(_problem(video, "silent", "it has no sound track", fix))
+        fix = "download it again, or ignore this if it is a silent video (methods with audio get silence)"
+        problems.append(_problem(video, "silent", "it has no audio track", fix))
     if not info.timed:
-        message = f"all its frames have the same time stamp; they are read in order, at {info.fps:g} frames a second"
-        fix = (
-            f"if that is not its rate, write it anew with the right one: ffmpeg -r RATE -i {path.name} NEW{path.suffix}"
-        )
+        message = f"all its frames have the same timestamp; they are read in order, at {info.fps:g} frames per second"
+        fix = f"if its rate is different, rewrite it with the right one: ffmpeg -r RATE -i {path.name} NEW{path.suffix}"
         problems.append(_problem(video, "untimed", message, fix))
     if info.duration < TOO_SHORT_SECONDS:
         message = f"it lasts {info.duration:.2f} s, less than {TOO_SHORT_SECONDS:g} s"
-        problems.append(_problem(video, "too-short", message, "fetch it again"))
+        problems.append(_problem(video, "too-short", message, "download it again"))
     return problems
 
 
 def _undecodable(unread: Unread[VideoRecord]) -> Problem:
-    return _problem(unread.item, "undecodable", unread.reason, "fetch it again, or set on_corrupt to skip")
+    return _problem(unread.item, "undecodable", unread.reason, "download it again, or set on_corrupt to skip")
 
 
 def _problem(video: VideoRecord, kind: ProblemKind, message: str, fix: str) -> Problem:
@@ -179,7 +177,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(f"note: {note}", highlight=False, markup=False)
     if len(report.notes) > ROWS_PER_KIND:
         console.print(f"note: and {len(report.notes) - ROWS_PER_KIND} more", highlight=False)
-    total = _total(report.problems, "problem") if report.problems else "Nothing is wrong."
+    total = _total(report.problems, "problem") if report.problems else "No problems found."
     console.print(
         " ".join([total, *([_total(report.warnings, "warning")] if report.warnings else [])]), highlight=False
     )
@@ -189,7 +187,7 @@ def _print_kinds(found: list[Problem], prefix: str, console: Console) -> None:
     for kind, count in Counter(problem.kind for problem in found).most_common():
         rows = [problem for problem in found if problem.kind == kind]
         table = Table(title=f"{prefix}{kind}: {count}", title_justify="left", expand=True)
-        for title in ("file", "entry", "what is wrong", "what mends it"):
+        for title in ("file", "entry", "problem", "fix"):
             table.add_column(title, overflow="fold")
         for problem in rows[:ROWS_PER_KIND]:
             table.add_row(*map(escape, (_end(problem.file), problem.entry, problem.message, problem.fix)))

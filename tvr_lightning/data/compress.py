@@ -80,10 +80,10 @@ class Done:
     def lines(self) -> list[str]:
         """Return what a user wants to know."""
         share = f"{self.bytes / 1e6:,.1f} MB of {self.source_bytes / 1e6:,.1f} MB"
-        found = [f"copied {self.new} files, kept {self.kept} ({share}); they are in {self.folder}"]
-        found += [f"made anew: {line}" for line in self.redone]
+        found = [f"copied {self.new} files, kept {self.kept} ({share}) in {self.folder}"]
+        found += [f"copied again: {line}" for line in self.redone]
         found += [f"note: {line}" for line in self.notes]
-        found += [f"left out: {line}" for line in self.unread]
+        found += [f"skipped: {line}" for line in self.unread]
         return [*found, f"next: train with --data.init_args.root={self.root}"]
 
 
@@ -113,13 +113,13 @@ def compress_dataset(
     target.root = str(out)
     source, folder = data.folder.resolve(), target.folder
     if folder.resolve() == source:
-        raise CopiesError(f"--out {out} is where the originals are; give another folder")
+        raise CopiesError(f"--out {out} is the folder of the originals. Choose another folder.")
     if read_copies(source) is not None:
-        raise CopiesError(f"{source} holds copies already; give the originals' folder as data.init_args.root")
+        raise CopiesError(f"{source} already contains copies. Set data.init_args.root to the folder of the originals.")
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    busy = CopiesBusyError(f"another process writes the copies in {folder}; wait for it or stop it")
-    with held(folder / f"{MANIFEST}.lock", busy, "start no second tvr data compress with the same --out"):
+    busy = CopiesBusyError(f"Another process is writing the copies in {folder}. Wait for it or stop it.")
+    with held(folder / f"{MANIFEST}.lock", busy, "do not start a second tvr data compress with the same --out"):
         copies = _open(folder, source, how)
         jobs = list(_jobs(data, source, folder, copies))
         done = Done(folder, out)
@@ -146,12 +146,12 @@ def _open(folder: Path, source: Path, how: Compression) -> Copies:
         return Copies(folder, source, how)
     if copies.how != how:
         raise CopiesError(
-            f"{folder} holds copies {copies.how.describe()}, {copies.how.interpolation}, not {how.describe()}, "
-            f"{how.interpolation}; name another --out, or go on with the same options"
+            f"{folder} contains copies {copies.how.describe()}, {copies.how.interpolation}, not {how.describe()}, "
+            f"{how.interpolation}. Choose another --out, or resume with the same options."
         )
     if copies.source != source:
         raise CopiesError(
-            f"{folder} holds copies of {copies.source}, not of {source}; name another --out, or give that root"
+            f"{folder} contains copies of {copies.source}, not of {source}. Choose another --out, or that root."
         )
     return copies
 
@@ -179,7 +179,7 @@ def _jobs(data: TextVideoDataModule, source: Path, folder: Path, copies: Copies)
         name = path.relative_to(data.folder).with_suffix(".mp4").as_posix()
         other = taken.setdefault(name, path)
         if other != path:
-            raise CopiesError(f"{other} and {path} would both become {name}; rename one of them")
+            raise CopiesError(f"{other} and {path} would both become {name}. Rename one of them.")
         source_name = path.relative_to(data.folder).as_posix()
         yield Job(path, folder / name, name, source_name, copies.files.get(name), video=True)
 
@@ -257,11 +257,11 @@ def copy_file(job: Job, how: Compression) -> tuple[CopiedFile, str | None]:
 def _kept(job: Job, known: CopiedFile) -> tuple[CopiedFile | None, str]:
     """Return what the manifest is to hold of a copy that is whole and of its source; else None, and what is wrong."""
     if not job.target.is_file():
-        return None, "it was gone"
+        return None, "it was missing"
     if job.target.stat().st_size != known.copy_size or digest(job.target) != known.copy_sha256:
-        return None, "it was not what was written"
+        return None, "it had changed"
     if not job.source.is_file():
-        return None, "its source is gone"
+        return None, "its source is missing"
     if known.source == job.source_name and not changed(job.source, known):
         return known, ""
     if digest(job.source) != known.sha256:
@@ -299,6 +299,6 @@ def _writing(path: Path) -> Iterator[None]:
         if isinstance(error, UserError):
             raise
         raise CopiesNotWrittenError(
-            f"{path} cannot be written: {error.strerror or error}. What was copied before is kept; {remedy(error)} and "
-            "run the same command again"
+            f"{path} cannot be written: {error.strerror or error}. Earlier copies are kept. To resume, {remedy(error)} "
+            "and rerun the command."
         ) from error

@@ -83,15 +83,15 @@ class Copies:
                 wrong.append(f"{path}: {reason}")
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            fix = "run `tvr data compress` with the same --out again, which makes these anew"
-            raise CopiesError(f"{'; '.join(wrong[:_SHOWN])}{more}; {fix}")
+            fix = "To copy these again, rerun `tvr data compress` with the same --out."
+            raise CopiesError(f"{'; '.join(wrong[:_SHOWN])}{more}. {fix}")
 
     def _stale(self, path: Path, file: CopiedFile | None) -> str | None:
         if file is None:
-            return f"{MANIFEST} does not know it: it was not finished, or put there by hand"
+            return f"it is not in {MANIFEST}: it was not finished, or was added by hand"
         size = path.stat().st_size
         if size != file.copy_size:
-            return f"it has {size:,} bytes where {file.copy_size:,} were written"
+            return f"it has {size:,} bytes, but {file.copy_size:,} were written"
         source = self.source / file.source
         if changed(source, file):
             return f"its original {source} has changed since it was copied"
@@ -122,7 +122,7 @@ def read_copies(folder: Path) -> Copies | None:
     try:
         header = json.loads(lines[0])
         if header["schema"] != SCHEMA:
-            raise CopiesError(f"{path} has schema {header['schema']}, this version reads {SCHEMA}; compress again")
+            raise CopiesError(f"{path} has schema {header['schema']}, but this version reads {SCHEMA}. Compress again.")
         copies = Copies(folder, Path(header["source"]), Compression(**header["how"]), length=length)
         for line in lines[1:]:
             file = CopiedFile(**json.loads(line))
@@ -130,5 +130,5 @@ def read_copies(folder: Path) -> Copies | None:
     except (IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, CopiesError):
             raise
-        raise CopiesError(f"{path} is damaged ({error}); delete the folder and compress again") from error
+        raise CopiesError(f"{path} is damaged ({error}). Delete the folder and compress again.") from error
     return copies

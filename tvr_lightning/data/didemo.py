@@ -32,10 +32,10 @@ class DiDeMo(TextVideoDataModule):
     describes videos outside the lists, which are left out.
 
     Args:
-        split: "lists": the lists and json files; "tmass": the csv files of T-MASS (8,362 / 1,062 / 1,004 videos whose
-            paragraphs are joined already; of their absolute paths only the file's name counts); "hub": lists and json
-            files as `tvr data import` makes them of the hub's, which has 8,395 / 1,004 videos and none to validate on.
-        seconds: Length of the segment that is read from the start of a video; null reads the whole file, as GAID does.
+        split: "lists" for the lists and json files; "tmass" for the csv files of T-MASS (8,362 / 1,062 / 1,004 videos
+            with joined paragraphs; only the file names of their absolute paths are used); or "hub" for the lists and
+            json files that `tvr data import` creates from those of the Hub (8,395 / 1,004 videos, no validation split).
+        seconds: length of the segment that is read from the start of a video; null reads the whole file, as GAID does.
             CLIP4Clip reads 31 seconds, since annotators saw at most 30.
         **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """

@@ -31,8 +31,8 @@ class Folder(TextVideoDataModule):
 
     Args:
         split: "table", the only one.
-        table: name of the table in it, where it is not called captions.
-        test_share: of the videos, for the test, where the table has no column `split`; between 0 and 1.
+        table: name of the table in it, if it is not "captions".
+        test_share: share of the videos in the test split, between 0 and 1, if the table has no column `split`.
         **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 
@@ -40,8 +40,8 @@ class Folder(TextVideoDataModule):
     directory = "folder"
     layout = """\
 FOLDER/                                              data.init_args.root, or $TVR_DATA/folder
-  captions.csv or captions.jsonl or captions.parquet   columns video, caption, and split where there is one
-  videos/<video> ...                                 or the videos beside the table"""
+  captions.csv or captions.jsonl or captions.parquet   columns video, caption, and optionally split
+  videos/<video> ...                                 or the videos next to the table"""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ FOLDER/                                              data.init_args.root, or $TV
         self._folders: dict[str, VideoFolder] = {}
         super().__init__(split=split, frames=frames, words=words, **options)
         if not 0 < test_share < 1:
-            raise ValueError(f"test_share is {test_share}; give a share of the videos between 0 and 1")
+            raise ValueError(f"test_share is {test_share}; it must be between 0 and 1")
 
     @property
     def folder(self) -> Path:
@@ -105,7 +105,7 @@ FOLDER/                                              data.init_args.root, or $TV
                 names = ", ".join(file.name for file in files)
                 raise MissingData(
                     self.directory,
-                    [f"one table: {self.folder} holds {names}; name one with data.init_args.table"],
+                    [f"one table: {self.folder} contains {names}. Choose one with data.init_args.table"],
                     self.layout,
                 )
             rows = read_caption_table(files[0])
@@ -126,7 +126,7 @@ FOLDER/                                              data.init_args.root, or $TV
         (table,) = self.required_files(name)
         splits, drawn = self._splits(table, findings)
         if name not in splits.values():
-            fix = "mark some rows so, or leave the column out to have videos drawn for the test"
+            fix = "assign some rows to it, or remove the column to sample the test videos"
             raise malformed(table, "column split", f"no video is in the split {name!r}", fix)
         builder = SplitBuilder(table, findings)
         for video, said in captions.items():
@@ -146,7 +146,7 @@ FOLDER/                                              data.init_args.root, or $TV
             # By digests of the names: no other order, no other seed and few added videos change which ones these are.
             ordered = sorted(marked, key=lambda video: hashlib.sha256(video.encode()).digest())
             test = set(ordered[: max(1, round(self.test_share * len(ordered)))])
-            drawn = f", {len(test)} of {len(marked)} videos drawn for the test by their names"
+            drawn = f", {len(test)} of {len(marked)} videos sampled for the test by their names"
             return {video: "test" if video in test else "train" for video in marked}, drawn
         for video, named in marked.items():
             if len(named) > 1 or None in named:

@@ -42,7 +42,7 @@ class GroundTruth:
                 f"got {tuple(self.video_of_text.shape)} {self.video_of_text.dtype}"
             )
         if not len(self.video_of_text):
-            raise ValueError(f"{where}: there is no text to rank")
+            raise ValueError(f"{where}: there are no texts to rank")
         low, high = int(self.video_of_text.min()), int(self.video_of_text.max())
         if low < 0 or high >= self.videos:
             wrong = low if low < 0 else high

@@ -91,7 +91,7 @@ $TVR_DATA/lsmdc/
                 continue
             lines = sentences.setdefault(clip[0], [])
             if name != "train" and tidy(columns[5]) in map(tidy, lines):
-                message = f"{clip[0]} comes again with the same sentence"
+                message = f"{clip[0]} occurs again with the same sentence"
                 findings.add(source, f"line {number}", "duplicate-id", message, "remove the line")
             else:
                 lines.append(columns[5])

@@ -53,7 +53,7 @@ class MSRVTTQA(TextVideoDataModule):
     Args:
         split: "official", the only one.
         **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
-            `captions_per_epoch: all` makes every question a sample; `captions` is for retrieval alone.
+            `captions_per_epoch: all` makes every question a sample; `captions` is only for retrieval.
 
     Raises:
         ValueError: as `TextVideoDataModule`, or `captions` names a file.
@@ -77,7 +77,7 @@ $TVR_DATA/msrvtt/
         super().__init__(split=split, frames=frames, words=words, **options)
         if self.captions is not None:
             raise ValueError(
-                f"captions {self.captions!r}: descriptions are for retrieval, questions have none; unset captions"
+                f"captions {self.captions!r}: descriptions are only for retrieval, not for questions. Unset captions."
             )
 
     @property
@@ -116,7 +116,7 @@ $TVR_DATA/msrvtt/
                 video = videos.setdefault(video_id, len(videos))
                 questions.append(QuestionRecord(question, video, answer, category))
         if not videos:
-            findings.add(source, "whole file", "malformed", "asks no question", "download the file again")
+            findings.add(source, "whole file", "malformed", "contains no questions", "download the file again")
         records = [VideoRecord(video_id, folder.find(video_id)) for video_id in videos]
         return Split(name, "open-ended, one answer per question", records, questions)
 
@@ -143,5 +143,5 @@ def _video_id(source: Path, where: str, entry: dict[str, Any]) -> str:
         name = found.strip()
         return f"video{name}" if name.isdigit() else name
     raise malformed(
-        source, where, f"the key 'video_id' holds {found!r}", "write the video's number, such as 7010, or its name"
+        source, where, f"the key 'video_id' is {found!r}", "write the video's number, such as 7010, or its name"
     )

@@ -135,7 +135,7 @@ class MissingData(MissingAssetError):  # noqa: N818  reads as what happened, lik
         self.dataset = dataset
         self.missing = list(missing)
         listed = "\n".join(f"  - {line}" for line in self.missing)
-        super().__init__(f"the data of {dataset} are not complete:\n{listed}\nexpected layout:\n{layout}")
+        super().__init__(f"The data in {dataset} is incomplete:\n{listed}\nExpected layout:\n{layout}")
 
 
 @dataclass
@@ -209,7 +209,7 @@ def read_json(file: Path) -> Any:
         return json.loads(read_text(file), object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        raise malformed(file, where, f"not JSON ({error.msg})", "download the file again or mend it there") from error
+        raise malformed(file, where, f"not JSON ({error.msg})", "download the file again or fix it there") from error
 
 
 def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -246,7 +246,7 @@ def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
         )
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
-            message = f"{len(row)} fields where the header has {len(header)}"
+            message = f"{len(row)} fields, but the header has {len(header)}"
             raise malformed(file, f"row {number}", message, "quote fields that contain commas")
     return [dict(zip(header, row, strict=True)) for row in rows[1:]]
 

@@ -31,9 +31,8 @@ SCHEMA = pa.schema(
 )
 REQUIRED = ("video_id", "segment", "caption")
 WITHOUT_MODEL = (
-    "`tvr caption` writes one with a vision-language model; a table written by hand serves as well: a parquet file, "
-    "CSV (.csv) or JSON lines (.jsonl) with the columns video_id, segment (0, 1, ...) and caption, one row per "
-    "description"
+    "Create one with `tvr caption` and a vision-language model, or write a table by hand: a parquet file, CSV (.csv) "
+    "or JSON Lines (.jsonl) with the columns video_id, segment (0, 1, ...), and caption, one row per description"
 )
 Row = tuple[str, int, str]
 
@@ -104,14 +103,14 @@ class RecoverCaptions:
         if len(absent) == len(video_ids):
             known = ", ".join(list(self.descriptions)[:SHOWN])
             raise CaptionsFileError(
-                f"{self.path}: describes none of the {len(video_ids)} training videos ({', '.join(absent[:SHOWN])}, "
-                f"...); it is about {known}: name the captions of this dataset in data.init_args.captions"
+                f"{self.path} describes none of the {len(video_ids)} training videos ({', '.join(absent[:SHOWN])}, "
+                f"...), but others, such as {known}. Set data.init_args.captions to the captions of this dataset."
             )
         more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
         empty = f" ({self.empty} of its captions are empty)" if self.empty else ""
         raise CaptionsFileError(
             f"{self.path}: {len(absent)} of the {len(video_ids)} training videos have no description{empty}: "
-            f"{', '.join(absent[:SHOWN])}{more}; describe them too ({WITHOUT_MODEL})"
+            f"{', '.join(absent[:SHOWN])}{more}. Describe them, too. ({WITHOUT_MODEL})"
         )
 
 
@@ -148,8 +147,8 @@ def read_captions(path: Path) -> RecoverCaptions:
     twice = [entry for entry, count in Counter((row[0], row[1]) for row in rows).items() if count > 1]
     if twice:
         raise CaptionsFileError(
-            f"{path}: segment {twice[0][1]} of {twice[0][0]} is described more than once; number the segments "
-            "of a video 0, 1, ..."
+            f"{path}: segment {twice[0][1]} of {twice[0][0]} is described more than once. Number the segments of a "
+            "video 0, 1, ..."
         )
     descriptions: dict[str, list[str]] = {}
     for video_id, _, caption in sorted(rows, key=lambda row: (row[0], row[1])):
@@ -158,7 +157,7 @@ def read_captions(path: Path) -> RecoverCaptions:
             of_video.append(caption.strip())
     empty = sum(not row[2].strip() for row in rows)
     if not any(descriptions.values()):
-        raise CaptionsFileError(f"{path}: holds no description; {WITHOUT_MODEL}")
+        raise CaptionsFileError(f"{path}: the table contains no descriptions. {WITHOUT_MODEL}")
     return RecoverCaptions(path, descriptions, empty)
 
 
@@ -166,7 +165,7 @@ def _parquet_rows(path: Path) -> list[Row]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise CaptionsFileError(f"{path}: not a parquet file ({error}); {WITHOUT_MODEL}") from error
+        raise CaptionsFileError(f"{path}: not a parquet file ({error}). {WITHOUT_MODEL}") from error
     _require_columns(path, table.column_names)
     columns = []
     for name in REQUIRED:
@@ -177,7 +176,9 @@ def _parquet_rows(path: Path) -> list[Row]:
             raise CaptionsFileError(f"{path}: column {name} has another type than {expected}: {error}") from error
         if None in columns[-1]:
             row = columns[-1].index(None)
-            raise CaptionsFileError(f"{path}: row {row} lacks a value in the column {name}; fill or remove it")
+            raise CaptionsFileError(
+                f"{path}: row {row} has no value in the column {name}. Add a value or remove the row."
+            )
     return list(zip(*columns, strict=True))
 
 
@@ -191,8 +192,8 @@ def _csv_rows(path: Path) -> list[Row]:
             for number, entry in enumerate(reader, 2):
                 if None in entry:
                     raise CaptionsFileError(
-                        f"{path}: row {number} has more values than the header has columns; put captions with commas "
-                        'into "quotes"'
+                        f"{path}: row {number} has more values than the header has columns. Put captions with commas "
+                        'in "quotes".'
                     )
                 rows.append(_row(path, f"row {number}", entry))
     except (csv.Error, UnicodeDecodeError) as error:
@@ -211,34 +212,36 @@ def _json_rows(path: Path) -> list[Row]:
                 try:
                     entry = json.loads(line)
                 except ValueError as error:
-                    raise CaptionsFileError(f"{path}: row {number} is no JSON: {error}") from error
+                    raise CaptionsFileError(f"{path}: row {number} is not JSON: {error}") from error
                 if not isinstance(entry, dict):
-                    raise CaptionsFileError(f"{path}: row {number} is no JSON object with {', '.join(REQUIRED)}")
+                    raise CaptionsFileError(f"{path}: row {number} is not a JSON object with {', '.join(REQUIRED)}")
                 rows.append(_row(path, f"row {number}", entry))
     except UnicodeDecodeError as error:
-        raise CaptionsFileError(f"{path}: no text in UTF-8: {error}") from error
+        raise CaptionsFileError(f"{path}: not UTF-8 text: {error}") from error
     return rows
 
 
 def _require_columns(path: Path, names: Sequence[str]) -> None:
     absent = [name for name in REQUIRED if name not in names]
     if absent:
-        raise CaptionsFileError(f"{path}: no column {', '.join(absent)} among {', '.join(names)}; {WITHOUT_MODEL}")
+        raise CaptionsFileError(f"{path}: no column {', '.join(absent)} among {', '.join(names)}. {WITHOUT_MODEL}")
     twice = [name for name in REQUIRED if names.count(name) > 1]
     if twice:
-        raise CaptionsFileError(f"{path}: the column {twice[0]} occurs twice; keep one")
+        raise CaptionsFileError(f"{path}: the column {twice[0]} occurs twice. Keep one.")
 
 
 def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
     """Return a row of text or JSON values, checked; only a caption may be empty."""
     for name in REQUIRED:
         if entry.get(name) is None or (name != "caption" and not str(entry[name]).strip()):
-            raise CaptionsFileError(f"{path}: {where} lacks a value in the column {name}; fill or remove it")
+            raise CaptionsFileError(
+                f"{path}: {where} has no value in the column {name}. Add a value or remove the row."
+            )
     video_id, segment, caption = (entry[name] for name in REQUIRED)
     if isinstance(caption, bool | int | float | list | dict):
-        raise CaptionsFileError(f"{path}: {where}, column caption: {caption!r} is no text")
+        raise CaptionsFileError(f"{path}: {where}, column caption: {caption!r} is not text")
     if not re.fullmatch(r"[0-9]{1,9}", str(segment).strip()):
-        raise CaptionsFileError(f"{path}: {where}, column segment: {segment!r} is no whole number from 0 on")
+        raise CaptionsFileError(f"{path}: {where}, column segment: {segment!r} is not a whole number of at least 0")
     return str(video_id), int(segment), caption
 
 

@@ -102,8 +102,8 @@ class TrainingSampler(DistributedSampler[Position]):
         consumed = state["consumed"]
         if consumed % self.batch_size:
             raise ValueError(
-                f"{consumed} samples consumed is no whole number of batches of {self.batch_size}; resume with the "
-                "batch_size of the interrupted run, or from the end of an epoch"
+                f"{consumed} consumed samples are not a multiple of the batch_size {self.batch_size}. Resume with the "
+                "batch_size of the interrupted run, or from the end of an epoch."
             )
         self.epoch, self.consumed = state["epoch"], consumed
 

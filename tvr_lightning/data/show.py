@@ -118,9 +118,9 @@ def _draw_waveform(axes: Axes, shown: Shown, start: float) -> None:
     for first, last in _silences(track):
         axes.axvspan(first, last, facecolor="white", edgecolor="grey", alpha=0.8, linewidth=0, hatch="//")
     if not track.present:
-        axes.text(0.5, 0.5, track.problem or "no sound track", ha="center", va="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, track.problem or "no audio track", ha="center", va="center", transform=axes.transAxes)
     elif track.problem:
-        axes.set_title(f"broken: {track.problem}", fontsize=9, color="firebrick")
+        axes.set_title(f"damaged: {track.problem}", fontsize=9, color="firebrick")
 
 
 def _draw_log_mel(axes: Axes, track: AudioTrack) -> None:

@@ -81,7 +81,7 @@ def stats(
     names: list[SplitName] = ["train", "test"] if data.validation == "test" else ["train", "val", "test"]
     splits = [data.read_split(name) for name in names]
     files = list(dict.fromkeys(video.path for split in splits for video in split.videos))
-    probed = read_all(files, probe, workers=workers, title=f"looking at {data.title}", progress=progress)
+    probed = read_all(files, probe, workers=workers, title=f"reading {data.title}", progress=progress)
     found = {path: info for path, info in zip(files, probed, strict=True) if not isinstance(info, Unread)}
     return [_describe(split, data.words, found, tokens) for split in splits]
 
@@ -118,10 +118,10 @@ def print_stats(splits: list[SplitStats], console: Console | None = None) -> Non
         ("captions", [str(split.texts) for split in splits]),
         ("captions per video", [_spread(split.captions_per_video, "") for split in splits]),
         ("tokens per caption", [_spread(split.tokens, "") for split in splits]),
-        ("captions cut", [f"{split.truncated:.2%} (over {split.words} tokens)" for split in splits]),
+        ("truncated captions", [f"{split.truncated:.2%} (over {split.words} tokens)" for split in splits]),
         ("readable files", [str(split.readable) for split in splits]),
         ("duration", [_spread(split.seconds, " s") for split in splits]),
-        ("with sound track", ["-" if s.with_audio is None else f"{s.with_audio:.1%}" for s in splits]),
+        ("with audio track", ["-" if s.with_audio is None else f"{s.with_audio:.1%}" for s in splits]),
         ("protocol", [split.protocol for split in splits]),
     ]
     for name, cells in rows:

@@ -25,7 +25,7 @@ def hold_out(train: Split, videos: int, seed: int, one_caption: bool) -> tuple[S
     files = list(dict.fromkeys(video.path for video in train.videos))
     count = len(files)
     if videos >= count:
-        raise ValueError(f"holdout {videos} leaves no training video of {count}; hold out fewer")
+        raise ValueError(f"holdout {videos} leaves no training videos of {count}; hold out fewer")
     drawn = np.random.default_rng([seed, count]).permutation(count).tolist()
     held_files = {files[position] for position in drawn[:videos]}
     held = train.take_videos([i for i, video in enumerate(train.videos) if video.path in held_files])

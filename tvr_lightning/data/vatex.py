@@ -35,9 +35,9 @@ class VATEX(TextVideoDataModule):
 
     Args:
         split: "hgr" is the only one.
-        annotations: where captions come from: HGR's `vatex_data.json`, or the two official files.
-        language: of the captions: English or Chinese.
-        protocol: which captions of a clip are queries in evaluation: all, or the first alone.
+        annotations: source of the captions: HGR's `vatex_data.json`, or the two official files.
+        language: language of the captions: English or Chinese.
+        protocol: captions of a clip that are queries in evaluation: all, or only the first.
         **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 

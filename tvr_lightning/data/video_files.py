@@ -56,7 +56,7 @@ class VideoFolder:
         if not found and not self.suffix:
             found = self._stems.get(name.rpartition(".")[0], [])
         if len(found) > 1:
-            fix = "keep the one that belongs there"
+            fix = "keep only one of them"
             raise malformed(self.folder, name, f"several files match: {', '.join(found)}", fix)
         self._found.update(found)
         return path_below(self.folder, found[0] if found else name + self.suffix)

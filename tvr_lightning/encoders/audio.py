@@ -24,7 +24,7 @@ class AudioEncoder(nn.Module, ABC):
 
     Attributes:
         dimension: D_a, size of the vectors.
-        kind: which input of `AudioOptions` it takes; recipes link it to `data.init_args.audio`.
+        kind: required input of `AudioOptions`; recipes link it to `data.init_args.audio`.
     """
 
     dimension: int
@@ -60,10 +60,12 @@ class AudioEncoder(nn.Module, ABC):
         """
         if isinstance(video, VideoFeatures):
             if video.audio is None or video.audio_mask is None:
-                raise ValueError("these stored features hold no audio; add it to the store: `tvr extract --what audio`")
+                raise ValueError(
+                    "The stored features contain no audio. Add it to the store: `tvr extract --what audio`"
+                )
             return video.audio, video.audio_mask
         if video.audio is None:
-            raise ValueError(f"the data give no sound; set data.init_args.audio to {self.kind}")
+            raise ValueError(f"The data has no audio. Set data.init_args.audio to {self.kind}")
         with torch.no_grad(), torch.autocast(video.audio.values.device.type, enabled=False):
             return self.encode_input(video.audio), video.audio.mask
 
@@ -84,8 +86,8 @@ class AudioEncoder(nn.Module, ABC):
         if audio.values.ndim != dimensions:
             found = {4: "log-mel windows for whisper", 2: "waveforms for wav2vec2"}.get(audio.values.ndim, "neither")
             raise ValueError(
-                f"{type(self).__name__} takes the input {self.kind!r}, the data give {found} of shape "
-                f"{tuple(audio.values.shape)}; set data.init_args.audio to {self.kind}"
+                f"{type(self).__name__} needs the input {self.kind!r}, but the data has {found} of shape "
+                f"{tuple(audio.values.shape)}. Set data.init_args.audio to {self.kind}"
             )
 
 

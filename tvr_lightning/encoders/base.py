@@ -42,11 +42,11 @@ class Encoder(nn.Module, ABC):
     Attributes:
         dimension: D, size of every feature vector.
         image_size: S, side of the square frames in pixels.
-        context_length: largest number of token positions W, SOT and EOT included.
-        resize_mode: how frames that are not square become so; CLIP's unless the encoder says otherwise.
-        interpolation: filter of the resizing, likewise.
+        context_length: maximum number of token positions W, including SOT and EOT.
+        resize_mode: method for making frames square; CLIP's by default.
+        interpolation: interpolation of the resizing; CLIP's by default.
         encoder_precision: dtype of the matrices.
-        gives_patches: whether there are vectors of patches beside those of frames.
+        gives_patches: whether there are vectors of patches in addition to those of frames.
     """
 
     dimension: int
@@ -112,8 +112,8 @@ class Encoder(nn.Module, ABC):
         if words > self.context_length and not self._said_fewer:
             self._said_fewer = True
             rank_zero_info(
-                f"words: {words} are asked for, {getattr(self, 'name', type(self).__name__)} has a context of "
-                f"{self.context_length}: captions are cut to that"
+                f"words is {words}, but {getattr(self, 'name', type(self).__name__)} has a context length of "
+                f"{self.context_length}. Captions are truncated to it."
             )
         return min(words, self.context_length)
 
@@ -133,7 +133,7 @@ class Encoder(nn.Module, ABC):
         if not isinstance(video, VideoFeatures):
             return self.encode_media(video, patches)
         if patches and video.patches is None:
-            raise ValueError("these stored features hold no patches; write the store again with patches switched on")
+            raise ValueError("The stored features contain no patches. Extract them again with patches.")
         return video
 
     @abstractmethod

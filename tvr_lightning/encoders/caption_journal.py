@@ -87,11 +87,11 @@ class CaptionJournal:
     def __enter__(self) -> CaptionJournal:
         """Lock the file, read what is there, and open the journal for further groups, after its last whole line."""
         with ExitStack() as held_so_far:
-            busy = CaptionsBusyError(f"another process writes the captions {self.out}; wait for it or stop it")
+            busy = CaptionsBusyError(f"Another process is writing the captions {self.out}. Wait for it or stop it.")
             lock = self.out.with_name(self.out.name + ".lock")
             with self._writing(lock):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
-                held_so_far.enter_context(held(lock, busy, "start no second tvr caption with the same --out"))
+                held_so_far.enter_context(held(lock, busy, "do not start a second tvr caption with the same --out"))
             if self.out.is_file():
                 self._take(_read(self.out, self.made_with))
             length = self._resume() if self.path.is_file() else 0
@@ -149,8 +149,8 @@ class CaptionJournal:
             yield
         except OSError as error:
             raise CaptionsNotWrittenError(
-                f"{path} cannot be written: {error.strerror or error}. What was described before this is kept; "
-                f"{remedy(error)} and run the same command again"
+                f"{path} cannot be written: {error.strerror or error}. Earlier descriptions are kept. To resume, "
+                f"{remedy(error)} and rerun the command."
             ) from error
 
     def _take(self, descriptions: Iterable[Description]) -> None:
@@ -176,8 +176,7 @@ def _read(path: Path, made_with: MadeWith) -> list[Description]:
     settings = (table.schema.metadata or {}).get(SETTINGS)
     if settings is None:
         raise CaptionJournalError(
-            f"{path} was not written by a captioner (people may have written it); it is left alone: name another file "
-            "with --out"
+            f"{path} was not written by a captioner, so it is not overwritten. Choose another file with --out."
         )
     _check(path, json.loads(settings), made_with)
     return [Description(*(row[name] for name in _OWN)) for row in table.to_pylist()]
@@ -193,6 +192,6 @@ def _check(path: Path, found: dict[str, Any], made_with: MadeWith) -> None:
     if different:
         name = different[0]
         raise CaptionJournalError(
-            f"{path} holds descriptions made with {name} {found.get(name)!r}, not {wanted[name]!r}; name another file "
-            "with --out, or go on with the same options"
+            f"{path} contains descriptions made with {name} {found.get(name)!r}, not {wanted[name]!r}. Choose another "
+            "file with --out, or resume with the same options."
         )

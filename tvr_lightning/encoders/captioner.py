@@ -30,8 +30,8 @@ PROMPT = "These frames are one part of a video. Describe in one sentence what ha
 LEAST_SIZE = 28
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 WITHOUT_A_MODEL = (
-    "Descriptions can also be given without a model: a parquet file with the columns video_id, segment (0, 1, ...), "
-    "caption and, as far as they are known, start and end (seconds), model (who wrote them), prompt and weights_hash"
+    "Descriptions can also be provided without a model: a parquet file with the columns video_id, segment (0, 1, ...), "
+    "caption and, if known, start and end (seconds), model (the author), prompt, and weights_hash"
 )
 
 
@@ -86,9 +86,9 @@ class CaptionOptions:
             if getattr(self, name) < value:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {value}")
         if not self.prompt.strip():
-            raise ValueError("prompt is empty; say what the model is to describe")
+            raise ValueError("prompt is empty; it must tell the model what to describe")
         if self.out.suffix != ".parquet":
-            raise ValueError(f"out is {self.out}; name a .parquet file")
+            raise ValueError(f"out is {self.out}; it must be a .parquet file")
 
 
 @dataclass
@@ -108,10 +108,10 @@ class CaptionReport:
 
     def lines(self) -> list[str]:
         """Return the report as sentences."""
-        lines = [f"{self.described} videos described, {self.kept} were there"]
+        lines = [f"{self.described} videos described, {self.kept} already present"]
         if self.empty:
-            lines.append(f"{self.empty} descriptions are empty; methods leave them out")
-        return lines + [f"skipped {reason}" for reason in self.skipped]
+            lines.append(f"{self.empty} descriptions are empty and are ignored by methods")
+        return lines + [f"skipped: {reason}" for reason in self.skipped]
 
 
 class Captioner:
@@ -133,7 +133,7 @@ class Captioner:
 
     def __init__(self, model: nn.Module, processor: Any, name: str) -> None:
         if not getattr(processor, "chat_template", None):
-            raise CaptionerError(f"{name}: its processor has no chat template; choose a model made for instructions")
+            raise CaptionerError(f"{name}: its processor has no chat template. Choose an instruction-tuned model.")
         self.model: Any = model.eval()
         self.processor = processor
         self.name = name
@@ -248,7 +248,7 @@ def _find(model: str) -> Path:
 
         where = f"looked for a folder {folder.absolute()} and for {model} in {huggingface_hub.constants.HF_HUB_CACHE}"
         if _is_hub_name(model):
-            where += f"; fill the cache where there is network with `hf download {model}`"
+            where += f". Fill the cache on a machine with network access: `hf download {model}`"
     raise MissingCaptionerError(f"the captioner {model} has no weights: {where}. {WITHOUT_A_MODEL}.")
 
 

@@ -36,21 +36,22 @@ class ClipEncoder(OpenClipEncoder):
     error.
 
     Args:
-        architecture: such as `ViT-B-32`, `PE-Core-B-16` or `ViT-B-16-SigLIP2`, or `local-dir:/path` for a folder that
-            open_clip saved, its configuration, weights and tokenizer together.
-        weights: an open_clip tag such as `openai` (taken from open_clip's cache or downloaded), a local file (OpenAI
-            archive or state dict; open_clip .pt, .bin or .safetensors), `folder` for the weights in a `local-dir:`, or
-            null for random weights.
+        architecture: open_clip architecture, such as `ViT-B-32`, `PE-Core-B-16` or `ViT-B-16-SigLIP2`, or
+            `local-dir:/path` for a folder that open_clip saved with configuration, weights, and tokenizer.
+        weights: open_clip tag such as `openai` (from open_clip's cache or downloaded), local file (OpenAI archive or
+            state dict; open_clip .pt, .bin or .safetensors), `folder` for the weights in a `local-dir:`, or null for
+            random weights.
         text_mask: mask padding in the text transformer (GARE, HBI).
-        encoder_precision: `float16` trains float16 matrices as the released codes of the CLIP4Clip family do.
-        gradient_checkpointing: trade time for memory.
-        freeze: which parameters stay as they are.
+        encoder_precision: data type of the matrices; `float16` trains them in float16 as the released code of the
+            CLIP4Clip family does.
+        gradient_checkpointing: use less memory at the cost of time.
+        freeze: parameters that are not trained.
         compile_towers: compile the transformers' blocks with torch.compile; the first steps then take longer.
-        prepared_as: the tag whose preparation of frames the weights of a file share, where the architecture's tags
+        prepared_as: open_clip tag whose frame preprocessing applies to a weights file, if the tags of the architecture
             differ in it.
-        tokenizer: a folder with the files of the text tower's tokenizer, in the place of the repository on the Hugging
-            Face hub that open_clip names.
-        language: of the captions, where the tokenizer marks it, such as `zho_Hans` (NLLB).
+        tokenizer: folder with the files of the text tower's tokenizer, instead of the Hugging Face Hub repository that
+            open_clip names.
+        language: language of the captions, such as `zho_Hans`, if the tokenizer marks it (NLLB).
         patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
 
     Raises:
@@ -83,7 +84,7 @@ class ClipEncoder(OpenClipEncoder):
         words = build_tokenizer(text, architecture, _tokenizer_folder(architecture, tokenizer))
         model = build_model({**configuration, "text_cfg": text}, encoder_precision)
         if state is None and not do_weights_follow():
-            logger.warning("%s starts from RANDOM weights (weights: none): it knows nothing yet", architecture)
+            logger.warning("%s starts from RANDOM weights (weights: none) and is untrained", architecture)
         elif state is not None:
             load_weights(model, state.tensors, f"{source.path} ({architecture})")
             _report_activation(architecture, source, configuration["quick_gelu"])
@@ -276,12 +277,14 @@ def _text_tower(architecture: str, text: dict[str, Any], language: str | None = 
             text["hf_model_name"] = str(repository_folder(text["hf_model_name"], ["config.json"], ["config.json"]))
         except MissingWeightsError as error:
             raise MissingWeightsError(
-                f"the configuration of {architecture}'s text tower {text['hf_model_name']} is not here: {error}; fill "
-                f"the cache where there is network with `hf download {text['hf_model_name']} config.json`"
+                f"the configuration of {architecture}'s text tower {text['hf_model_name']} is missing: {error}. Fill "
+                f"the cache on a machine with network access: `hf download {text['hf_model_name']} config.json`"
             ) from error
     if language is not None:
         if not text.get("hf_tokenizer_name"):
-            raise ValueError(f"encoder.language is {language}, but the tokenizer of {architecture} marks none")
+            raise ValueError(
+                f"encoder.language is {language}, but the tokenizer of {architecture} has no language tokens"
+            )
         text["tokenizer_kwargs"] = {**(text.get("tokenizer_kwargs") or {}), "language": language}
     return text
 
@@ -303,8 +306,8 @@ def _report_activation(architecture: str, source: WeightSource, quick_gelu: bool
         logger.info("%s with %s: weights from %s", architecture, "QuickGELU" if quick_gelu else "GELU", source.path)
         return
     logger.warning(
-        "%s does not say with which activation it was trained; taking GELU as the name %s says. If it was QuickGELU "
-        "(all of OpenAI's weights), use the architecture %s-quickgelu",
+        "%s does not record the activation that it was trained with. Using GELU, as in the architecture %s. If it was "
+        "QuickGELU (as in all of OpenAI's weights), use the architecture %s-quickgelu",
         source.path,
         architecture,
         architecture,

@@ -35,7 +35,9 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
             if name.rpartition(".")[2] in BLOCKS and isinstance(part, nn.ModuleList | nn.Sequential)
         ]
         if not lists:
-            raise ValueError(f"compile_towers: {type(tower).__name__} is no transformer; set it to false")
+            raise ValueError(
+                f"compile_towers: {type(tower).__name__} is not a transformer. Set compile_towers to false."
+            )
         for name, blocks in lists:
             if any(name != outer and name.startswith(outer) for outer, _ in lists):
                 continue  # a list within a block
@@ -62,7 +64,7 @@ class _Compiler:
             except torch._dynamo.exc.TorchDynamoException as error:  # before anything of the block has run
                 self.failed = True
                 reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-                logger.warning("compile_towers: torch.compile failed (%s); the towers run as they are", reason)
+                logger.warning("compile_towers: torch.compile failed (%s); the towers run uncompiled", reason)
                 return plain(*arguments, **named)
 
         return call

@@ -45,7 +45,7 @@ def repository_folder(name: str, files: Sequence[str], any_of: Sequence[str]) ->
     if _holds(folder, any_of):
         return folder
     if folder.is_dir():
-        raise MissingWeightsError(f"{folder.absolute()} holds none of {', '.join(any_of)}")
+        raise MissingWeightsError(f"{folder.absolute()} contains none of {', '.join(any_of)}")
     looked = [str(folder.absolute())]
     if name.count("/") <= 1 and not name.startswith((".", "/", "~")):
         looked.append(huggingface_hub.constants.HF_HUB_CACHE)

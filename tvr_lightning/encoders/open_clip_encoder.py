@@ -43,9 +43,9 @@ class OpenClipEncoder(Encoder):
     Args:
         model: `open_clip.CLIP`, `open_clip.CustomTextCLIP` or `open_clip.CoCa`, whose decoder is dropped; with
             `float16` built with `cast_dtype=torch.float16`, so that its LayerNorms compute in float32.
-        name: of the architecture, for errors.
-        pixels: how the frames were prepared that the weights were trained on; None as OpenAI's CLIP.
-        tokenizer: of the text tower; None takes CLIP's byte pairs.
+        name: name of the architecture, for errors.
+        pixels: frame preprocessing that the weights were trained with; None is that of OpenAI's CLIP.
+        tokenizer: tokenizer of the text tower; None is CLIP's byte-pair encoding.
         text_mask: mask padding keys in the text transformer besides the causal mask (GARE, HBI); the others let
             padding positions, which are word features there, see the caption.
         encoder_precision: `float16` makes the matrices float16 parameters as CLIP's `convert_weights` does, without
@@ -143,8 +143,8 @@ class OpenClipEncoder(Encoder):
         rows = self.clip.vocab_size if isinstance(self.clip, open_clip.CLIP) else self._text.vocab_size
         if rows < self.tokenizer.vocabulary_size:
             raise ValueError(
-                f"{self.name} embeds {rows} token ids, its tokenizer has {self.tokenizer.vocabulary_size}; "
-                "pass ids to encode_tokens"
+                f"{self.name} embeds {rows} token IDs, but its tokenizer has {self.tokenizer.vocabulary_size}. "
+                "Pass IDs to encode_tokens."
             )
         return self.encode_tokenised(self.tokenizer.encode(captions, words), words)
 
@@ -161,7 +161,7 @@ class OpenClipEncoder(Encoder):
             ValueError: they were tokenised to another number of positions.
         """
         if tokens.ids.shape[1] != words:
-            raise ValueError(f"captions are tokenised to {tokens.ids.shape[1]} positions; expected {words}")
+            raise ValueError(f"captions are tokenized to {tokens.ids.shape[1]} positions; expected {words}")
         self.tokenizer.count_truncated(tokens)
         device = self.pixel_mean.device
         return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))
@@ -220,8 +220,8 @@ class OpenClipEncoder(Encoder):
         """
         if pixels.shape[2:] != (3, self.image_size, self.image_size):
             raise ValueError(
-                f"frames are {tuple(pixels.shape[2:])}, the encoder takes (3, {self.image_size}, {self.image_size}); "
-                "set the data's image_size to the encoder's"
+                f"frames are {tuple(pixels.shape[2:])}, but the encoder needs (3, {self.image_size}, "
+                f"{self.image_size}). Set the data's image_size to the encoder's."
             )
         if self.patch_shift is not None:
             self.patch_shift.frames = pixels.shape[1]
@@ -244,7 +244,9 @@ class OpenClipEncoder(Encoder):
         if width != self.dimension or not all(type(block) is ResidualAttentionBlock for block in blocks):
             return None
         if layers > len(blocks):
-            raise ValueError(f"{layers} temporal layers asked for, but the text transformer has only {len(blocks)}")
+            raise ValueError(
+                f"{layers} temporal layers were requested, but the text transformer has only {len(blocks)}"
+            )
         states = [{key: value.detach().float().clone() for key, value in b.state_dict().items()} for b in blocks]
         embedding = self._text.positional_embedding.detach().float().clone()
         return TemporalInitialization(states[:layers], embedding, _heads(blocks[0]))
@@ -325,15 +327,15 @@ class OpenClipEncoder(Encoder):
             found = f"strategy {strategy}" if sharded else f"trainer.precision {precision}"
             raise ValueError(
                 f"encoder_precision float16 trains CLIP's own float16 weights under trainer.precision 32-true, on one "
-                f"device or with DDP, not with {found}; add --config recipes/variants/float32.yaml to train in float32"
+                f"device or with DDP, not with {found}. Add --config recipes/variants/float32.yaml to train in float32"
             )
 
 
 def no_float16(name: str) -> str:
     """Return why a tower other than CLIP's own cannot be float16."""
     return (
-        f"encoder_precision float16 is defined for CLIP's own transformers, not for {name}; "
-        "add --config recipes/variants/float32.yaml to train in float32"
+        f"encoder_precision float16 is defined only for CLIP's own transformers, not for {name}. "
+        "Add --config recipes/variants/float32.yaml to train in float32"
     )
 
 
@@ -350,7 +352,7 @@ def _side(visual: Any, name: str) -> int:
     size = visual.image_size
     sides = {size} if isinstance(size, int) else set(size)
     if len(sides) != 1:
-        raise ValueError(f"architecture {name} takes frames of {size} pixels; expected square ones")
+        raise ValueError(f"architecture {name} needs frames of {size} pixels; only square frames are supported")
     return int(sides.pop())
 
 

@@ -42,11 +42,13 @@ class PixelPreparation:
         for name, kind in (("interpolation", Interpolation), ("resize_mode", ResizeMode)):
             if known.get(name, get_args(kind)[0]) not in get_args(kind):
                 raise ValueError(
-                    f"{source} prepares frames with {name} {known[name]!r}, which is unknown here; known are "
+                    f"{source} preprocesses frames with {name} {known[name]!r}, which is not supported. Supported: "
                     + ", ".join(get_args(kind))
                 )
         if settings.get("fill_color") or settings.get("mode", "RGB") != "RGB":
-            raise ValueError(f"{source} prepares frames on a coloured border or in another mode than RGB, unknown here")
+            raise ValueError(
+                f"{source} preprocesses frames with colored borders or in another mode than RGB, which is not supported"
+            )
         for name in ("mean", "std"):
             if settings.get(name):
                 known[name] = tuple(float(value) for value in settings[name])

@@ -84,8 +84,8 @@ def model_configuration(architecture: str) -> dict[str, Any]:
     """
     if architecture.startswith("hf-hub:"):
         raise ValueError(
-            f"architecture {architecture} would be fetched from the network whenever the encoder is built; download it "
-            "once and name its folder, local-dir:/path/to/folder"
+            f"architecture {architecture} would be downloaded whenever the encoder is built. Download it once and name "
+            "its folder: local-dir:/path/to/folder"
         )
     folder = local_folder(architecture)
     if folder is not None:
@@ -105,9 +105,9 @@ def _folder_settings(folder: Path, section: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model_cfg"), dict):
-        raise ValueError(f"{path} lacks the key 'model_cfg' with the architecture, as open_clip writes it")
+        raise ValueError(f"{path} has no key 'model_cfg' with the architecture in open_clip's format")
     return content.get(section) or {}
 
 
@@ -139,8 +139,8 @@ def find_weights(architecture: str, weights: str | None, prepared_as: str | None
         agreed = _preparation(tags, prepared_as)
         if agreed is None:
             logger.warning(
-                "%s does not say how the frames were prepared that it was trained on, and the tags of %s differ in it; "
-                "taking CLIP's way. Set encoder.prepared_as to the tag it was published under: %s",
+                "%s does not record the preprocessing of its training frames, and the tags of %s differ in it. Using "
+                "CLIP's preprocessing. Set encoder.prepared_as to the tag that it was published under: %s",
                 path,
                 architecture,
                 ", ".join(tags),
@@ -152,8 +152,8 @@ def find_weights(architecture: str, weights: str | None, prepared_as: str | None
     quick_gelu = bool(tag.get("quick_gelu", False))
     if architecture.endswith("-quickgelu") and not quick_gelu:
         raise ValueError(
-            f"QuickGELU mismatch: the name {architecture} asks for QuickGELU, but open_clip's weights {weights!r} were "
-            f"trained with GELU; use the architecture {_without_suffix(architecture)}"
+            f"QuickGELU mismatch: the architecture {architecture} uses QuickGELU, but open_clip's weights {weights!r} "
+            f"were trained with GELU. Use the architecture {_without_suffix(architecture)}"
         )
     pixels = PixelPreparation.of(tags[prepared_as] if prepared_as else tag, f"open_clip's tag {prepared_as or weights}")
     found = None if do_weights_follow() else _obtain(architecture, weights, tag)
@@ -170,13 +170,13 @@ def _weights_beside(folder: Path, weights: str | None) -> Path | None:
         return path
     if weights != "folder":
         raise ValueError(
-            f"encoder.weights is {weights!r}, but local-dir:{folder} has no tags; say folder for the weights in it, "
-            "name a file, or null for random ones"
+            f"encoder.weights is {weights!r}, but local-dir:{folder} has no tags. Use folder for the weights in it, "
+            "a file, or null for random weights."
         )
     for name in (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME):
         if (folder / name).is_file():
             return folder / name
-    raise MissingWeightsError(f"{folder.absolute()} holds neither {HF_SAFE_WEIGHTS_NAME} nor {HF_WEIGHTS_NAME}")
+    raise MissingWeightsError(f"{folder.absolute()} contains neither {HF_SAFE_WEIGHTS_NAME} nor {HF_WEIGHTS_NAME}")
 
 
 def _without_suffix(architecture: str) -> str:
@@ -215,8 +215,8 @@ def _unknown(architecture: str, weights: str, tags: list[str]) -> Exception:
 
 def _way_out() -> str:
     return (
-        "Without weights, add `--config recipes/fixture.yaml`: it trains a tiny encoder from scratch on the synthetic "
-        "dataset."
+        "If you have no weights, add `--config recipes/fixture.yaml` to train a tiny encoder from scratch on the "
+        "synthetic dataset."
     )
 
 
@@ -246,9 +246,9 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
             cause = error
     looked_for = f"no weights {weights!r} for {architecture}. Looked in: {'; '.join(looked)}"
     raise MissingWeightsError(
-        f"{looked_for}. Expected layout: any file of that checkpoint, named by "
-        f"encoder.weights=/path/to/{architecture}.pt (OpenAI archive or state dict, open_clip .pt or .safetensors), or "
-        f"the Hugging Face cache filled on a machine with network. {_way_out()}",
+        f"{looked_for}. Expected: any file of that checkpoint as encoder.weights=/path/to/{architecture}.pt (OpenAI "
+        "archive or state dict, open_clip .pt or .safetensors), or the Hugging Face cache filled on a machine with "
+        f"network access. {_way_out()}",
         looked_for=looked_for,
     ) from cause
 

@@ -23,19 +23,19 @@ class TinyClipEncoder(OpenClipEncoder):
     with ViT-B/32.
 
     Args:
-        width: of both transformers and of the features, a multiple of 64 (heads are width // 64 as in CLIP).
+        width: width of both transformers and of the features, a multiple of 64 (heads are width // 64 as in CLIP).
         image_size: side of the frames in pixels, a multiple of `patch_size`.
-        text_layers: blocks of the text transformer.
-        vision_layers: blocks of the vision transformer.
+        text_layers: number of blocks of the text transformer.
+        vision_layers: number of blocks of the vision transformer.
         patch_size: side of a patch in pixels.
-        context_length: most token positions.
-        text_mask: as for `ClipEncoder`.
-        encoder_precision: as for `ClipEncoder`.
-        gradient_checkpointing: as for `ClipEncoder`.
-        freeze: as for `ClipEncoder`.
-        compile_towers: as for `ClipEncoder`.
-        trained_in: checkpoint of a run of any method with an encoder of this size, whose weights this one starts with;
-            None for random ones.
+        context_length: maximum number of token positions.
+        text_mask: same as in `ClipEncoder`.
+        encoder_precision: same as in `ClipEncoder`.
+        gradient_checkpointing: same as in `ClipEncoder`.
+        freeze: same as in `ClipEncoder`.
+        compile_towers: same as in `ClipEncoder`.
+        trained_in: checkpoint of a run of any method whose encoder of this size provides the initial weights; None for
+            random weights.
 
     Raises:
         MissingWeightsError: there is no such checkpoint.
@@ -60,7 +60,7 @@ class TinyClipEncoder(OpenClipEncoder):
         if width <= 0 or width % 64:
             raise ValueError(f"TinyClipEncoder.width is {width}; expected a multiple of 64")
         if image_size <= 0 or patch_size <= 0 or image_size % patch_size:
-            raise ValueError(f"TinyClipEncoder.image_size {image_size} is no multiple of patch_size {patch_size}")
+            raise ValueError(f"TinyClipEncoder.image_size {image_size} must be a multiple of patch_size {patch_size}")
         configuration = {
             "embed_dim": width,
             "vision_cfg": {
@@ -96,7 +96,7 @@ class TinyClipEncoder(OpenClipEncoder):
         path = Path(trained_in)
         if not path.is_file():
             raise MissingWeightsError(
-                f"TinyClipEncoder.trained_in: looked for the checkpoint {path.absolute()}; name that of a run, or null"
+                f"TinyClipEncoder.trained_in: there is no checkpoint {path.absolute()}. Use that of a run, or null."
             )
         return [path]
 

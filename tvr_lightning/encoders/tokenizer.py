@@ -67,7 +67,7 @@ class Tokenizer(ABC):
         """
         if not 3 <= words <= self.context_length:
             raise ValueError(
-                f"words is {words}; it must lie between 3 (SOT, one token, EOT) and the encoder's context length "
+                f"words is {words}; it must be between 3 (SOT, one token, EOT) and the encoder's context length "
                 f"{self.context_length}"
             )
         lines, needed = [], []
@@ -110,7 +110,7 @@ class Tokenizer(ABC):
         self.truncated_captions += 1
         if self.truncated_captions == 1:
             logger.warning(
-                "a caption needs %d token positions and is cut to %d before EOT: %r. Further ones are only counted "
+                "A caption needs %d token positions and is truncated to %d before EOT: %r. Others are only counted "
                 "(truncated_captions).",
                 needed,
                 words,

@@ -74,7 +74,7 @@ class _TensorUnpickler(pickle.Unpickler):
             return _as_list
         if module == "torch" and name in STORAGES:
             return STORAGES[name]
-        raise pickle.UnpicklingError(f"the archive asks for {module}.{name}, which no weights need")
+        raise pickle.UnpicklingError(f"the archive imports {module}.{name}, which weights do not need")
 
     def _state_names(self, module: str, name: str) -> set[str] | None:
         path = f"{self._root}/code/{module.replace('.', '/')}.py"

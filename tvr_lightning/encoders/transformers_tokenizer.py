@@ -37,7 +37,9 @@ def build_tokenizer(text: dict[str, Any], architecture: str, source: str | None)
     if not text.get("hf_tokenizer_name"):
         return ClipTokenizer(context_length, options.pop("clean", "lower"))
     if text.get("tokenizer_mode"):
-        raise ValueError(f"architecture {architecture} tokenises in the mode {text['tokenizer_mode']!r}, unknown here")
+        raise ValueError(
+            f"architecture {architecture} has the tokenizer mode {text['tokenizer_mode']!r}, which is not supported"
+        )
     return TransformersTokenizer(tokenizer_folder(text, architecture, source), context_length, **options)
 
 
@@ -52,8 +54,8 @@ def tokenizer_folder(text: dict[str, Any], architecture: str, source: str | None
         return repository_folder(name, FILES, VOCABULARIES)
     except MissingWeightsError as error:
         raise MissingWeightsError(
-            f"the tokenizer {name} of {architecture} is not here: {error}; fill the cache where there is network with "
-            f"`hf download {text['hf_tokenizer_name']}`, or name a folder: encoder.tokenizer=/path/to/folder"
+            f"the tokenizer {name} of {architecture} is missing: {error}. Fill the cache on a machine with network "
+            f"access: `hf download {text['hf_tokenizer_name']}`, or name a folder: encoder.tokenizer=/path/to/folder"
         ) from error
 
 

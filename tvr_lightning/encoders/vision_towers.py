@@ -35,7 +35,9 @@ def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
         return _vision_transformer(visual, pixels, patches)
     towers = {TimmModel: _timm, ModifiedResNet: _resnet}
     if type(visual) not in towers:
-        raise TypeError(f"the image tower is a {type(visual).__name__}; known are open_clip's own and those of timm")
+        raise TypeError(
+            f"the image tower {type(visual).__name__} is not supported. Supported: the towers of open_clip and timm"
+        )
     frames, cells = towers[type(visual)](visual, pixels.flatten(0, 1), patches)
     count = pixels.shape[:2]
     return frames.unflatten(0, count).clone(), None if cells is None else cells.unflatten(0, count).clone()

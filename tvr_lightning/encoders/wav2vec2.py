@@ -92,9 +92,9 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
     """wav2vec 2.0 base (D_a = 768) or large (1024), as GAID uses them (Table 7).
 
     Args:
-        size: which wav2vec 2.0.
-        weights: a folder with `config.json` and the weights as transformers saves them, "facebook" for the Hugging
-            Face cache of `facebook/wav2vec2-<size>`, or null or "none" for random weights.
+        size: size of wav2vec 2.0.
+        weights: folder with `config.json` and the weights as saved by transformers, "facebook" for the Hugging Face
+            cache of `facebook/wav2vec2-<size>`, or null or "none" for random weights.
 
     Raises:
         ImportError: transformers is not installed.
@@ -106,7 +106,7 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
         folder = next((path.parent for path in self.required_files(size=size, weights=weights)), None)
         if folder is None:
             super().__init__(_build(_random_config(size)), normalize=True)
-            logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none): it knows nothing yet", size)
+            logger.warning("wav2vec2 %s starts from RANDOM weights (weights: none) and is untrained", size)
             return
         super().__init__(_load(folder, size), _normalizes(folder))
         logger.info("wav2vec2 %s: weights from %s", size, folder)
@@ -122,8 +122,8 @@ class TinyWav2Vec2Encoder(_Wav2Vec2Encoder):
 
     Args:
         width: D_a, a multiple of `heads` and of 16.
-        heads: attention heads.
-        layers: transformer blocks.
+        heads: number of attention heads.
+        layers: number of transformer blocks.
 
     Raises:
         ImportError: transformers is not installed.
@@ -186,9 +186,9 @@ def find_wav2vec2_weights(size: str, weights: str) -> Path:
     width, _, layers = SIZES[size]
     raise MissingWeightsError(
         f"wav2vec2 {size} (width {width}, {layers} layers) has no weights: looked for {looked}. Expected a folder with "
-        "config.json and model.safetensors or pytorch_model.bin as transformers saves them. Fill the cache where there "
-        f"is network with `hf download facebook/wav2vec2-{size}`, or name a folder: "
-        "audio_encoder.weights=/path/to/folder; null gives random ones"
+        "config.json and model.safetensors or pytorch_model.bin as saved by transformers. Fill the cache on a machine "
+        f"with network access: `hf download facebook/wav2vec2-{size}`, or name a folder: "
+        "audio_encoder.weights=/path/to/folder. null means random weights."
     )
 
 
@@ -207,14 +207,14 @@ def _load(folder: Path, size: str) -> Any:
             f"{found[0]} and {found[1]} layers{hint}"
         )
     if not any((folder / name).exists() for name in ("model.safetensors", "pytorch_model.bin")):
-        raise MissingWeightsError(f"{folder} has no model.safetensors and no pytorch_model.bin beside its config.json")
+        raise MissingWeightsError(f"{folder} contains config.json, but neither model.safetensors nor pytorch_model.bin")
     loaded: Any = Wav2Vec2Model.from_pretrained(
         folder, local_files_only=True, weights_only=True, output_loading_info=True, **SILENT
     )
     model, report = loaded
     absent = sorted(set(report["missing_keys"]) - {"masked_spec_embed"})  # only pre-training masks with it
     if absent:
-        raise ValueError(f"{folder} lacks {len(absent)} tensors of wav2vec2 {size}: {', '.join(absent[:8])}")
+        raise ValueError(f"{len(absent)} tensors of wav2vec2 {size} are missing in {folder}: {', '.join(absent[:8])}")
     return model
 
 

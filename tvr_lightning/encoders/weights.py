@@ -55,7 +55,7 @@ def read_state_dict(path: Path) -> StateDict:
     except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, KeyError) as error:
         raise ValueError(
             f"{path} cannot be read as weights: {error}. Expected an OpenAI archive or state dict, or an open_clip "
-            "checkpoint (.pt, .bin, .safetensors); files are read without executing code from them."
+            "checkpoint (.pt, .bin, .safetensors). Files are read without executing code from them."
         ) from error
     tensors = _named_tensors(path, content)
     openai = any(name in tensors for name in OPENAI_FACTS) or _converted(tensors)
@@ -66,7 +66,7 @@ def _named_tensors(path: Path, content: Any) -> dict[str, Tensor]:
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not a state dict of named tensors")
+        raise ValueError(f"{path} contains a {type(content).__name__}, not a state dict of named tensors")
     if all(name.startswith("module.") for name in content):
         content = {name.removeprefix("module."): tensor for name, tensor in content.items()}
     return dict(content)

@@ -70,9 +70,9 @@ class WhisperEncoder(_WhisperEncoder):
     """Whisper base (D_a = 512) or small (768), as GAID uses them (Table 7).
 
     Args:
-        size: which Whisper.
-        weights: an openai-whisper checkpoint (.pt with `dims` and `model_state_dict`), "openai" for the file that
-            openai-whisper itself keeps in its cache, or null or "none" for random weights.
+        size: size of Whisper.
+        weights: openai-whisper checkpoint (.pt with `dims` and `model_state_dict`), "openai" for the file in
+            openai-whisper's cache, or null or "none" for random weights.
 
     Raises:
         MissingWeightsError: no such file; says where it was looked for.
@@ -88,7 +88,7 @@ class WhisperEncoder(_WhisperEncoder):
     def load_weights(self) -> None:
         """Load the weights; see `AudioEncoder.load_weights`."""
         if self.weights in (None, "none"):
-            logger.warning("Whisper %s starts from RANDOM weights (weights: none): it knows nothing yet", self.size)
+            logger.warning("Whisper %s starts from RANDOM weights (weights: none) and is untrained", self.size)
             return
         path = find_whisper_weights(self.size, str(self.weights))
         try:
@@ -109,10 +109,10 @@ class TinyWhisperEncoder(_WhisperEncoder):
 
     Args:
         width: D_a, a multiple of `heads` and of 4.
-        heads: attention heads.
-        layers: blocks.
-        seed: of the weights, which are then the same in every run as a pretrained encoder's are; None draws them from
-            the program's own random numbers.
+        heads: number of attention heads.
+        layers: number of blocks.
+        seed: seed for the weights, which are then the same in every run, like those of a pretrained encoder; None uses
+            the program's random state.
 
     Raises:
         ValueError: `width` is no such multiple.
@@ -140,9 +140,9 @@ def find_whisper_weights(size: str, weights: str) -> Path:
     width, _, layers = SIZES[size]
     raise MissingWeightsError(
         f"Whisper {size} (width {width}, {layers} layers) has no weights: looked for {path.absolute()}. Fill "
-        "openai-whisper's cache where there is network with "
+        "openai-whisper's cache on a machine with network access: "
         f"`python -c \"import whisper; whisper.load_model('{size}')\"` (it writes {cache}), or name a checkpoint: "
-        f"audio_encoder.weights=/path/to/{size}.pt; null gives random ones"
+        f"audio_encoder.weights=/path/to/{size}.pt. null means random weights."
     )
 
 
@@ -153,7 +153,7 @@ def _read(path: Path, size: str) -> dict[str, Tensor]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         raise ValueError(f"{path} cannot be read as Whisper weights: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("dims"), dict):
-        raise ValueError(f"{path} is no openai-whisper checkpoint: expected the keys 'dims' and 'model_state_dict'")
+        raise ValueError(f"{path} is not an openai-whisper checkpoint: expected the keys 'dims' and 'model_state_dict'")
     width, heads, layers = SIZES[size]
     expected = {
         "n_mels": MEL_BANDS,
@@ -171,5 +171,5 @@ def _read(path: Path, size: str) -> dict[str, Tensor]:
         raise ValueError(f"{path} is not Whisper {size}: {differing}{hint}")
     state = content.get("model_state_dict")
     if not isinstance(state, dict):
-        raise ValueError(f"{path} is no openai-whisper checkpoint: the key 'model_state_dict' is missing")
+        raise ValueError(f"{path} is not an openai-whisper checkpoint: the key 'model_state_dict' is missing")
     return {name.removeprefix("encoder."): t for name, t in state.items() if name.startswith("encoder.")}

@@ -56,7 +56,7 @@ class AnswerAccuracy(Metric):
         """
         index = dim_zero_cat(self.index) if len(self.index) else torch.zeros(0)
         if not len(index):
-            raise ValueError("AnswerAccuracy has seen no question; update it before compute")
+            raise ValueError("AnswerAccuracy has no questions. Call update before compute.")
         correct = dim_zero_cat(self.correct)
         distinct, where = index.unique(return_inverse=True)
         hit = torch.zeros_like(distinct, dtype=torch.float32).scatter_(0, where, correct.float())
@@ -110,7 +110,7 @@ def evaluate_answers(
         ValueError: no question was answered.
     """
     if not given:
-        raise ValueError(f"none of the {asked} questions was answered; {without_video} of them have no readable video")
+        raise ValueError(f"None of the {asked} questions was answered; {without_video} of them have no readable video.")
     hits = [a == b and b >= 0 for a, b in zip(given, right, strict=True)]
     known = [hit for hit, b in zip(hits, right, strict=True) if b >= 0]
     groups: dict[str, list[bool]] = {}
@@ -202,14 +202,14 @@ def answer_captions(results: AnswerResults) -> list[str]:
         lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
     if found.unknown_answers:
         lines.append(
-            f"{found.unknown_answers} questions have an answer that training did not know; they count as wrong "
+            f"{found.unknown_answers} questions have an answer that is not in the training data; they count as wrong "
             f"({found.answerable:.1f} % of the others are right)"
         )
     if found.without_video:
-        lines.append(f"{found.without_video} questions are about videos that were not read; they are left out")
+        lines.append(f"{found.without_video} questions are omitted, since their videos could not be read")
     if found.partial:
-        lines.append("PARTIAL: not every question of the split was answered; do not compare")
-    lines.extend(f"Careful: {mark}" for mark in [*results.marks, *results.weights.warnings()])
+        lines.append("PARTIAL: not all questions of the split were answered; not comparable with other results")
+    lines.extend(f"Warning: {mark}" for mark in [*results.marks, *results.weights.warnings()])
     if results.skipped:
         lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
     return lines

@@ -170,7 +170,7 @@ class NormalizationError(Metric):
     def __init__(self, gallery: int, temperature: float, share: Tensor | None = None) -> None:
         super().__init__()
         if temperature <= 0:
-            raise ValueError(f"the normalisation error needs a positive temperature, got {temperature}")
+            raise ValueError(f"the normalization error needs a positive temperature, got {temperature}")
         if share is not None and share.shape != (gallery,):
             raise ValueError(f"share must be ({gallery},), one per gallery item, got {tuple(share.shape)}")
         self.temperature = temperature

@@ -65,21 +65,21 @@ def evaluate_scores(
     texts = videos = scores
     left_out = int((scores == NOT_FOUND).sum())
     if left_out:
-        marks.append(f"{left_out} of {scores.numel()} pairs have no score; they rank after all others")
+        marks.append(f"{left_out} of {scores.numel()} pairs have no score and are ranked last")
     if normalizer is not None:
         if left_out:
-            raise ScoresError(f"{normalizer.name} needs the scores of all pairs, and {left_out} have none")
+            raise ScoresError(f"{normalizer.name} needs the scores of all pairs, but {left_out} have none")
         if normalizer.needs_bank and banks.texts is None and banks.videos is None:
-            raise ScoresError(f"{normalizer.name} needs scores of training queries; give --bank_texts or --bank_videos")
+            raise ScoresError(f"{normalizer.name} needs scores of training queries. Pass --bank_texts or --bank_videos")
         if not normalizer.needs_bank or banks.texts is not None:
             texts = normalize_scores(normalizer, scores, banks.texts, "text-to-video", ones, counts)
         else:
-            marks.append("text-to-video is not normalised: no scores of training texts were given")
+            marks.append("text-to-video is not normalized: no scores of training texts were given")
         if not normalizer.needs_bank or banks.videos is not None:
             bank = None if banks.videos is None else banks.videos.T
             videos = normalize_scores(normalizer, scores.T, bank, "video-to-text", counts, ones).T
         else:
-            marks.append("video-to-text is not normalised: no scores of training videos were given")
+            marks.append("video-to-text is not normalized: no scores of training videos were given")
     ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos, truth.video_of_text)
     rows = summarize(ranks[0], recall), summarize(ranks[1], recall)
     return Evaluation.of(

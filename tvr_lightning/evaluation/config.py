@@ -13,18 +13,18 @@ class EvaluationConfig:
     """How scores become a table.
 
     Attributes:
-        recall: the K of the reported R@K, ascending (ActivityNet tables report 50).
-        seed: of the orders in which texts and videos are scored, so that a place says nothing about a pair.
-        memory_gib: budget in GiB for what scoring holds at a time.
-        top_k: how many videos `tvr predict` writes for every text.
-        normalization: post-processing of the scores, in evaluation and prediction; none where it is not given. Recipes
-            name it by class: `DualSoftmax`, `QueryBankNorm`, `SinkhornBias`, `TwoStage`, or several as a
-            `NormalizerChain`.
-        bank_size: most training texts and most training videos that stand for users' queries where the normalisation
-            asks for some; drawn by `seed`. The methods' own queues have their own sizes.
-        balance: also measure how evenly texts and videos are retrieved (NCL, Eq. 5 and Fig. 3), after normalisation.
-        audit: how many videos of the split the method is audited for leakage on, after a test or validation by `tvr`
-            (4 or more); 0 leaves the table unaudited.
+        recall: values of K for R@K, in ascending order (ActivityNet tables report R@50).
+        seed: seed for the random order in which texts and videos are scored, so that positions reveal nothing about
+            pairs.
+        memory_gib: memory budget for scoring, in GiB.
+        top_k: number of videos that `tvr predict` writes for every text.
+        normalization: post-processing of the scores in evaluation and prediction; none by default. Recipes name it by
+            class: `DualSoftmax`, `QueryBankNorm`, `SinkhornBias`, `TwoStage`, or several as a `NormalizerChain`.
+        bank_size: maximum number of training texts and of training videos that a normalization can use as stand-ins for
+            user queries, sampled with `seed`. The methods' own queues have their own sizes.
+        balance: also measure how evenly texts and videos are retrieved (NCL, Eq. 5 and Fig. 3), after normalization.
+        audit: number of videos in the leakage audit after each test or validation run (at least 4). 0 disables the
+            audit.
     """
 
     recall: list[int] = field(default_factory=lambda: [1, 5, 10])
@@ -38,7 +38,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         if not self.recall or sorted(set(self.recall)) != list(self.recall) or self.recall[0] < 1:
-            raise ValueError(f"evaluation.recall must be ascending whole numbers from 1 on, not {self.recall}")
+            raise ValueError(f"evaluation.recall must be ascending whole numbers, each at least 1, not {self.recall}")
         if self.memory_gib <= 0:
             raise ValueError(f"evaluation.memory_gib must be positive, not {self.memory_gib}")
         if self.top_k < 1:

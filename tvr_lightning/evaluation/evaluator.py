@@ -178,9 +178,9 @@ class Evaluator:
         measure_balance: bool = False,
     ) -> None:
         if (score is None) == (score_as_released is None):
-            raise ValueError("give the evaluator either `score` or `score_as_released`")
+            raise ValueError("The evaluator needs either `score` or `score_as_released`.")
         if measure_balance and temperature is None:
-            raise ValueError("retrieval probabilities, and so the balance, need the method's temperature")
+            raise ValueError("Retrieval probabilities, and therefore the balance, need the method's temperature.")
         self.score = score
         self.score_as_released = score_as_released
         self.recall = recall
@@ -304,10 +304,10 @@ class Evaluator:
         if normalizer is None:
             return None, None
         if normalizer.needs_bank and (bank is None or self.score is None):
-            why = "no bank was given" if bank is None else "a released protocol that needs own captions has none for it"
+            why = "no bank was given" if bank is None else "a released protocol with own captions cannot use one"
             raise ValueError(
-                f"{normalizer.name} needs a bank of training texts and videos, but {why}; have the data module provide "
-                "its bank loaders, or choose a normaliser without one"
+                f"{normalizer.name} needs a bank of training texts and videos, but {why}. Provide bank loaders in the "
+                "data module, or choose a normalizer without a bank."
             )
         counts = torch.bincount(seen.video_of_text, minlength=source.gallery).double().to(source.device)
         ones = torch.ones(source.queries, dtype=torch.float64, device=source.device)
@@ -356,7 +356,7 @@ class Evaluator:
         ranks = Ranks(nothing, nothing, nothing)
         row = dict.fromkeys([*(f"R@{k}" for k in self.recall), "MdR", "MnR", "RSum"], float("nan"))
         evaluation = self._evaluation((row, dict(row)), (ranks, ranks), seen, truth, normalizer)
-        evaluation.marks.append("nothing was ranked: of no text seen was the video seen")
+        evaluation.marks.append("nothing was ranked: no text was read together with its video")
         return evaluation
 
     def _evaluation(
@@ -387,10 +387,10 @@ def _first_of_each(index: Tensor, items: int, places: int, kind: str, truth: Gro
     """Rows of the first item of every place, by rising place."""
     index = index.cpu()
     if index.shape != (items,):
-        raise ValueError(f"{kind}_index must be ({items},), one place per {kind}, got {tuple(index.shape)}")
+        raise ValueError(f"{kind}_index must be ({items},), one position per {kind}, got {tuple(index.shape)}")
     if len(index) and (int(index.min()) < 0 or int(index.max()) >= places):
         wrong = index[(index < 0) | (index >= places)][0]
-        raise ValueError(f"{truth.dataset} {truth.split} has {places} {kind}s, but one came with place {int(wrong)}")
+        raise ValueError(f"{truth.dataset} {truth.split} has {places} {kind}s, but one has position {int(wrong)}")
     order = torch.argsort(index, stable=True)
     sorted_index = index[order]
     first = torch.ones(len(order), dtype=torch.bool)
@@ -403,8 +403,8 @@ def _caption_slots(video_of_text: Tensor, videos: int) -> Tensor:
     counts = torch.bincount(video_of_text, minlength=videos)
     if int(counts.min()) != int(counts.max()):
         raise ValueError(
-            "the released protocol scores each video under its own caption, so all videos need equally many; "
-            f"here they have {int(counts.min())} to {int(counts.max())}. Use protocol: query"
+            "The released protocol scores each video under its own caption, so all videos need the same number of "
+            f"captions. These have {int(counts.min())} to {int(counts.max())}. Use protocol: query"
         )
     order = torch.argsort(video_of_text, stable=True)
     slot = torch.empty_like(order)

@@ -141,7 +141,7 @@ class Collection:
         """
         texts = gather_batches(self.texts, device)
         if texts is None:
-            raise RuntimeError(f"the evaluation loaders gave no texts{self._reasons()}")
+            raise RuntimeError(f"the evaluation loaders returned no texts{self._reasons()}")
         videos = self.join_videos(device)
         self.clear()
         return EncodedSplit(texts, videos)
@@ -157,7 +157,7 @@ class Collection:
         """
         videos = gather_batches(self.videos, device)
         if videos is None:
-            raise RuntimeError(f"the evaluation loaders gave no videos{self._reasons()}")
+            raise RuntimeError(f"the evaluation loaders returned no videos{self._reasons()}")
         self.videos.clear()
         return videos
 
@@ -206,7 +206,7 @@ def encode_split(
             else:
                 whole.videos += _in_memory(part.videos, method.device)
     if not whole.texts or not whole.videos:
-        raise RuntimeError(f"the loaders gave no {'videos' if whole.texts else 'texts'}{whole._reasons()}")
+        raise RuntimeError(f"the loaders returned no {'videos' if whole.texts else 'texts'}{whole._reasons()}")
     return EncodedSplit(Placed.cat(whole.texts).distinct(), Placed.cat(whole.videos).distinct())
 
 
@@ -245,8 +245,8 @@ def evaluate(method: Method, split: EncodedSplit, truth: GroundTruth, sanity_che
     config, released = method.evaluation_config, method.protocol == "as-released"
     if released and not sanity_check:
         rank_zero_warn(
-            "protocol: as-released scores every video under its own caption: ground truth leaks into the ranking, "
-            "and the results are not comparable with others. protocol: query does not."
+            "protocol: as-released scores every video under its own caption, so ground truth leaks into the ranking "
+            "and the results are not comparable with others. protocol: query avoids this."
         )
     evaluator = Evaluator(
         None if released else method.score,

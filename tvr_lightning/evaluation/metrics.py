@@ -125,7 +125,7 @@ class RankMetric(Metric):
             ValueError: nothing was gathered, or one query came with two different ranks.
         """
         if not len(self.index):
-            raise ValueError(f"{type(self).__name__} has seen no query; update it before compute")
+            raise ValueError(f"{type(self).__name__} has no queries. Call update before compute.")
         gathered = Ranks(dim_zero_cat(self.better), dim_zero_cat(self.tied), dim_zero_cat(self.index))
         return gathered.deduplicated()
 
@@ -216,4 +216,4 @@ class RetrievalMetrics(RankMetric):
 
 def _need_queries(ranks: Ranks) -> None:
     if len(ranks) == 0:
-        raise ValueError("no query was ranked; a metric over nothing has no value")
+        raise ValueError("No query was ranked, so the metric has no value.")

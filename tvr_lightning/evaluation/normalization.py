@@ -73,7 +73,7 @@ class Normalizer(ABC):
     """A post-processing of scores (Q, G), Q queries against G gallery items.
 
     Attributes:
-        name: what result tables call it.
+        name: name in result tables.
         transductive: whether it uses the test queries as a whole.
         needs_bank: whether it needs training queries.
         needs_parts: Whether it needs the parts of their scores.
@@ -198,8 +198,9 @@ class QueryBankNorm(Normalizer):
 
     Args:
         beta: factor of the scores inside the exponentials (released: 20).
-        k: how many best gallery items of each bank query count as popular (released: 1).
-        occurrences: how many bank queries an item must be among the best of (GARE's and DiCoSA's variant: more than 1).
+        k: number of best gallery items of each bank query that count as popular (released: 1).
+        occurrences: number of bank queries that an item must be among the best of (GARE's and DiCoSA's variant: more
+            than 1).
 
     Raises:
         ValueError: an option is not positive.
@@ -247,10 +248,10 @@ class SinkhornBias(Normalizer):
     Scores s are (Q, G), biases b (G,) float64.
 
     Args:
-        temperature: gamma, what scores are divided by; None takes the method's own (1 / exp(logit_scale); CLIP: 0.01).
+        temperature: divisor gamma of the scores; None uses the method's own (1 / exp(logit_scale); CLIP: 0.01).
         queries: `train` balances the gallery against training queries; `oracle` against the test queries themselves,
             the paper's upper bound.
-        iterations: the paper takes 4.
+        iterations: number of iterations (paper: 4).
         marginals: `uniform`, or `count`: in proportion to the number of test captions of a video (Sec. 3.3), which uses
             the test set's pairing counts and is therefore transductive as well.
         per_part: Compute a bias for each part of a score that is a mean of parts, and add their mean (UCoFiA).
@@ -353,7 +354,8 @@ class NormalizerChain(Normalizer):
     """Several normalisers, each applied to the scores (Q, G) that the former ones returned.
 
     Args:
-        normalizers: in order of application. One that needs a bank must come first, since the bank's scores are raw.
+        normalizers: normalizers in order of application. One that needs a bank must come first, since the bank's scores
+            are raw.
 
     Raises:
         ValueError: there is none, or a normaliser after the first needs a bank.
@@ -368,7 +370,7 @@ class NormalizerChain(Normalizer):
 
     def __init__(self, normalizers: Sequence[Normalizer]) -> None:
         if not normalizers:
-            raise ValueError("a chain needs at least one normaliser")
+            raise ValueError("a chain needs at least one normalizer")
         for late in normalizers[1:]:
             if late.needs_bank:
                 raise ValueError(
@@ -436,11 +438,11 @@ def normalization_error(similarity: Tensor, temperature: float) -> Tensor:
         tensor(1.)
     """
     if similarity.shape[0] != similarity.shape[1]:
-        raise ValueError(f"the normalisation error needs one query per gallery item, got {tuple(similarity.shape)}")
+        raise ValueError(f"the normalization error needs one query per gallery item, got {tuple(similarity.shape)}")
     return (1 - (similarity / temperature).softmax(1).sum(0)).abs().mean()
 
 
 def _need_bank(context: Context, name: str) -> ScoreSource:
     if context.bank is None:
-        raise ValueError(f"{name} needs the scores of training queries; give it a bank")
+        raise ValueError(f"{name} needs the scores of training queries. Pass a bank.")
     return context.bank

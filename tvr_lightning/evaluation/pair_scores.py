@@ -151,7 +151,7 @@ class PairScores(ScoreSource):
         if values.shape != expected:
             raise ValueError(
                 f"score returned a similarity of shape {tuple(values.shape)} for {expected[0]} texts and "
-                f"{expected[1]} videos; it must be (N, M)"
+                f"{expected[1]} videos. The shape must be (N, M)."
             )
         return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
@@ -167,7 +167,7 @@ class PairScores(ScoreSource):
         if total:
             raise ValueError(
                 f"{total} of {self.queries * self.gallery} scores are NaN; the first is "
-                f"{first or 'in another process'} (by place in the split). Look for an overflow or an empty mask in "
+                f"{first or 'in another process'} (by position in the split). Look for an overflow or an empty mask in "
                 "the method's score"
             )
 

@@ -233,23 +233,23 @@ def captions(results: Results) -> list[str]:
     if results.trained_on and results.trained_on != results.dataset:
         lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
     if results.post_processing:
-        seen = "sees the test set as a whole" if results.transductive else "sees no other test query"
-        how = "measured" if results.audit and results.audit["transductive"] else "as it says of itself"
+        seen = "uses the whole test set" if results.transductive else "uses no other test query"
+        how = "measured" if results.audit and results.audit["transductive"] else "as declared"
         lines.append(f"Post-processing: {results.post_processing} ({seen}, {how})")
     lines.extend(f"{name.capitalize()}: {value:.1f} %" for name, value in results.measured.items())
     if results.balance:
         errors = ", ".join(f"{name} {found['normalization_error']:.3f}" for name, found in results.balance.items())
-        lines.append(f"Normalisation error (0: all retrieved evenly): {errors}")
+        lines.append(f"Normalization error (0: all items are retrieved equally often): {errors}")
     for direction, found in results.intervals.items():
         shown = ", ".join(f"{name} [{ends['low']:.1f}, {ends['high']:.1f}]" for name, ends in found.items())
-        lines.append(f"95 % over queries, {direction}: {shown}")
+        lines.append(f"95 % intervals over queries, {direction}: {shown}")
     if results.weights.kind == "outside":
         lines.append(NOT_AUDITABLE)
     else:
         lines.append(NOT_AUDITED if results.audit is None else str(Verdict(**results.audit)))
     if results.partial:
-        lines.append("PARTIAL: not every text and video of the split was ranked; do not compare")
-    lines.extend(f"Careful: {mark}" for mark in [*results.marks, *results.weights.warnings()])
+        lines.append("PARTIAL: not all texts and videos of the split were ranked; not comparable with other results")
+    lines.extend(f"Warning: {mark}" for mark in [*results.marks, *results.weights.warnings()])
     if results.skipped:
         lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
     return lines

@@ -90,7 +90,7 @@ class BroughtScores:
                     f"{self.path}: {what} {name!r} is not in {where}. Use its {what} IDs, such as {expected[0]!r}."
                 )
             if position[name] != number:
-                raise ScoresError(f"{self.path}: {what} {name!r} comes twice. Write one {entry} per {what}.")
+                raise ScoresError(f"{self.path}: {what} {name!r} occurs twice. Write one {entry} per {what}.")
         for name in expected:
             if name not in position:
                 raise ScoresError(f"{self.path}: {what} {name!r} of {where} is missing. Write one {entry} per {what}.")
@@ -115,18 +115,16 @@ def read_scores(path: Path) -> BroughtScores:
         found = read(path)
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ScoresError(
-            f"{path}: cannot be read ({reason}); write the file again, with plain arrays alone"
-        ) from error
+        raise ScoresError(f"{path}: cannot be read ({reason}). Write the file again with plain arrays only.") from error
     entries: Mapping[str, Any] = found if isinstance(found, Mapping) else {"similarity": found}
     if len(entries) == 1:
         entries = {"similarity": next(iter(entries.values()))}
     if "similarity" not in entries:
-        raise ScoresError(f"{path}: holds {', '.join(sorted(map(str, entries)))}; call the matrix 'similarity'")
+        raise ScoresError(f"{path} contains {', '.join(sorted(map(str, entries)))}. Name the matrix 'similarity'.")
     matrix = entries["similarity"]
     matrix = torch.from_numpy(matrix) if isinstance(matrix, np.ndarray) and matrix.dtype.kind in "fiu" else matrix
     if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.numel() or matrix.is_complex():
-        raise ScoresError(f"{path}: expected a matrix of numbers, a row per text and a column per video")
+        raise ScoresError(f"{path}: expected a matrix of numbers with one row per text and one column per video")
     names, index = entries.get("video_ids"), entries.get("text_index")
     return BroughtScores(
         path,
@@ -155,7 +153,7 @@ def _finite(path: Path, matrix: Tensor) -> Tensor:
         row, column = wrong[0].tolist()
         raise ScoresError(
             f"{path}: {len(wrong)} of {matrix.numel()} scores are NaN or infinite, the first in row {row}, column "
-            f"{column}; mend them where they were made"
+            f"{column}. Fix the program that computed them."
         )
     return matrix
 
@@ -173,22 +171,22 @@ def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tens
         table = pd.read_parquet(path, columns=["text_index", "video_id", "score"])
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise ScoresError(
-            f"{path}: no parquet file with the columns text_index, video_id and score ({error})"
+            f"{path}: not a parquet file with the columns text_index, video_id, and score ({error})"
         ) from error
     where = f"{truth.dataset} {truth.split}"
     column = table["video_id"].map({name: number for number, name in enumerate(video_ids)})
     if column.isna().any():
         name = table["video_id"][column.isna()].iloc[0]
-        raise ScoresError(f"{path}: video {name!r} is not in {where}; its videos are called like {video_ids[0]!r}")
+        raise ScoresError(f"{path}: video {name!r} is not in {where}. Use its video IDs, such as {video_ids[0]!r}.")
     rows, columns = torch.tensor(table["text_index"].to_numpy()).long(), torch.tensor(column.to_numpy()).long()
     if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= truth.texts):
         wrong = int(rows[(rows < 0) | (rows >= truth.texts)][0])
-        raise ScoresError(f"{path}: text {wrong} is not in {where}, whose {truth.texts} texts count from 0")
+        raise ScoresError(f"{path}: text {wrong} is not in {where}. Its {truth.texts} texts are numbered from 0.")
     pairs = rows * truth.videos + columns
     if len(pairs.unique()) < len(pairs):
         twice = table[table.duplicated(["text_index", "video_id"])].iloc[0]
         raise ScoresError(
-            f"{path}: text {twice['text_index']} with {twice['video_id']!r} comes twice; keep one of them"
+            f"{path}: text {twice['text_index']} with {twice['video_id']!r} occurs twice. Keep one of them."
         )
     scores = _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])[0]
     matrix = torch.full((truth.texts, truth.videos), NOT_FOUND, dtype=torch.float64)

@@ -50,8 +50,8 @@ class SealedTrainer:
         if name not in OPEN:
             if self._record is None:
                 raise LeakageError(
-                    f"{self._method} asks for trainer.{name} while it encodes or scores, from where the ground truth "
-                    "can be reached; a score may depend on its text and its video alone. Take settings from the recipe"
+                    f"{self._method} accesses trainer.{name} while it encodes or scores, which gives access to the "
+                    "ground truth. A score may depend only on its text and its video. Take settings from the recipe"
                 )
             self._record.append(f"trainer.{name}")
             if name == "datamodule":

@@ -166,7 +166,7 @@ def effective_queries(values: Tensor, group: Tensor | None = None) -> float:
 def _groups(values: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
     """The place of each query's group, by rising number, and the sizes of the groups."""
     if not len(values):
-        raise ValueError("no query was ranked; there is nothing to resample")
+        raise ValueError("No query was ranked, so there is nothing to resample.")
     if group is None:
         return torch.arange(len(values)), torch.ones_like(values)
     if group.shape != values.shape:

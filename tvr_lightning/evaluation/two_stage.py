@@ -25,7 +25,7 @@ class TwoStage(Normalizer):
     `video_vectors`, which return (N, D) and (M, D).
 
     Args:
-        candidates: k, how many gallery items of each query are ranked anew (paper: 256 hold the first ten of GARE).
+        candidates: number k of gallery items of each query that are reranked (paper: 256 include the top ten of GARE).
         mask_frames: leave padded frames out of the mean; GARE's released mean counts them.
 
     Raises:
@@ -132,6 +132,6 @@ def _pair_scores(scores: ScoreSource) -> tuple[PairScores, bool]:
         scores = scores.source
     if not isinstance(scores, PairScores):
         raise ValueError(
-            "two-stage retrieval needs the features of texts and videos for its first stage, but was given a matrix"
+            "Two-stage retrieval needs the features of texts and videos for its first stage, but got a matrix."
         )
     return scores, transposed

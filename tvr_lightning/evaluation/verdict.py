@@ -36,15 +36,15 @@ class Verdict:
     def __str__(self) -> str:
         """Return the sentence under a table."""
         if self.problem is not None:
-            return f"Leakage: not audited, the audit stopped: {self.problem}"
+            return f"Leakage: not audited, since the audit failed: {self.problem}"
         if self.passed:
             return f"Leakage: none found by the audit on {self.videos} videos ({self.experiments} experiments)"
         more = f" and {len(self.leaks) - SHOWN} more" if len(self.leaks) > SHOWN else ""
         return (
-            f"LEAKAGE found by the audit on {self.videos} videos: {'; '.join(self.leaks[:SHOWN])}{more}; R@1 on them "
+            f"LEAKAGE found by the audit on {self.videos} videos: {'; '.join(self.leaks[:SHOWN])}{more}; their R@1 is "
             f"{self.recall_with_help:.1f} with help, {self.recall_without_help:.1f} without"
         )
 
 
-NOT_AUDITED = "Leakage: not audited; `tvr audit` does it, or evaluation.audit with a test"
-NOT_AUDITABLE = "Leakage: cannot be audited, since the scores were brought from outside"
+NOT_AUDITED = "Leakage: not audited; run `tvr audit`, or set evaluation.audit and test again"
+NOT_AUDITABLE = "Leakage: cannot be audited, since the scores are external"

@@ -52,15 +52,15 @@ class Weights:
             "last": f"weights of the last step{self._saved()}",
             "best": f"weights of the best epoch{self._saved()}{self._chosen()}",
             "running": f"weights of an interrupted run{self._saved()}",
-            "converted": "the authors' weights, converted; what chose them is unknown",
-            "outside": f"BROUGHT FROM OUTSIDE: the scores of {self.start}; what made them is unknown",
-            "unknown": f"what these weights are is unknown: their checkpoint does not say it{self._saved()}",
+            "converted": "the authors' weights, converted; how they were selected is unknown",
+            "outside": f"EXTERNAL SCORES: {self.start}; how they were computed is unknown",
+            "unknown": f"unknown weights: their checkpoint does not record their origin{self._saved()}",
         }[self.kind]
         return said if self.select_on is None else f"{said} · select_on: {self.select_on}"
 
     def warnings(self) -> list[str]:
         """Return what a reader must know before comparing, a sentence each."""
-        return [f"not scored as trained: {option}" for option in self.overridden]
+        return [f"scored with another option than in training: {option}" for option in self.overridden]
 
     def _saved(self) -> str:
         where = [f"epoch {self.epoch}"] if self.epoch is not None else []
@@ -71,8 +71,10 @@ class Weights:
     def _chosen(self) -> str:
         by = f" by {self.monitor}" if self.monitor else ""
         if self.chosen_on is None:
-            return f", chosen{by} on a split that is unknown"
-        return f", chosen{by} on the " + ("TEST split: optimistic" if self.chosen_on == "test" else "validation split")
+            return f", selected{by} on an unknown split"
+        return f", selected{by} on the " + (
+            "TEST split: optimistic" if self.chosen_on == "test" else "validation split"
+        )
 
 
 def record_of(

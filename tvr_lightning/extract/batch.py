@@ -57,8 +57,8 @@ class ReadMedia:
         place, record = item
         media = self.read(record, None)
         if not isinstance(media, Media):
-            hint = "unset data.init_args.features to extract"
-            raise StoreError(f"{record.path}: the data read features from a store; {hint}")
+            hint = "To extract, unset data.init_args.features."
+            raise StoreError(f"{record.path}: the data module reads features from a store. {hint}")
         return place, media
 
 

@@ -26,12 +26,12 @@ def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncod
     trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
     if trained:
         raise StoreError(
-            f"the feature store {store.path} holds what a frozen encoder gave, but {len(trained)} tensors of this "
-            "run's encoder train; set model.init_args.encoder.init_args.freeze to all (recipes/features.yaml does), "
-            "or unset data.init_args.features"
+            f"The feature store {store.path} contains features of a frozen encoder, but {len(trained)} tensors of this "
+            "run's encoder are trained. Set model.init_args.encoder.init_args.freeze to all (as recipes/features.yaml "
+            "does), or unset data.init_args.features."
         )
     for part, made in encoder_fingerprints(encoder, audio_encoder, store.parts).items():
         store.require(part, made)
     if audio_encoder is not None and "audio" not in store.parts:
         store.require("audio", {})
-    return f"from the feature store {store.path}: {', '.join(store.parts)}; nothing is decoded, the heads train"
+    return f"features from the store {store.path}: {', '.join(store.parts)}; only heads are trained, without decoding"

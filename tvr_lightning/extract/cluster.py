@@ -90,9 +90,7 @@ def encoded_by_ray(
                 include_dashboard=None if options.address else False,
             )
     except ConnectionError as error:
-        raise RayError(
-            f"--address {options.address}: {error}; start a cluster there, or leave --address out"
-        ) from error
+        raise RayError(f"--address {options.address}: {error}. Start a cluster there, or omit --address.") from error
     try:
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True

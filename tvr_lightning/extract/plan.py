@@ -60,9 +60,11 @@ class ExtractOptions:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.engine == "local" and (self.actors != 1 or self.address is not None):
-            raise ValueError("actors and an address belong to engine: ray; drop them, or set the engine")
+            raise ValueError("--actors and --address are options of the ray engine. Drop them, or set --engine ray.")
         if not self.what:
-            raise ValueError(f"nothing to extract; --what takes all, one of {', '.join(PARTS)}, or [text, frames]")
+            raise ValueError(
+                f"There is nothing to extract. Set --what to all, one of {', '.join(PARTS)}, or [text, frames]."
+            )
 
 
 @dataclass
@@ -123,7 +125,7 @@ class ExtractReport:
 
     def lines(self) -> list[str]:
         """Return the report as sentences."""
-        lines = [f"{part}: {self.written.get(part, 0)} written, {n} were there" for part, n in self.kept.items()]
+        lines = [f"{part}: {self.written.get(part, 0)} written, {n} already present" for part, n in self.kept.items()]
         if any(self.written.values()):
             rate = max(self.written.values()) / self.seconds
             shares = [(n, getattr(self, n) / self.seconds) for n in ("waiting", "encoding", "writing")]
@@ -131,12 +133,12 @@ class ExtractReport:
             lines.append(f"{rate:.1f} items/s; {spent}; bottleneck: {self.bottleneck}")
         if self.retried or self.still_skipped:
             lines.append(
-                f"of the videos skipped before, {self.retried} tried again and {self.still_skipped} left out, since "
-                "their files have not changed"
+                f"of the previously skipped videos, {self.retried} were tried again and {self.still_skipped} were not, "
+                "since their files have not changed"
             )
-        lines += [f"mended {problem}" for problem in self.mended]
-        lines += [f"skipped {reason}" for reason in self.skipped]
-        return lines + [f"broken sound {problem}" for problem in self.problems]
+        lines += [f"rewritten: {problem}" for problem in self.mended]
+        lines += [f"skipped: {reason}" for reason in self.skipped]
+        return lines + [f"damaged audio: {problem}" for problem in self.problems]
 
 
 def parts_of(
@@ -154,12 +156,12 @@ def parts_of(
         ValueError: a part was asked for by name that the source or the encoders cannot give.
     """
     lacking = {
-        "text": None if source.texts else "there are no texts; give a dataset's --config",
-        "patches": None if encoder.gives_patches else f"{type(encoder).__name__} gives none",
+        "text": None if source.texts else "there are no texts. Pass the --config of a dataset.",
+        "patches": None if encoder.gives_patches else f"{type(encoder).__name__} provides none",
         "audio": None
         if audio_encoder is not None and source.audio is not None
-        else "there is no audio encoder, or the data read no sound; set model.init_args.audio_encoder and "
-        "data.init_args.audio",
+        else "there is no audio encoder, or the data has no audio. Set model.init_args.audio_encoder and "
+        "data.init_args.audio.",
     }
     for part in what:
         if lacking.get(part):

@@ -37,7 +37,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
     reader = data.video_reader(training=False)
     if not isinstance(reader, MediaReader):
         raise ValueError(
-            "data.init_args.features names a feature store; unset it to extract from the videos themselves"
+            "data.init_args.features names a feature store. Unset it to extract from the videos themselves."
         )
     data.check_present()
     videos: list[tuple[VideoRecord, StoreItem]] = []
@@ -92,7 +92,7 @@ def source_of_files(
         found += [path] if path.is_file() else inside
     if not found:
         listed = ", ".join(str(path) for path in paths) or "nothing"
-        raise MissingAssetError(f"no videos in {listed}; looked for files named {' '.join(sorted(VIDEO_SUFFIXES))}")
+        raise MissingAssetError(f"no videos in {listed}; supported suffixes: {' '.join(sorted(VIDEO_SUFFIXES))}")
     videos = [(VideoRecord(f.as_posix(), f), StoreItem(FILES, "", f.as_posix(), str(f))) for f in found]
     reader = MediaReader(frames, preparation, sampling, audio=audio, on_corrupt="skip")
     return ExtractSource(videos, [], reader, frames, preparation, sampling, audio=audio)

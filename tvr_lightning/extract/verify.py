@@ -83,7 +83,7 @@ def _compare(deviations: dict[str, float], name: str, tensor: str, stored: Tenso
     deviation = float((stored - computed).abs().max()) / scale
     if deviation > TOLERANCE:
         raise StoreError(
-            f"{name}: the stored {tensor} deviate from what the encoder gives by {deviation:.1e} of the largest value; "
-            "the file has changed since, or the store was tampered with; extract to another folder"
+            f"{name}: the stored {tensor} deviate from the encoder's output by {deviation:.1e} of the largest value. "
+            "The file has changed, or the store was modified. Extract to another folder."
         )
     deviations[tensor] = max(deviations.get(tensor, 0.0), deviation)

@@ -15,7 +15,7 @@ from tvr_lightning.importing.videos import ImportFailed
 
 # The base of what its HTTP library raises where there is no answer; which library that is changes with its releases.
 NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
-GUIDE = "docs/datasets.md says where each dataset comes from and on which terms"
+GUIDE = "For the source and terms of each dataset, see docs/datasets.md."
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
     """
     if dataset not in REPOSITORIES:
         held = ", ".join(SOURCES[name].kind.title for name in REPOSITORIES)
-        raise ImportFailed(f"{SOURCES[dataset].kind.title} is not fetched from the hub, but {held} are; {GUIDE}")
+        raise ImportFailed(f"{SOURCES[dataset].kind.title} cannot be downloaded from the Hub, only {held}. {GUIDE}")
     repository = REPOSITORIES[dataset]
     try:
         info = huggingface_hub.HfApi(endpoint).dataset_info(repository.name, files_metadata=True)
@@ -73,7 +73,7 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
         }
         if not sizes:
             raise ImportFailed(
-                f"the hub's {repository.name} has none of {', '.join(repository.files)} any more; {GUIDE}"
+                f"{repository.name} on the Hub no longer contains any of {', '.join(repository.files)}. {GUIDE}"
             )
         folder.mkdir(parents=True, exist_ok=True)
         _check_room(folder, sizes)
@@ -82,17 +82,15 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
                 repository.name, name, repo_type="dataset", revision=info.sha, local_dir=folder, endpoint=endpoint
             )
     except RepositoryNotFoundError as error:
-        raise ImportFailed(
-            f"the hub no longer gives {repository.name} to everybody ({_first(error)}); {GUIDE}"
-        ) from error
+        raise ImportFailed(f"{repository.name} on the Hub is no longer public ({_first(error)}). {GUIDE}") from error
     except (NO_ANSWER, OSError) as error:
         raise ImportFailed(
-            f"{repository.name} could not be fetched from {endpoint or huggingface_hub.constants.ENDPOINT} "
-            f"({_first(error)}); the same command goes on with the files that lack, and {GUIDE}"
+            f"{repository.name} could not be downloaded from {endpoint or huggingface_hub.constants.ENDPOINT} "
+            f"({_first(error)}). Rerun the command to download the missing files. {GUIDE}"
         ) from error
     broken = [name for name, size in sizes.items() if not _whole(folder / name, size)]
     if broken:
-        raise ImportFailed(f"{folder / broken[0]} is not whole; remove it and run the same command")
+        raise ImportFailed(f"{folder / broken[0]} is incomplete. Remove it and rerun the command.")
     return [folder / name for name in sizes]
 
 
@@ -109,5 +107,5 @@ def _check_room(folder: Path, sizes: dict[str, int]) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ImportFailed(
-            f"{folder} has room for {free / 1e9:.1f} GB, and {needed / 1e9:.1f} GB are to come; make room"
+            f"{folder} has {free / 1e9:.1f} GB of free space, but {needed / 1e9:.1f} GB are needed. Free disk space."
         )

@@ -49,6 +49,6 @@ def single(file: Path, captions: dict[str, list[str]], joined: bool = False) -> 
     """
     for video, texts in captions.items():
         if len(texts) != 1 and not joined:
-            message = f"{len(texts)} captions where the protocol has one per video"
+            message = f"{len(texts)} captions, but the protocol has one per video"
             raise malformed(file, video, message, "use the list of the protocol's pairs")
     return {video: " ".join(text.strip() for text in texts) for video, texts in captions.items()}

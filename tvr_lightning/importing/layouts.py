@@ -260,7 +260,9 @@ def _lsmdc_from_hub(files: Files) -> Converted:
 LISTS = _same("train_list.txt", "val_list.txt", "test_list.txt")
 DIDEMO = _same("train_data.json", "val_data.json", "test_data.json")
 TMASS = {f"tmass/didemo_{name}_label.csv": rf"didemo_{name}_label\.csv" for name in ("train", "val", "test")}
-PUNCTUATION = "its captions keep signs that raw-captions.pkl of CLIP4Clip has as blanks, such as it's for it s"
+PUNCTUATION = (
+    "its captions keep punctuation that raw-captions.pkl of CLIP4Clip replaces with spaces, such as it's for it s"
+)
 
 SOURCES: dict[str, Source] = {
     "msrvtt": Source(
@@ -288,8 +290,8 @@ SOURCES: dict[str, Source] = {
                 {},
                 (),
                 _msrvtt_from_official,
-                "it has the official split alone (data.init_args.split=full), not the 1k-A pairs of the papers: "
-                "the hub's and CLIP4Clip's layouts have these",
+                "it has only the official split (data.init_args.split=full), not the 1k-A pairs of the papers, which "
+                "are in the layouts of the Hub and of CLIP4Clip",
             ),
         ),
         (
@@ -329,7 +331,7 @@ SOURCES: dict[str, Source] = {
                 {},
                 (),
                 _didemo_from_official,
-                "without CLIP4Clip's lists all its videos take part",
+                "without CLIP4Clip's lists, all its videos are used",
             ),
         ),
         (

@@ -50,11 +50,11 @@ class Imported:
             yield f"  {f'{reading}, ' if reading else ''}{name}: {videos:,} videos, {texts:,} texts"
         yield from (f"Differs from the protocol: {sentence}" for sentence in self.differences)
         if self.placed.unused:
-            yield f"Videos without captions, left where they are: {_some(self.placed.unused)}"
+            yield f"Videos without captions, not imported: {_some(self.placed.unused)}"
         if self.absent:
-            yield f"Captions without videos: {_some(self.absent)}; put them where they are missing and import again"
+            yield f"Captions without videos: {_some(self.absent)}. Add the videos and import again."
         new = f"{len(self.written)} annotation files and {self.placed.new} videos"
-        yield f"Wrote {self.folder}: {new} are new, {self.placed.present} videos were there"
+        yield f"Wrote {self.folder}: {new} are new, {self.placed.present} videos were already there"
 
 
 def _some(names: list[str]) -> str:
@@ -131,9 +131,9 @@ def recognise(
     title = source.kind.title
     known = {layout.name: layout for layout in source.layouts}
     if not held.is_dir():
-        raise ImportFailed(f"{held} is no folder; name the one that holds the annotations and the videos of {title}")
+        raise ImportFailed(f"{held} is not a folder. Name the folder with the annotations and the videos of {title}.")
     if name is not None and name not in known:
-        raise ImportFailed(f"{title} has no layout {name!r}; there are {', '.join(known)}")
+        raise ImportFailed(f"{title} has no layout {name!r}. Available: {', '.join(known)}.")
     folders: list[list[Path]] = [[held]]
     for _ in range(DEPTH):
         below = (path for folder in folders[-1] for path in sorted(folder.iterdir()))
@@ -153,11 +153,16 @@ def recognise(
             complete += [one for one in here if not any(_within(one[1], other[1]) for other in here)]
         if len(complete) > 1:
             several = " and ".join(f"{layout.name} in {folder}" for layout, _, folder in complete)
-            raise ImportFailed(f"{held} holds several layouts of {title}, {several}; choose by --layout or --from")
+            raise ImportFailed(
+                f"{held} contains several layouts of {title}: {several}. Choose one with --layout or --from."
+            )
         if complete:
             return complete[0]
     wanting = "; ".join(f"for {layout} {', '.join(missing)}" for layout, missing in nearest.items())
-    raise ImportFailed(f"{held} holds no layout of {title} that is known; missing are {wanting}")
+    raise ImportFailed(
+        f"No supported {title} layout found in {held}. Missing files: {wanting}. For supported layouts, see "
+        "docs/datasets.md."
+    )
 
 
 def _within(files: Files, others: Files) -> bool:
@@ -197,7 +202,7 @@ def _note(reading: Reading, split: Split, name: SplitName, result: Imported) -> 
     expected = reading.counts.get(name)
     if expected is not None and len(split.videos) != expected:
         which = f"{said}, {name}" if said else name
-        sentence = f"{which} has {len(split.videos):,} videos, and the protocol {expected:,}"
+        sentence = f"{which} has {len(split.videos):,} videos, but the protocol has {expected:,}"
         result.differences.append(sentence)
 
 
@@ -205,6 +210,4 @@ def _check_annotations(target: Path, contents: dict[str, bytes]) -> None:
     for name, content in contents.items():
         present = target / name
         if present.is_file() and present.read_bytes() != content:
-            raise ImportFailed(
-                f"{present} is there already and says something else; move it away, or choose another --root"
-            )
+            raise ImportFailed(f"{present} already exists with different content. Move it, or choose another --root.")

@@ -63,7 +63,7 @@ class Archive:
             assert archive.fileobj is not None
             while rest := archive.fileobj.read(CHUNK):
                 if rest.strip(b"\0"):
-                    raise tarfile.ReadError("a header in it is invalid; perhaps its parts do not belong together")
+                    raise tarfile.ReadError("a header is invalid; its parts may not belong together")
 
     @contextmanager
     def read(self) -> Iterator[None]:
@@ -76,7 +76,7 @@ class Archive:
             yield
         except (zipfile.BadZipFile, tarfile.ReadError, EOFError, zlib.error) as error:
             raise ImportFailed(
-                f"{self.parts[0]}: truncated or damaged ({error}); fetch it again, and the same command goes on"
+                f"{self.parts[0]} is truncated or damaged ({error}). Download it again and rerun the command."
             ) from error
 
     def _zip(self) -> Iterator[Member]:
@@ -158,14 +158,14 @@ def find_videos(folder: Path) -> Held:
         elif is_video(path.name):
             other = held.loose.setdefault(stem(path.name), path)
             if other != path and other.stat().st_size != path.stat().st_size:
-                raise ImportFailed(f"{other} and {path} have one name and differ; move one of them away")
+                raise ImportFailed(f"{other} and {path} have the same name but differ. Move one of them.")
     for whole, found in parts.items():
         numbers = [number for number, _ in found]
         if all(number.isdigit() for number in numbers):
             present = sorted(map(int, numbers))
             gap = next((n for n in range(present[0], present[-1]) if n not in present), None)
             if gap is not None or present[0] > 1:
-                raise ImportFailed(f"{whole}: part {gap if gap is not None else 0} is missing; fetch it too")
+                raise ImportFailed(f"{whole}: part {gap if gap is not None else 0} is missing. Download it, too.")
             found.sort(key=lambda part: int(part[0]))
         held.archives.append(Archive(Path(whole).name, [path for _, path in found]))
     return held
@@ -237,15 +237,15 @@ def _check_free(held: Held, wanted: Mapping[str, Path]) -> None:
         if name in wanted:
             target = wanted[name] / source.name
             if target.is_symlink() and not target.exists():
-                raise ImportFailed(f"{target} is a link to a file that is gone; remove it")
+                raise ImportFailed(f"{target} is a link to a missing file. Remove it.")
             if target.exists() and not target.samefile(source) and target.stat().st_size != source.stat().st_size:
-                raise ImportFailed(f"{target} is there already and is not {source}; move it away")
+                raise ImportFailed(f"{target} already exists and is not {source}. Move it.")
 
 
 def _unpack(target: Path, size: int, opens: Opens, placed: Placed) -> None:
     if target.exists():
         if target.stat().st_size != size:
-            raise ImportFailed(f"{target} is there already and differs from the archive's; move it away")
+            raise ImportFailed(f"{target} already exists and differs from the file in the archive. Move it.")
         placed.present += 1
         return
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -21,13 +21,13 @@ class PatchSelection(Options):
     Training averages the choices of the k best under Gaussian noise.
 
     Attributes:
-        kept: k, patches per frame besides CLS.
-        samples: draws of the noise.
+        kept: number k of patches per frame, in addition to CLS.
+        samples: number of noise samples.
         sigma: standard deviation of the noise.
-        noise_eval: draw noise in evaluation too, as released: scores then change from run to run. Off, the k largest
-            scores are taken, which is the limit of small noise.
-        predictor: `train` of the training code, or `eval-t2v` of the text-to-video evaluation code, whose tensors have
-            other shapes.
+        noise_eval: also add noise in evaluation, as released; scores then change from run to run. Otherwise, the k
+            largest scores are used, which is the limit of small noise.
+        predictor: `train` for the predictor of the training code, or `eval-t2v` for that of the text-to-video
+            evaluation code, whose tensors have other shapes.
     """
 
     kept: Count = 3
@@ -53,7 +53,7 @@ class PatchScores(nn.Module):
     def __init__(self, dimension: int, predictor: Predictor = "train") -> None:
         super().__init__()
         if dimension % 2:
-            raise ValueError(f"the patch selector halves the dimension, which is {dimension}: it must be even")
+            raise ValueError(f"the patch selector halves the dimension, so {dimension} must be even")
         self.predictor = predictor
         width = dimension if predictor == "train" else 2 * dimension
         inner = width // 2

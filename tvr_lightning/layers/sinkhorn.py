@@ -111,13 +111,13 @@ def _log_share(side: str, size: int, marginal: Tensor | None, mask: Tensor | Non
         if value is not None and value.shape != (size,):
             raise ValueError(f"{side}_{name} must be ({size},), one per {side}, got {tuple(value.shape)}")
     if mask is not None and not mask.any():
-        raise ValueError(f"{side}_mask leaves no {side}")
+        raise ValueError(f"{side}_mask masks every {side}")
     if marginal is None:
         share = torch.zeros(size, dtype=like.dtype, device=like.device)
     else:
         taking_part = marginal if mask is None else marginal[mask]
         if not (taking_part > 0).all():
-            raise ValueError(f"{side}_marginal must be positive for every {side} that takes part")
+            raise ValueError(f"{side}_marginal must be positive for every unmasked {side}")
         share = marginal.to(like).log()
     # A weight of -inf takes an item out of every later sum.
     return share if mask is None else share.masked_fill(~mask, -math.inf)

@@ -77,7 +77,7 @@ class TemporalTransformer(nn.Module):
                 f"frames ({frames}) must be at least 1"
             )
         if dimension % heads:
-            raise ValueError(f"temporal transformer: dimension {dimension} is no multiple of heads {heads}")
+            raise ValueError(f"temporal transformer: dimension {dimension} must be a multiple of heads {heads}")
         self.frame_position_embeddings = nn.Embedding(frames, dimension)
         self.resblocks = nn.ModuleList(TemporalBlock(dimension, heads) for _ in range(layers))
         nn.init.normal_(self.frame_position_embeddings.weight, std=0.01)
@@ -98,7 +98,7 @@ class TemporalTransformer(nn.Module):
         length, most = frames.shape[1], self.frame_position_embeddings.num_embeddings
         if length > most:
             raise ValueError(
-                f"temporal transformer: {length} frames, but position embeddings for {most}; raise `frames`"
+                f"temporal transformer: {length} frames, but position embeddings for {most}. Raise `frames`."
             )
         key_bias = (1.0 - mask.to(frames.dtype)) * MASKED_LOGIT
         x = frames + self.frame_position_embeddings.weight[:length]
@@ -167,7 +167,7 @@ class TemporalLSTM(nn.Module):
         real = mask.bool()
         if bool((real[:, 1:] & ~real[:, :-1]).any()):
             raise ValueError(
-                "temporal LSTM: frame_mask must be True for the first frames of a video and False behind them"
+                "temporal LSTM: frame_mask must be True for the first frames of a video and False for the rest"
             )
         # A video without frames runs one step, whose output the mask removes: packing refuses length 0.
         lengths = real.sum(1).clamp(min=1).cpu()
@@ -222,7 +222,7 @@ class SeqTransf(TemporalHeader):
     """A transformer, started from the text transformer of the encoder.
 
     Args:
-        blocks: how many (CLIP4Clip, X-CLIP and DRL, released: cross_num_hidden_layers 4).
+        blocks: number of blocks (CLIP4Clip, X-CLIP and DRL, released: cross_num_hidden_layers 4).
     """
 
     def __init__(self, blocks: Count = 4) -> None:
@@ -237,7 +237,7 @@ class SeqLSTM(TemporalHeader):
     """An LSTM.
 
     Args:
-        layers: stacked layers (CLIP4Clip, released: 1).
+        layers: number of stacked layers (CLIP4Clip, released: 1).
     """
 
     # No `blocks`, which a recipe with a transformer would hand on to the LSTM that is laid over it.

@@ -89,12 +89,12 @@ def read_audio(
     except VideoError as error:
         raise AudioError(path, error.reason) from error
     except av.FFmpegError as error:
-        raise AudioError(path, f"its sound cannot be read ({words_of(error)})") from error
+        raise AudioError(path, f"its audio cannot be read ({words_of(error)})") from error
     native, stretches, bad = _place(pieces, length, rate)
     if bad:
         problem = "; ".join(p for p in (problem, f"{bad} samples are NaN, infinite or out of range") if p)
     if problem and on_corrupt == "error":
-        raise AudioError(path, f"sound track: {problem}")
+        raise AudioError(path, f"audio track: {problem}")
     samples = round(length * SAMPLE_RATE)
     return AudioTrack(
         _resample(native, stretches, rate, samples), SAMPLE_RATE, _heard(stretches, rate, samples), problem
@@ -120,7 +120,7 @@ def _decode(
         return [], known or 0.0, SAMPLE_RATE, None
     rate = stream.rate
     if not rate:
-        return [], known or 0.0, SAMPLE_RATE, "states no sample rate"
+        return [], known or 0.0, SAMPLE_RATE, "has no sample rate"
     _check_samples((known or 0.0) * rate, allowance.path)
     if span and origin > 1.0 and stream.time_base:
         container.seek(int((origin - 1.0) / stream.time_base), stream=stream)
@@ -146,14 +146,14 @@ def _decode(
     _check_samples(length * max(rate, SAMPLE_RATE), allowance.path)
     problem = f"{len(failures)} failures, first: {failures[0]}" if failures else None
     if not pieces and not failures and not span:
-        problem = "holds no samples"
+        problem = "has no samples"
     return pieces, length, rate, problem
 
 
 def _check_samples(count: float, path: Path) -> None:
     if count > _MAX_SAMPLES:
-        found = f"its sound is {count:,.0f} samples long"
-        raise VideoError(path, f"{found}; at most {_MAX_SAMPLES:,} are read, six hours at 48 kHz")
+        found = f"its audio is {count:,.0f} samples long"
+        raise VideoError(path, f"{found}; the maximum is {_MAX_SAMPLES:,}, six hours at 48 kHz")
 
 
 def _frames(
@@ -171,7 +171,7 @@ def _frames(
         try:
             packet = next(packets, None)
         except av.error.FFmpegError as error:
-            failures.append(f"the file breaks off: {words_of(error)}")
+            failures.append(f"the file ends early: {words_of(error)}")
             return
         if packet is None:
             return

@@ -111,7 +111,7 @@ def draw_augmentation(
     if augmentation == "none":
         return preparation
     if generator is None:
-        raise ValueError(f"augmentation {augmentation!r} needs a generator to draw from")
+        raise ValueError(f"augmentation {augmentation!r} needs a random generator")
     if augmentation == "crop-flip":
         draws = tuple(tuple(row) for row in generator.random((_ATTEMPTS, 4)).tolist())
         return CropFlip(preparation.image_size, draws, bool(generator.random() < 0.5), preparation.antialias)

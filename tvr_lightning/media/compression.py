@@ -197,11 +197,11 @@ def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: C
                 if packet.size == 0 or packet.pts is None:
                     continue
                 if packet.is_corrupt:
-                    copy.notes.append("its sound breaks off: a packet is cut off")
+                    copy.notes.append("its audio ends early: a packet is truncated")
                     break
                 packets.append(packet)
         except av.FFmpegError as error:
-            copy.notes.append(f"its sound breaks off: {words_of(error)}")
+            copy.notes.append(f"its audio ends early: {words_of(error)}")
         _write_frames(path, how, out, copy)
         moved = round(origin / source.time_base)
         try:
@@ -221,12 +221,12 @@ def _waveform(path: Path, copy: Copy) -> NDArray[np.float32] | None:
     try:
         track = read_audio(path)
     except AudioError as error:
-        copy.notes.append(f"its sound is left out: {error.reason}")
+        copy.notes.append(f"its audio is omitted: {error.reason}")
         return None
     if track.problem:
-        copy.notes.append(f"its sound is damaged: {track.problem}")
+        copy.notes.append(f"its audio is damaged: {track.problem}")
     copy.notes.append(
-        "its sound is written anew, 16 kHz mono" if track.present else "its sound is left out: it is empty"
+        "its audio is converted to 16 kHz mono" if track.present else "its audio is omitted, since it is empty"
     )
     return track.waveform if track.present else None
 
@@ -332,6 +332,6 @@ def verify_copy(path: Path, copy: Copy) -> None:
     if (frames, sound) != (copy.frames, copy.sound) or abs(found.duration - copy.duration) > 0.001:
         raise VideoError(
             path,
-            f"was written with {copy.frames} frames in {copy.duration:.3f} s and {copy.sound} packets of sound, and "
+            f"was written with {copy.frames} frames in {copy.duration:.3f} s and {copy.sound} audio packets, but "
             f"reads back as {frames} in {found.duration:.3f} s and {sound}",
         )

@@ -25,7 +25,7 @@ from tvr_lightning.media.opening import (
 )
 from tvr_lightning.media.packets import PacketIndex, Run
 
-_LARGEST = f"at most {MAX_PIXELS:,} pixels are read, 8192 x 4352"
+_LARGEST = f"the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
 
 
 @contextmanager
@@ -46,10 +46,10 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
     with open_media(path) as container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
-            raise VideoError(path, "has no video stream" + (", only sound" if container.streams.audio else ""))
+            raise VideoError(path, "has no video stream" + (", only audio" if container.streams.audio else ""))
         stream = streams[0]
         if stream.codec_context is None:
-            raise VideoError(path, "its video codec is unknown, or its header damaged")
+            raise VideoError(path, "its video codec is unknown, or its header is damaged")
         stream.codec_context.thread_count = threads
         stream.codec_context.thread_type = "AUTO" if threads > 1 else "NONE"
         stream.codec_context.options = {"err_detect": "explode", "max_pixels": str(MAX_PIXELS)}
@@ -58,7 +58,7 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
         if not width:
             width, height = declared_size(path, stream.index)
         if width * height > MAX_PIXELS:
-            raise VideoError(path, f"its pictures are {width:,} x {height:,} pixels; {_LARGEST}")
+            raise VideoError(path, f"its frames have {width:,} x {height:,} pixels; {_LARGEST}")
         yield container, stream
 
 

@@ -127,12 +127,14 @@ def _allowed_seconds(path: Path) -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise LimitError(f"{READ_SECONDS} is {given!r} in the environment; give seconds above 0")
+        raise LimitError(
+            f"The environment variable {READ_SECONDS} is {given!r}; it must be a number of seconds above 0"
+        )
     return seconds
 
 
 def _too_slow(seconds: float, kind: str) -> str:
-    return f"took more than {seconds:g} s of {kind}; if it is to take longer, set {READ_SECONDS} in the environment"
+    return f"took more than {seconds:g} s of {kind}; to allow more, set the environment variable {READ_SECONDS}"
 
 
 def open_media(path: Path) -> InputContainer:
@@ -157,7 +159,7 @@ def open_media(path: Path) -> InputContainer:
     except av.error.ExitError as error:
         raise VideoError(path, f"opening it {_too_slow(seconds, 'time')}") from error
     except av.error.ArgumentError as error:  # how a container that is not on the list is refused
-        reason = f"it is damaged, or none of the containers that are read: {_CONTAINERS.replace(',', ', ')}"
+        reason = f"it is damaged, or not one of the supported containers: {_CONTAINERS.replace(',', ', ')}"
         raise VideoError(path, f"cannot be opened as video ({_leads_elsewhere(path) or reason})") from error
     except av.FFmpegError as error:
         raise VideoError(path, f"cannot be opened as video ({_leads_elsewhere(path) or words_of(error)})") from error
@@ -169,7 +171,7 @@ def _leads_elsewhere(path: Path) -> str | None:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     for mark, name in _PLAYLISTS.items():
         if mark in head[:2048] if mark.startswith(b"<") else head.startswith(mark):
-            return f"it is {name}, which names other files; give those instead"
+            return f"it is {name}, which names other files; use those instead"
     return None
 
 

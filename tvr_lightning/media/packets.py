@@ -112,7 +112,7 @@ def index_packets(container: InputContainer, stream: VideoStream, allowance: All
                 continue
             check_packets(len(columns.pts) + 1, allowance.path)
             if packet.is_corrupt:
-                broken = "a packet is cut off"
+                broken = "a packet is truncated"
                 break
             columns.pts.append(_NO_STAMP if packet.pts is None else packet.pts)
             columns.dts.append(_NO_STAMP if packet.dts is None else packet.dts)
@@ -133,7 +133,7 @@ def check_packets(count: int, path: Path) -> None:
     """Raise VideoError where a stream has more packets than are read."""
     if count > MAX_PACKETS:
         found = f"a stream of at least {count:,} packets"
-        raise VideoError(path, f"holds {found}; at most {MAX_PACKETS:,} are read, nine hours at 60 frames a second")
+        raise VideoError(path, f"contains {found}; the maximum is {MAX_PACKETS:,}, nine hours at 60 frames per second")
 
 
 def _close(

@@ -48,11 +48,11 @@ def read_picture(path: str | Path) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureError(path, _too_large("has more pixels than that")) from error
     except UnidentifiedImageError as error:
-        raise PictureError(path, f"is none of the pictures that are read: {', '.join(PICTURE_FORMATS)}") from error
+        raise PictureError(path, f"is not in a supported image format: {', '.join(PICTURE_FORMATS)}") from error
     except MediaError:
         raise
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # as Pillow's readers report broken files
-        raise PictureError(path, f"cannot be read as a picture ({str(error) or type(error).__name__})") from error
+        raise PictureError(path, f"cannot be read as an image ({str(error) or type(error).__name__})") from error
 
 
 def _known() -> set[str]:
@@ -61,4 +61,4 @@ def _known() -> set[str]:
 
 
 def _too_large(found: str) -> str:
-    return f"{found}; at most {MAX_PICTURE_PIXELS:,} are read, 8192 x 8192"
+    return f"{found}; the maximum is {MAX_PICTURE_PIXELS:,}, 8192 x 8192"

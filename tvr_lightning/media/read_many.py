@@ -107,7 +107,7 @@ def read_all(
         UserError, RuntimeError: as `read_many`.
     """
     if workers < 1:
-        raise ValueError(f"workers is {workers}; give at least 1")
+        raise ValueError(f"workers is {workers}; it must be at least 1")
     groups = [items[start : start + _GROUP] for start in range(0, len(items), _GROUP)]
     results: list[R | Unread[T]] = []
     with progress_bar(progress) as bar:

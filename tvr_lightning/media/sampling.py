@@ -102,13 +102,13 @@ def sample_frames(
     if sampling not in get_args(FrameSampling):
         raise ValueError(f"frame sampling {sampling!r} is unknown; choose one of {', '.join(get_args(FrameSampling))}")
     if frames < 1:
-        raise ValueError(f"{frames} frames were asked for; at least 1 is needed")
+        raise ValueError(f"frames is {frames}; it must be at least 1")
     if len(times) == 0:
         raise ValueError("the clip has no frames")
     start, end = _check_span(span, duration)
     if sampling in ("int-fps-uniform", "round-fps-uniform", "container-segments"):
         if declared is None:
-            raise ValueError(f"frame sampling {sampling!r} counts frames and needs what the container states")
+            raise ValueError(f"frame sampling {sampling!r} counts frames and needs the frame count of the container")
         return np.clip(_released(sampling, len(times), frames, span, declared), 0, len(times) - 1)
     elapsed = times - times[0]
     if pads_short_clips(sampling):
@@ -117,7 +117,7 @@ def sample_frames(
     first = int(_on_screen(elapsed, np.array([start]))[0])
     last = int(_on_screen(elapsed, np.array([end - 2 * _EPSILON]))[0])
     if sampling == "segment-random" and generator is None:
-        raise ValueError("frame sampling 'segment-random' needs a generator to draw from")
+        raise ValueError("frame sampling 'segment-random' needs a random generator")
     count = last - first + 1
     positions = _segments(0, count, frames, generator if sampling == "segment-random" else None)
     finish = elapsed[last + 1] if last + 1 < len(elapsed) else max(duration, elapsed[last])
@@ -180,7 +180,7 @@ def _check_span(span: tuple[float, float] | None, duration: float) -> tuple[floa
         return 0.0, duration
     start, end = span
     if not 0 <= start < end:
-        raise ValueError(f"the span {start} to {end} s is no span; expected 0 <= start < end")
+        raise ValueError(f"the span {start} to {end} s is invalid; expected 0 <= start < end")
     if start >= duration:
         raise ValueError(f"the span {start} to {end} s begins after the clip, which lasts {duration:.3f} s")
     return float(start), float(min(end, duration))

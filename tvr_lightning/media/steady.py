@@ -57,7 +57,7 @@ def steady_frames(
 
     def take(frame: VideoFrame) -> SteadyFrame[T]:
         if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
-            found = f"its pictures are {frame.width:,} x {frame.height:,} pixels"
+            found = f"its frames have {frame.width:,} x {frame.height:,} pixels"
             raise VideoError(path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
         return SteadyFrame(number / rate, make(upright(convert(frame), orientation_of(frame))))
 
@@ -68,7 +68,7 @@ def steady_frames(
                 start = seconds
             elapsed = max(seconds - start, time)
             if elapsed > MAX_SECONDS:
-                raise VideoError(path, f"lasts longer than {MAX_SECONDS:,} s by its time stamps")
+                raise VideoError(path, f"lasts longer than {MAX_SECONDS:,} s according to its timestamps")
             while shown is not None and number / rate < elapsed - _EPSILON:
                 yield take(shown)
                 number += 1

@@ -71,7 +71,7 @@ def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex
     """
     end = packet_timeline(index).duration
     if index.broken:
-        return f"breaks off at {end:.2f} s ({index.broken})"
+        return f"ends early at {end:.2f} s ({index.broken})"
     promised = float(stream.duration * index.time_base) if stream.duration else (container.duration or 0) / av.time_base
     if "matroska" in container.format.name:  # its duration is the time of the end, wherever the file starts
         promised -= (container.start_time or 0) / av.time_base
@@ -79,7 +79,7 @@ def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex
         return None
     missing = stream.frames > len(index.shown)
     if missing or (stream.frames == 0 and _last_seen(allowance) < promised - _TOLERATED_SECONDS):
-        return f"breaks off at {end:.2f} s of {promised:.2f} s (packets are missing)"
+        return f"ends early at {end:.2f} s of {promised:.2f} s (packets are missing)"
     return None
 
 

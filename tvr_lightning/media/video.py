@@ -204,7 +204,7 @@ class _Wish:
     def convert(self, frame: VideoFrame) -> Pixels:
         """Return a frame upright and transformed, (S, S, 3)."""
         if max(frame.width, frame.height) > MAX_ELONGATION * min(frame.width, frame.height):
-            found = f"its pictures are {frame.width:,} x {frame.height:,} pixels"
+            found = f"its frames have {frame.width:,} x {frame.height:,} pixels"
             raise VideoError(self.path, f"{found}; one side may be at most {MAX_ELONGATION} times the other")
         image = upright(self._picture(frame), orientation_of(frame))
         transform = self.augment or Preparation(self.image_size)
@@ -309,7 +309,7 @@ def _check_stamps(index: PacketIndex, stamps: NDArray[np.int64], path: Path) -> 
 
 def _check_length(path: Path, seconds: float) -> None:
     if seconds > MAX_SECONDS:
-        raise VideoError(path, f"lasts {seconds:,.0f} s by its time stamps; at most {MAX_SECONDS:,} s are read")
+        raise VideoError(path, f"lasts {seconds:,.0f} s according to its timestamps; the maximum is {MAX_SECONDS:,} s")
 
 
 def _check_reach(

@@ -33,8 +33,8 @@ def worker_died(error: RuntimeError) -> WorkerDiedError | None:
     if not str(error).startswith("DataLoader worker"):
         return None
     return WorkerDiedError(
-        f"{error}. If nobody killed it, memory ran out: give fewer workers (data.init_args.num_workers, --num-workers) "
-        "or smaller batches, or enlarge shared memory (docker: --shm-size)"
+        f"{error}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, --num-workers) "
+        "or smaller batches, or increase shared memory (docker: --shm-size)."
     )
 
 

@@ -40,22 +40,22 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
     neighbouring ranks differ.
 
     Args:
-        encoder: media to features.
-        optimizer: optimiser, learning rates, schedule.
-        evaluation: how scores become a table.
-        words: text positions asked for, SOT and EOT included; W is the smaller of it and the encoder's context.
-        frames: frames F per video.
-        gather: which negatives and which gradient several devices give (`tvr_lightning.training.distributed`).
-        contrast: what else the contrastive loss does with logits, such as `NCL`; None leaves it as it is.
+        encoder: encoder of texts and videos.
+        optimizer: optimizer, learning rates, and schedule.
+        evaluation: settings for turning scores into a results table.
+        words: requested number of text positions, including SOT and EOT; W is at most the encoder's context length.
+        frames: number of frames F per video.
+        gather: negatives and gradients that are shared over devices (`tvr_lightning.training.distributed`).
+        contrast: modification of the contrastive loss, such as `NCL`; None does not modify it.
 
     Raises:
         ValueError: `gather: local` with a loss that needs all scores together.
 
     Attributes:
-        needs_patches: whether `score` reads patches, which stored features must hold then.
+        needs_patches: whether `score` reads patches, which stored features must then contain.
         reads_padding: whose padding, of `words` or `frames`, enters the scores, as in some released codes.
-        protocol: how the method is evaluated.
-        averaged_parts: Names of the parts whose mean a score is; none if it is not such a mean.
+        protocol: evaluation protocol of the method.
+        averaged_parts: names of the parts whose mean is the score; empty if the score is not a mean.
     """
 
     needs_patches = False
@@ -77,8 +77,8 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         self.contrast = contrast or ContrastiveLearning()
         if gather == "local" and (type(self).losses is not RetrievalModule.losses or self.contrast.needs_all_logits):
             raise ValueError(
-                f"gather: local is for losses that are InfoNCE over rows and columns alone; that of {self.title} needs "
-                "the scores of the whole batch together: use gather: global"
+                f"gather: local is only for InfoNCE over rows and columns, but the loss of {self.title} needs the "
+                "scores of the whole batch. Use gather: global"
             )
         self.encoder = encoder
         self.evaluation_config = evaluation or EvaluationConfig()
@@ -129,7 +129,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
             video: M videos.
             own_text: the caption of each of the M videos.
         """
-        raise TypeError(f"{type(self).__name__} has no released protocol of its own; use protocol: query")
+        raise TypeError(f"{type(self).__name__} has no released protocol. Use protocol: query")
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
         """Return the weighted terms whose sum is trained, scalars by name, from B matching pairs; pure.

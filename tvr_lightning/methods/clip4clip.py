@@ -42,7 +42,7 @@ class TightTransf(SimilarityHeader):
     """A cross encoder of each pair of sentence and frames, which costs a transformer per pair.
 
     Args:
-        blocks: how many (released: cross_num_hidden_layers 4).
+        blocks: number of blocks (released: cross_num_hidden_layers 4).
     """
 
     def __init__(self, blocks: Count = 4) -> None:
@@ -54,8 +54,8 @@ class CLIP4ClipOptions(Options):
     """The options of CLIP4Clip.
 
     Attributes:
-        similarity_header: `MeanP` by default pools CLIP's frames; `SeqTransf` and `SeqLSTM` first relate them over
-            time; `TightTransf` reads each pair (modules/modeling.py, `sim_header`).
+        similarity_header: pooling of the frames: `MeanP` (the default) pools CLIP's frames; `SeqTransf` and `SeqLSTM`
+            first relate them over time; `TightTransf` reads each pair (modules/modeling.py, `sim_header`).
     """
 
     similarity_header: SimilarityHeader = kind(MeanP)
@@ -113,7 +113,7 @@ class CrossEncoder(nn.Module):
                 f"and pairs_per_block ({pairs_per_block}) must be at least 1"
             )
         if dimension % heads:
-            raise ValueError(f"cross encoder: dimension {dimension} is no multiple of heads {heads}")
+            raise ValueError(f"cross encoder: dimension {dimension} must be a multiple of heads {heads}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"cross encoder: dropout is {dropout}; expected a number in [0, 1)")
         self.pairs_per_block = pairs_per_block
@@ -147,8 +147,8 @@ class CrossEncoder(nn.Module):
         tokens, most = frames.shape[1] + 1, self.position_embeddings.num_embeddings
         if tokens > most:
             raise ValueError(
-                f"cross encoder: a sentence and {tokens - 1} frames need {tokens} position embeddings, there are "
-                f"{most}; raise `frames` at construction"
+                f"cross encoder: a sentence and {tokens - 1} frames need {tokens} position embeddings, but there are "
+                f"{most}. Raise `frames`."
             )
         text_step = max(1, self.pairs_per_block // max(len(frames), 1))
         video_step = max(1, min(self.pairs_per_block, len(frames)))
@@ -229,7 +229,7 @@ class CLIP4Clip(RetrievalModule):
     With `TightTransf` the similarity is the cross encoder's logit, trained without a temperature as released.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         clip4clip: the options of the paper.
         shared: the arguments of `RetrievalModule`.
     """

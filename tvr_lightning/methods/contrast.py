@@ -24,7 +24,7 @@ class ContrastiveLearning(nn.Module):
     """Leaves a method's contrastive loss as it is, and remembers nothing; subclasses do otherwise.
 
     Attributes:
-        name: what tables put before the method's own name; empty for this one.
+        name: prefix of the method's name in tables; empty for this one.
         needs_all_logits: whether InfoNCE must see the logits of a whole batch together, which `gather: local` excludes.
         remembers: whether `remember` keeps anything of a step's pairs.
     """

@@ -52,7 +52,7 @@ class TokenWise(Interaction):
     """The plain mean over the best matches of all tokens (TI).
 
     Args:
-        mask_fill: what padded tokens enter the maxima with: `zero` (released), or `exclude` leaves them out.
+        mask_fill: value of padded tokens in the maxima: `zero` (released); `exclude` leaves them out.
     """
 
     def __init__(self, mask_fill: MaskFill = "zero") -> None:
@@ -63,8 +63,8 @@ class WeightedTokenWise(TokenWise):
     """The best matches of all tokens, each with a learnt weight (WTI).
 
     Args:
-        weight_layers: linear layers of the weighting networks (released: --wti_arch 2).
-        mask_fill: as of `TokenWise`.
+        weight_layers: number of linear layers of the weighting networks (released: --wti_arch 2).
+        mask_fill: same as in `TokenWise`.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class ChannelDecorrelation(Decorrelation):
     """Channel decorrelation regularization (CDCR): correlations of the channels of matching words and frames.
 
     Args:
-        tokens: which tokens are correlated. `random`: one of each text and one of each video (released: --cdcr 1).
-            `matched`: every word with its best frame, every frame with its best word (--cdcr 2). `weighted`: these,
+        tokens: tokens that are correlated. `random`: one of each text and one of each video (released: --cdcr 1).
+            `matched`: every word with its best frame, every frame with its best word (--cdcr 2). `weighted`: the same,
             weighted as in WTI (--cdcr 3, the default there).
-        weight: lambda, of the whole term (released: --cdcr_lambda 0.001); 0 leaves it out.
-        on_diagonal: a1, of sum_k (C_kk - 1)^2 (released: --cdcr_alpha1 1; published commands: 0.11 to 0.16).
-        off_diagonal: a2, of the sum of the other C_kl^2 (released: --cdcr_alpha2 0.06; published commands: 0).
+        weight: weight lambda of the whole term (released: --cdcr_lambda 0.001); 0 omits it.
+        on_diagonal: weight a1 of sum_k (C_kk - 1)^2 (released: --cdcr_alpha1 1; published commands: 0.11 to 0.16).
+        off_diagonal: weight a2 of the sum of the other C_kl^2 (released: --cdcr_alpha2 0.06; published commands: 0).
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class DRLOptions(Options):
     """The options of DRL.
 
     Attributes:
-        interaction: `WeightedTokenWise` by default, `TokenWise`, or `DotProduct`.
-        temporal_encoder: of the frames before the interaction (released: --agg_module), by default `SeqTransf`.
+        interaction: interaction of words and frames: `WeightedTokenWise` by default, `TokenWise`, or `DotProduct`.
+        temporal_encoder: encoder of the frames before the interaction (released: --agg_module), by default `SeqTransf`.
         decorrelation: `ChannelDecorrelation` by default, or `NoDecorrelation`.
 
     Raises:
@@ -130,8 +130,8 @@ class DRLOptions(Options):
         weighted = isinstance(decorrelation, ChannelDecorrelation) and decorrelation.tokens == "weighted"
         if weighted and not isinstance(interaction, WeightedTokenWise):
             raise ValueError(
-                f"decorrelation.tokens: weighted needs WTI's weights, which {type(interaction).__name__} has not; "
-                "choose matched or random, or decorrelation: NoDecorrelation"
+                f"decorrelation.tokens: weighted needs WTI's weights, but {type(interaction).__name__} has none. "
+                "Choose matched or random, or decorrelation: NoDecorrelation"
             )
 
 
@@ -311,7 +311,7 @@ class DRL(RetrievalModule):
     """DRL: weighted token-wise interaction with channel decorrelation.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         drl: the options of the paper.
         shared: the arguments of `RetrievalModule`.
     """
@@ -347,7 +347,7 @@ class DRL(RetrievalModule):
             return terms
         correlation = self.head.correlations(pairs.text, pairs.video, options.tokens)
         if correlation is None:
-            warnings.warn("DRL: too few tokens for a variance; decorrelation is left out of this step", stacklevel=2)
+            warnings.warn("DRL: too few tokens for a variance; this step omits decorrelation", stacklevel=2)
             return terms
         on_diagonal, off_diagonal = decorrelation_sums(correlation)
         weighted = options.on_diagonal * on_diagonal + options.off_diagonal * off_diagonal

@@ -29,7 +29,7 @@ def check_dropout_per(per: DropoutPer, dropout: float) -> None:
         ValueError: names both options.
     """
     if per == "video" and not dropout:
-        raise ValueError("dropout_per is video, but dropout is 0 and draws nothing: leave dropout_per at pair")
+        raise ValueError("dropout_per is video, but dropout is 0, so dropout_per has no effect. Leave it at pair.")
 
 
 class PairHead(nn.Module, ABC):

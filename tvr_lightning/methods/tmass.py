@@ -50,9 +50,10 @@ class TMASSOptions(Options):
 
     Attributes:
         attention: X-Pool's cross-attention.
-        prior: of the draws sigma; `Uniform` by default.
-        trials: draws at evaluation, of which the best counts; `mean` takes the prior's mean instead, once.
-        radius: `linear` in the similarities with the frames (paper), or one learnt `scalar` times their mean.
+        prior: prior of sigma; `Uniform` by default.
+        trials: number of samples in evaluation, of which the best counts; `mean` uses the prior's mean once instead.
+        radius: radius of the text: `linear` in the similarities with the frames (paper), or one learned `scalar` times
+            their mean.
         support_weight: alpha, weight of the support loss (released: support_loss_weight).
     """
 
@@ -137,9 +138,10 @@ class TMASS(RetrievalModule):
     Without the region it is X-Pool, which is a class of its own.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         tmass: the options of the paper.
-        protocol: `query` pools every video for the query; `as-released` for its own caption, which leaks ground truth.
+        protocol: evaluation protocol: `query` pools every video for the query; `as-released` for its own caption, which
+            leaks ground truth.
         shared: the arguments of `RetrievalModule`.
     """
 

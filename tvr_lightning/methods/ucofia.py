@@ -56,14 +56,15 @@ class UCoFiAOptions(Options):
     """The options of UCoFiA.
 
     Attributes:
-        temporal_layers: blocks of the temporal transformer behind the video (released: 4); 0 builds none.
-        scores: which of the three alignments are averaged.
-        patch_selection: patches of every frame.
-        similarity_aggregation: `ISA` by default, `SoftmaxAggregation`, or `MeanAggregation`.
-        patch_matrix: learn L1, which maps patches; the released evaluation codes lack it.
-        evaluate_as: `trained` evaluates the trained model. `released` does what the released evaluation does with it:
-            it scores without L1, with noise in the selection of patches, and with a Sinkhorn bias for each alignment
-            from training queries unless `evaluation.normalization` names another. It keeps the trained vision blocks.
+        temporal_layers: number of blocks of the temporal transformer of the video (released: 4); 0 builds none.
+        scores: alignments to average, out of the three.
+        patch_selection: selection of the patches of every frame.
+        similarity_aggregation: aggregation of similarities: `ISA` by default, `SoftmaxAggregation`, or
+            `MeanAggregation`.
+        patch_matrix: learn L1, which maps patches; the released evaluation code does not have it.
+        evaluate_as: `trained` evaluates the trained model; `released` evaluates it as the released code does: without
+            L1, with noise in the selection of patches, and with one Sinkhorn bias per alignment from training queries,
+            unless `evaluation.normalization` names another. The trained vision blocks are kept.
 
     Raises:
         ValueError: a value out of its range, or an option of a score that is not made.
@@ -80,12 +81,16 @@ class UCoFiAOptions(Options):
         super().__post_init__()
         if not self.scores or len(set(self.scores)) < len(self.scores):
             names = ", ".join(get_args(UCoFiAScore))
-            raise ValueError(f"scores is {list(self.scores)}; name some of {names}, each once")
+            raise ValueError(f"scores is {list(self.scores)}; it must contain some of {names}, each once")
         if self.temporal_layers and "video_sentence" not in self.scores:
-            raise ValueError("only video_sentence reads the temporal encoder: set temporal_layers to 0, or add it")
+            raise ValueError(
+                "Only video_sentence uses the temporal encoder. Set temporal_layers to 0, or add video_sentence."
+            )
         patches = self.patch_selection != PatchSelection() or not self.patch_matrix
         if patches and "word_patch" not in self.scores:
-            raise ValueError("options of patches need word_patch among scores: add it, or leave them at their defaults")
+            raise ValueError(
+                "The options of patches need word_patch in scores. Add it, or leave the options at their defaults."
+            )
 
 
 @dataclass
@@ -155,8 +160,8 @@ class UCoFiAHead(PairHead):
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
             raise ValueError(
-                f"UCoFiA was built for {self.words} words and {self.frames} frames, its matrices fit no others; got "
-                f"{found[0]} words and {found[1]} frames: set model.init_args.words and frames, or those of the data"
+                f"UCoFiA was built for {self.words} words and {self.frames} frames, but got {found[0]} words and "
+                f"{found[1]} frames. Set model.init_args.words and frames, or those of the data."
             )
         sentence, mapped, words, patches = unit(text.sentence), None, None, None
         if "video_sentence" in self.options.scores:  # (s G) . (v G1) = (s G G1^T) . v
@@ -204,7 +209,7 @@ class UCoFiA(RetrievalModule):
     """UCoFiA with its three alignments.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         ucofia: the options of the paper.
         shared: the arguments of `RetrievalModule`.
     """
@@ -232,7 +237,7 @@ class UCoFiA(RetrievalModule):
         patches = None
         if self.selector is not None:
             if video.patches is None:
-                raise ValueError("UCoFiA's word_patch needs patches, which the encoder was not asked for")
+                raise ValueError("UCoFiA's word_patch needs patches, but the encoder returned none")
             patches = self.selector(video.frames, video.patches)
         frames = video.frames if self.temporal is None else self.temporal(video.frames, video.frame_mask)
         return dataclasses.replace(video, frames=frames, clip_frames=video.frames, patches=patches)

@@ -66,11 +66,11 @@ class VideoQuestionAnswering(RecipeModule):
     no gradient, so that several devices need `trainer.strategy: ddp_find_unused_parameters_true`.
 
     Args:
-        encoder: media to features.
-        method: the retrieval method whose `encode_text` and `encode_video` are used: a class that takes the encoder.
-        optimizer: optimiser, learning rates, schedule.
-        answers: A, how many of the most frequent training answers can be given (HBI, EMCL-QA: 1,500).
-        pretrained: checkpoint of the same method, trained to retrieve, to start from; None starts from the encoder.
+        encoder: encoder of texts and videos.
+        method: retrieval method whose `encode_text` and `encode_video` are used: a class that takes the encoder.
+        optimizer: optimizer, learning rates, and schedule.
+        answers: number A of the most frequent training answers that can be predicted (HBI, EMCL-QA: 1,500).
+        pretrained: retrieval checkpoint of the same method to start from; None starts from the encoder.
         hidden, dropout, pooling, spot_ratio, micro, inputs: see `AnswerHead`.
 
     Raises:
@@ -98,7 +98,7 @@ class VideoQuestionAnswering(RecipeModule):
         self.method = method(encoder)
         if micro and not self.method.needs_patches:
             raise ValueError(
-                f"micro: {type(self.method).__name__} has no patches; choose another method or micro: false"
+                f"micro: {type(self.method).__name__} has no patches. Choose another method or micro: false"
             )
         self._check_options()
         self.answers = answers
@@ -120,8 +120,8 @@ class VideoQuestionAnswering(RecipeModule):
         """Refuse what would be ignored: the method makes features here, and is neither trained nor evaluated itself."""
         if self.optimizer_config.gradient_cache is not None:
             raise ValueError(
-                "optimizer.gradient_cache is for losses that need a whole batch together; questions are answered one "
-                "by one, so set it to null, and trainer.accumulate_grad_batches where a batch does not fit"
+                "optimizer.gradient_cache is for losses over a whole batch, but questions are answered one by one. Set "
+                "it to null, and set trainer.accumulate_grad_batches if a batch does not fit in memory."
             )
         unused = {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
         wrong = [name for name, default in unused.items() if getattr(self.method, f"{name}_config") != default]
@@ -129,8 +129,8 @@ class VideoQuestionAnswering(RecipeModule):
         wrong += ["contrast"] if self.method.contrast.name else []
         if wrong:
             raise ValueError(
-                f"model.init_args.method.init_args has {' and '.join(wrong)}, which answering questions does not use; "
-                "leave them out there (the optimiser is set in model.init_args.optimizer)"
+                f"model.init_args.method.init_args has {' and '.join(wrong)}, which question answering does not use. "
+                "Remove them (the optimizer is set in model.init_args.optimizer)."
             )
 
     @property
@@ -171,7 +171,7 @@ class VideoQuestionAnswering(RecipeModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not hasattr(data, "questions"):
             raise NoQuestionsError(
-                f"{type(data).__name__} has captions and no questions; set data.class_path to MSRVTTQA"
+                f"{type(data).__name__} has captions but no questions. Set data.class_path to MSRVTTQA"
             )
         if stage != "fit":
             return
@@ -180,15 +180,15 @@ class VideoQuestionAnswering(RecipeModule):
         known = set(self.vocabulary)
         rare = sum(answer not in known for answer in given)
         rank_zero_info(
-            f"{len(self.vocabulary)} answers are learnt; {rare} of {len(given)} training questions have a rarer one "
-            "and are left out of the loss"
+            f"The model learns {len(self.vocabulary)} answers. {rare} of {len(given)} training questions have a rarer "
+            "answer and are excluded from the loss."
         )
         if self.pretrained is not None:
             self._load_pretrained(Path(self.pretrained))
 
     def _load_pretrained(self, path: Path) -> None:
         if not path.is_file():
-            raise CheckpointError(f"model.init_args.pretrained: looked for a checkpoint at {path.absolute()}")
+            raise CheckpointError(f"model.init_args.pretrained: there is no checkpoint {path.absolute()}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         self.method.on_load_checkpoint(checkpoint)
         self.method.load_state_dict(checkpoint["state_dict"])
@@ -206,8 +206,8 @@ class VideoQuestionAnswering(RecipeModule):
         """
         if "answers" not in checkpoint:
             raise CheckpointError(
-                "the checkpoint holds a retrieval method and no answers; give it as model.init_args.pretrained to "
-                "`tvr fit`, or name the checkpoint of a run that learnt to answer"
+                "The checkpoint contains a retrieval method without answers. Pass it to `tvr fit` as "
+                "model.init_args.pretrained, or use the checkpoint of a question answering run."
             )
         self.vocabulary = list(checkpoint["answers"])
         super().on_load_checkpoint(checkpoint)
@@ -260,7 +260,9 @@ class VideoQuestionAnswering(RecipeModule):
 
     def _start(self, name: SplitName) -> None:
         if not self.vocabulary:
-            raise CheckpointError("no answers were learnt yet; name the checkpoint of a run: --ckpt_path FILE")
+            raise CheckpointError(
+                "The model has not learned any answers. Pass the checkpoint of a run: --ckpt_path FILE"
+            )
         self._asked, self._asked_right = self._numbered(name)
         self.encoded.clear()
         self._given.clear()

@@ -52,7 +52,7 @@ class AnswerHead(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}; expected a share in [0, 1)")
         if pooling == "mean" and spot_ratio != 0.5:
-            raise ValueError(f"spot_ratio {spot_ratio} belongs to pooling: spot; drop it with pooling: mean")
+            raise ValueError(f"spot_ratio {spot_ratio} is an option of pooling: spot. Remove it for pooling: mean.")
         if micro and inputs != "both":
             raise ValueError(f"micro relates words and patches, so inputs must be both, not {inputs}")
         self.pooling = pooling

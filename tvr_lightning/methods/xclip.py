@@ -96,10 +96,11 @@ class XCLIPOptions(Options):
     """The options of X-CLIP.
 
     Attributes:
-        similarity_header: what relates the frames before they are pooled to the video (released: --sim_header), by
-            default `SeqTransf`; frame contrasts always take CLIP's own frames.
-        contrasts: which of the four contrasts are averaged.
-        similarity_aggregation: `AOSM` by default, `SoftmaxAggregation`, or `MeanAggregation`.
+        similarity_header: relation of the frames before they are pooled to the video (released: --sim_header), by
+            default `SeqTransf`; frame contrasts always use CLIP's own frames.
+        contrasts: contrasts to average, out of the four.
+        similarity_aggregation: aggregation of similarities: `AOSM` by default, `SoftmaxAggregation`, or
+            `MeanAggregation`.
         mask_words: leave padded words out; the released code keeps them.
         mask_frames: leave padded frames out of the frame contrasts; the released code keeps them.
 
@@ -117,19 +118,23 @@ class XCLIPOptions(Options):
         super().__post_init__()
         known = get_args(XCLIPContrast)
         if not self.contrasts or len(set(self.contrasts)) < len(self.contrasts):
-            raise ValueError(f"contrasts is {list(self.contrasts)}; name some of {', '.join(known)}, each once")
+            raise ValueError(
+                f"contrasts is {list(self.contrasts)}; it must contain some of {', '.join(known)}, each once"
+            )
         made = set(self.contrasts)
         self.contrasts = tuple(name for name in known if name in made)
         if made == {"video_sentence"} and self.similarity_aggregation != AOSM():
-            raise ValueError("video_sentence alone aggregates nothing: leave similarity_aggregation at its default")
+            raise ValueError(
+                "video_sentence alone has nothing to aggregate. Leave similarity_aggregation at its default."
+            )
         if self.mask_words and not made & {"video_word", "frame_word"}:
             raise ValueError(f"mask_words: none of the contrasts {list(self.contrasts)} has words to mask")
         if self.mask_frames and not made & {"sentence_frame", "frame_word"}:
             raise ValueError(f"mask_frames: none of the contrasts {list(self.contrasts)} has frames to mask")
         if not isinstance(self.similarity_header, MeanP) and not made & {"video_sentence", "video_word"}:
             raise ValueError(
-                f"the contrasts {', '.join(self.contrasts)} take CLIP's own frames and nothing would use the temporal "
-                "encoder: set similarity_header to MeanP"
+                f"The contrasts {', '.join(self.contrasts)} use CLIP's frames, so nothing would use the temporal "
+                "encoder. Set similarity_header to MeanP."
             )
 
 
@@ -209,8 +214,8 @@ class XCLIPHead(PairHead):
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
             raise ValueError(
-                f"X-CLIP was built for {self.words} words and {self.frames} frames, its matrices fit no others; got "
-                f"{found[0]} words and {found[1]} frames: set model.init_args.words and frames, or those of the data"
+                f"X-CLIP was built for {self.words} words and {self.frames} frames, but got {found[0]} words and "
+                f"{found[1]} frames. Set model.init_args.words and frames, or those of the data."
             )
         before = video.frames if video.clip_frames is None else video.clip_frames
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
@@ -260,7 +265,7 @@ class XCLIP(RetrievalModule):
     """X-CLIP with its four contrasts.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         xclip: the options of the paper.
         shared: the arguments of `RetrievalModule`.
     """

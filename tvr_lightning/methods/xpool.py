@@ -36,10 +36,10 @@ class XPoolOptions(Options):
     """X-Pool's cross-attention of a text and the frames of a video (modules/transformer.py).
 
     Attributes:
-        heads: attention heads.
-        dropout: on the elements of FC(h) in training.
-        dropout_per: what has draws of its own, every `pair` (released), whose vectors are made from there on, or every
-            `video`, whose pairs then lose the same elements, which is cheaper.
+        heads: number of attention heads.
+        dropout: dropout rate of the elements of FC(h) in training.
+        dropout_per: unit with its own dropout samples: every `pair` (released), which computes the vectors of all
+            pairs, or every `video`, whose pairs lose the same elements, which is cheaper.
 
     Raises:
         ValueError: draws per video of a dropout of 0.
@@ -125,7 +125,7 @@ class XPool(RetrievalModule):
     """X-Pool: every text attends to the frames that it resembles.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         xpool: the options of the paper.
         shared: the arguments of `RetrievalModule`.
     """

@@ -114,7 +114,7 @@ class PairVectors(Pairwise):
     def _thinned(self, probability: float, scale: float) -> PairVectors:
         """Return the vectors without some elements of the basis of every video, the same for all its vectors."""
         if self.sides.text is not None:
-            raise ValueError("dropout that is drawn for every video does not apply to vectors with a part of the texts")
+            raise ValueError("dropout per video does not apply to vectors with a text term")
         summed = self._summed()
         left = staying((self.videos, 1, summed.basis.shape[-1]), probability, summed.basis.device)
         thinned = summed._replace(basis=summed.basis * (left * scale).to(self._dtype))
@@ -488,7 +488,7 @@ class PairVectors(Pairwise):
     def _combined(self, other: PairVectors) -> PairVectors:
         slots = max(self.slots, other.slots)
         if {self.slots, other.slots} - {1, slots} or self.shape[:2] != other.shape[:2]:
-            raise ValueError(f"pair vectors of shapes (M, N, Q) {self.shape} and {other.shape} do not combine")
+            raise ValueError(f"pair vectors of shapes (M, N, Q) {self.shape} and {other.shape} cannot be combined")
         pairs = zip(self.sides, other.sides, strict=True)
         sides = Sides(*(self._joined_with(mine, other, theirs, slots) for mine, theirs in pairs))
         offset = other.offset

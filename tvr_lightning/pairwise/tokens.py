@@ -32,7 +32,7 @@ def token_similarities(video: Tensor, text: Tensor) -> Tensor:
     """
     if video.ndim != 3 or text.ndim != 3 or video.shape[2] != text.shape[2]:
         raise ValueError(
-            f"token_similarities takes (M, F, D) and (N, W, D) of one D, not {tuple(video.shape)} and "
+            f"token_similarities needs (M, F, D) and (N, W, D) with the same D, not {tuple(video.shape)} and "
             f"{tuple(text.shape)}"
         )
     products = _rows(video) @ _rows(text).T

@@ -120,9 +120,9 @@ def _rows(found: Sequence[Place]) -> Iterator[str]:
 
 _HEAD = """# Equations
 
-Generated from the comments and docstrings of the papers' folders below `tvr_lightning/methods/` by
-`python -m tvr_lightning.reproduce.equations`. A paper's `model.py` has its equations in their order; `method.py` has
-its losses, and says where paper, released code and this code differ."""
+Generated from the comments and docstrings of the papers' folders in `tvr_lightning/methods/` by
+`python -m tvr_lightning.reproduce.equations`. A paper's `model.py` contains its equations in their order; `method.py`
+contains its losses and lists the differences between the paper, the released code, and this code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -132,7 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: of the command line; its own by default.
     """
     name = "python -m tvr_lightning.reproduce.equations"
-    parser = argparse.ArgumentParser(prog=name, description="Write where each paper's equations stand in the code.")
+    parser = argparse.ArgumentParser(
+        prog=name, description="Write the locations of each paper's equations in the code."
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/equations.md"))
     parser.parse_args(arguments).out.write_text(page(), encoding="utf-8")
 

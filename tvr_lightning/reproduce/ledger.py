@@ -75,7 +75,7 @@ def read_deviations(file: str, docstring: str) -> Entry:
     """
     title, _, rest = docstring.partition("\n")
     if "\nDeviations:\n" not in docstring:
-        raise LedgerError(f"methods/{file}.py: the docstring has no line 'Deviations:' with items below it")
+        raise LedgerError(f"methods/{file}.py: the docstring has no line 'Deviations:' followed by items")
     listed = docstring.split("\nDeviations:\n")[1]
     items = [" ".join(item.split()) for item in re.split(r"^- ", listed, flags=re.MULTILINE) if item.strip()]
     code = "no public code" not in " ".join(rest.split())
@@ -90,8 +90,8 @@ def _item(file: str, item: str) -> Deviation:
     names = pieces[1::2]
     if not colon or pieces[0] or "here" not in names or names != [part for part in PARTS if part in names]:
         raise LedgerError(
-            f"methods/{file}.py, deviation {item[:60]!r}: expected 'topic: paper ...; released ...; here ....', of "
-            "which paper or released may be left out"
+            f"methods/{file}.py, deviation {item[:60]!r}: expected 'topic: paper ...; released ...; here ....'; paper "
+            "or released can be omitted"
         )
     found.update(zip(names, (piece.strip() for piece in pieces[2::2]), strict=True))
     return Deviation(topic, found["paper"], found["released"], found["here"].rstrip("."))
@@ -225,9 +225,10 @@ _HEAD = """# Deviations
 Generated from the docstrings of `tvr_lightning/methods/` and from the recipes by
 `python -m tvr_lightning.reproduce.ledger`; change those, not this page.
 
-"Measured" is text-to-video R@1 of the named reading minus that of the reading here, in points, with the 95 % interval
-over seeds, in a synthetic world of `benchmarks/mechanisms.py` (`benchmarks/results/mechanisms.md`). It says what a
-deviation does to a small head on synthetic features, not what it does to a published number. Empty: not measured.
+"Measured" is text-to-video R@1 of the named variant minus that of this implementation, in points, with the 95 %
+interval over seeds, in a controlled synthetic experiment of `benchmarks/mechanisms.py`
+(`benchmarks/results/mechanisms.md`). It shows the effect of a deviation on a small head with synthetic features, not
+its effect on a published result. Empty: not measured.
 
 ## All methods
 
@@ -240,12 +241,12 @@ deviation does to a small head on synthetic features, not what it does to a publ
 
 ## The evaluations that leak
 
-The released evaluations of GAID and T-MASS score every test video as it looks under its own caption: the text that is
-to find the video has then shaped it. Their published numbers are not comparable with others. Here both are behind
-`protocol: as-released` (`recipes/variants/gaid-as-released.yaml`, `recipes/variants/tmass-as-released.yaml`), which
-marks every result. The rows "protocol" below have what the leak adds to the same weights. For T-MASS on MSR-VTT a third
-party reports text-to-video R@1 49.4 with the leak and 41.9 without (github.com/patrick-0817/T-MASS-dataleakage); this
-project has not measured it there."""
+The released evaluations of GAID and T-MASS score every test video under its own caption, so the representation of the
+video already depends on the text that is supposed to find it. Their published results are not comparable with others.
+Here both require `protocol: as-released` (`recipes/variants/gaid-as-released.yaml`,
+`recipes/variants/tmass-as-released.yaml`), which marks every result. The "protocol" rows below show how much the leak
+adds for the same weights. For T-MASS on MSR-VTT, a third party reports text-to-video R@1 49.4 with the leak and 41.9
+without (github.com/patrick-0817/T-MASS-dataleakage); this project has not measured it there."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -254,7 +255,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: of the command line; its own by default.
     """
-    parser = argparse.ArgumentParser(prog="python -m tvr_lightning.reproduce.ledger", description="Write the ledger.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tvr_lightning.reproduce.ledger", description="Write the list of deviations."
+    )
     parser.add_argument("--recipes", type=Path, default=Path("recipes"))
     parser.add_argument("--effects", type=Path, default=Path("benchmarks/results/mechanisms.json"))
     parser.add_argument("--out", type=Path, default=Path("docs/deviations.md"))

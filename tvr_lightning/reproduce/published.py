@@ -193,13 +193,13 @@ def select_published(
     method: str | None = None,
     direction: str | None = None,
 ) -> list[PublishedRow]:
-    """Return the rows that match every given value, whatever the case.
+    """Return the rows that match every given value, regardless of case.
 
     Args:
         paper: such as "gare" or "tc-mgc".
         table: as the paper numbers it, such as "1", "7a", "S3", "Fig7".
         dataset: such as "MSR-VTT".
-        method: as printed.
+        method: part of the published name; "GARE" also selects "GARE (Ours)".
         direction: `t2v`, `v2t` or `t2v+v2t`.
 
     Raises:
@@ -210,10 +210,11 @@ def select_published(
     for name, value in wanted.items():
         if value is None:
             continue
-        kept = [row for row in rows if (getattr(row, name) or "").lower() == value.lower()]
+        found = [(row, (getattr(row, name) or "").lower()) for row in rows]
+        kept = [row for row, own in found if (value.lower() in own if name == "method" else value.lower() == own)]
         if not kept:
             known = sorted({getattr(row, name) for row in rows if getattr(row, name) is not None})
-            raise PublishedError(f"no published row has {name} {value!r}; there are {', '.join(known) or 'none'}")
+            raise PublishedError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
         rows = kept
     return rows
 

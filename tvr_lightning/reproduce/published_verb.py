@@ -24,15 +24,15 @@ def run_published(
     direction: Literal["t2v", "v2t", "t2v+v2t"] | None = None,
     format: Literal["table", "csv", "json"] = "table",
 ) -> int:
-    """Print what the papers publish; a dash is what they do not print.
+    """Print the results that the papers publish; a dash marks unpublished values.
 
     Args:
-        paper: gare, tc-mgc, ncl, dpdv, gaid, or zero-shot for pretrained encoders; all of them by default.
-        table: number of the table, such as 1, 7a, S3 or Fig7.
-        dataset: such as MSR-VTT.
-        method: as the paper prints it.
-        direction: t2v, v2t, or t2v+v2t for sums over both.
-        format: a table to read, or CSV or JSON for other tools.
+        paper: name of the paper: gare, tc-mgc, ncl, dpdv, gaid, or zero-shot for pretrained encoders; all by default.
+        table: number of the table in the paper, such as 1, 7a, S3 or Fig7.
+        dataset: name of the dataset, such as MSR-VTT.
+        method: part of the method's name, regardless of case, such as GARE.
+        direction: retrieval direction: t2v, v2t, or t2v+v2t for sums over both.
+        format: output format: a table for reading, or CSV or JSON for other tools.
     """
     rows = select_published(paper, table, dataset, method, direction)
     if format == "json":

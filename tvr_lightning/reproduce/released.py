@@ -67,35 +67,35 @@ class Line:
 
 
 def run_verify_released(checkpoints: Folder, tolerance: NotNegative = TOLERANCE, workers: Workers = 2) -> int:
-    """Measure the authors' released checkpoints on $TVR_DATA beside what is printed; exit status 1 where one differs.
+    """Evaluate the authors' released checkpoints on $TVR_DATA; the exit status is 1 if a result is not as published.
 
     Args:
         checkpoints: folder with the authors' files, named by method: xpool.pth, gare.bin, ...
-        tolerance: R@1 in percent that a number may differ from the printed one.
-        workers: processes that decode.
+        tolerance: maximum difference from the published R@1, in percentage points.
+        workers: number of processes that decode.
     """
     if not os.environ.get("TVR_DATA"):
-        raise ReleasedError("verifying takes the papers' own test videos; name their parent folder by $TVR_DATA")
+        raise ReleasedError("The papers' test videos are required. Set TVR_DATA to their parent folder.")
     files = {name: _file(checkpoints, name) for name in RELEASED}
     if not any(files.values()):
         expected = ", ".join(RELEASED)
         raise ReleasedError(
-            f"{checkpoints} holds no checkpoint; expected the authors' files, named by method ({expected}) with one of "
-            f"the endings {', '.join(SUFFIXES)}"
+            f"{checkpoints} contains no checkpoint. Expected the authors' files, named by method ({expected}) with one "
+            f"of the suffixes {', '.join(SUFFIXES)}."
         )
     lines = [_verified(name, file, workers) for name, file in files.items()]
     print("\n".join(table_of(lines)))
     failed = [line for line, file in zip(lines, files.values(), strict=True) if file is not None and not line.measured]
     apart = [line for line in lines if any(abs(value) > tolerance for value in line.differences().values())]
     if apart:
-        print(f"\nbeyond {tolerance} R@1: {', '.join(line.method for line in apart)}")
+        print(f"\nMore than {tolerance} R@1 from the published result: {', '.join(line.method for line in apart)}")
     return 1 if failed or apart else 0
 
 
 def table_of(lines: Sequence[Line]) -> list[str]:
     """Return the table as lines of markdown: published, measured and difference, per method and direction."""
     rows = [
-        "| method | printed in | direction | published R@1 | measured | difference | |",
+        "| method | published in | direction | published R@1 | measured | difference | |",
         "|---|---|---|---|---|---|---|",
     ]
     for line in lines:

@@ -46,29 +46,30 @@ def run_reproduce(
     memory_gib: Count | None = None,
     at_once: Count | None = None,
 ) -> int:
-    """Run published tables again, and write them as markdown, CSV and LaTeX beside the print.
+    """Rerun published tables, and write the results next to the published ones as markdown, CSV, and LaTeX.
 
-    Without $TVR_DATA every run takes the synthetic dataset of its own layout. Finished runs are not repeated; exit
-    status 1 where a run failed.
+    Without $TVR_DATA, every run uses the synthetic dataset in its dataset's layout. Finished runs are not repeated. The
+    exit status is 1 if a run failed.
 
     Args:
         tables: names of files in recipes/tables, such as gare-1.
-        only: runs to make, separated by commas, as RUN or TABLE/RUN; all of them by default.
-        seeds: separated by commas, such as 0,1,2; each recipe's own by default.
+        only: names of the runs to make, separated by commas, as RUN or TABLE/RUN; all by default.
+        seeds: seeds separated by commas, such as 0,1,2; each recipe's own by default.
         dry_run: only show the plan.
-        out: folder for cards, runs, tables and synthetic datasets.
-        recipes: folder of the recipes; this project's where there is none of that name here.
-        fixture: take the synthetic datasets even where $TVR_DATA is set.
-        fixture_videos: videos of each synthetic dataset.
-        overlay: a recipe to lay on top of every run's recipes, below the table's own values; the tables say so.
-        share: what the synthetic runs share: nothing; the encoder, trained once, which every run goes on
-            from; or the stored features of that encoder, on which heads train, without runs of further backbones.
-        engine: local, one run after another on this machine; slurm, jobs through submitit.
-        partition: of SLURM.
-        minutes: longest time of a SLURM job; 1440 by default.
-        gpus: of a SLURM job, as many as the recipe's devices; 1 by default.
-        memory_gib: main memory of a SLURM job; 64 by default.
-        at_once: most SLURM jobs in the queue; 16 by default.
+        out: folder for run cards, runs, tables, and synthetic datasets.
+        recipes: folder of the recipes; this project's own if the folder does not exist.
+        fixture: use the synthetic datasets even if $TVR_DATA is set.
+        fixture_videos: number of videos in each synthetic dataset.
+        overlay: recipe that overrides the recipes of every run, but not the table's own values; the tables mention it.
+        share: resource that the synthetic runs share: nothing; encoder, which is trained once and starts every run; or
+            features, which are that encoder's stored features (only heads are trained, and runs with other backbones
+            are omitted).
+        engine: local for one run after another on this machine, or slurm for jobs submitted with submitit.
+        partition: SLURM partition.
+        minutes: time limit of a SLURM job in minutes; 1440 by default.
+        gpus: number of GPUs of a SLURM job, equal to the recipe's devices; 1 by default.
+        memory_gib: memory of a SLURM job in GiB; 64 by default.
+        at_once: maximum number of SLURM jobs in the queue; 16 by default.
     """
     recipes = recipes_folder(recipes)
     asked = {"partition": partition, "minutes": minutes, "gpus": gpus, "memory_gib": memory_gib, "at_once": at_once}
@@ -180,5 +181,7 @@ def _slurm_options(engine: EngineName, asked: dict[str, Any]) -> SlurmOptions | 
     if engine == "slurm":
         return SlurmOptions(**given)
     if given:
-        raise EngineError(f"{', '.join(f'--{name}' for name in given)} concern SLURM jobs; add --engine slurm")
+        raise EngineError(
+            f"{', '.join(f'--{name}' for name in given)} can only be used for SLURM jobs. Add --engine slurm."
+        )
     return None

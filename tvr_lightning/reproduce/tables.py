@@ -136,8 +136,8 @@ class _File:
         wrong = sorted(set(values) - needed - allowed) + sorted(needed - set(values))
         if wrong:
             raise self.error(
-                f"{where}: missing or unknown {', '.join(map(str, wrong))}; it needs "
-                f"{', '.join(sorted(needed)) or 'nothing'} and may have {', '.join(sorted(allowed))}"
+                f"{where}: missing or unknown {', '.join(map(str, wrong))}; required: "
+                f"{', '.join(sorted(needed)) or 'nothing'}; optional: {', '.join(sorted(allowed))}"
             )
         return values
 
@@ -161,15 +161,15 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
     path = recipes / "tables" / f"{name}.yaml"
     if not path.is_file():
         known = known_tables(recipes)
-        near = difflib.get_close_matches(name, known, n=1)
-        there = ", ".join(known) or f"none in {recipes / 'tables'}"
-        raise TableError(f"unknown table {name!r}; {f'near it is {near[0]}; ' if near else ''}there are {there}")
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0)
+        meant = f"The most similar names are {', '.join(near)}. `ls {path.parent}` lists all." if near else ""
+        raise TableError(f"There is no table {name!r}. {meant or f'{path.parent} contains no tables.'}")
     file = _File(path, recipes)
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     raw = file.keys("the table", content, {"paper", "table", "runs"}, {"baseline", "note"})
     file.paper, file.table = str(raw["paper"]), str(raw["table"])
     if not isinstance(raw["runs"], dict):
-        raise file.error("runs must be a mapping; {} where the table is published only")
+        raise file.error("runs must be a mapping; use {} if the table is only published")
     printed = is_published(file.paper, file.table)
     if not printed and not any("shows" in values for values in raw["runs"].values() if isinstance(values, dict)):
         _printed(file)  # says what is printed
@@ -177,15 +177,15 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
     names = {run.name: run for run in runs}
     for run in runs:
         if run.trained_by is not None and (run.trained_by not in names or not names[run.trained_by].trains):
-            raise file.error(f"run {run.name}: trained_by {run.trained_by!r} is no run of this table that trains")
+            raise file.error(f"run {run.name}: trained_by {run.trained_by!r} is not a run of this table that trains")
     given = raw.get("baseline") or ()
     baselines = (given,) if isinstance(given, str) else tuple(given)
     for baseline in baselines:
         if baseline not in names:
-            raise file.error(f"baseline {baseline!r} is no run of this table; there are {', '.join(names)}")
+            raise file.error(f"baseline {baseline!r} is not a run of this table. Available: {', '.join(names)}")
     note = raw.get("note")
     if note is not None and (not isinstance(note, str) or not note.strip()):
-        raise file.error(f"note must be text, got {note!r}; drop it where there is nothing to say")
+        raise file.error(f"note must be text, got {note!r}; remove it if it is empty")
     return TableRecipe(name, file.paper, file.table, runs, baselines, printed, note and note.strip())
 
 
@@ -194,11 +194,14 @@ def _run(file: _File, name: str, values: Any) -> TableRun:
     raw = file.keys(f"run {name}", values, {"config"}, optional)
     if "row" not in raw and "shows" not in raw:
         raise file.error(
-            f"run {name}: give row, the printed line, or shows, a line of its own, or both, a line below it"
+            f"run {name}: set row (a published row), shows (an additional row), or both (an additional row after the "
+            "published one)"
         )
     trains = raw.get("trains", "trained_by" not in raw)
     if not isinstance(trains, bool) or (trains and "trained_by" in raw):
-        raise file.error(f"run {name}: trains is {trains!r}; give true or false, and no true beside trained_by")
+        raise file.error(
+            f"run {name}: trains is {trains!r}; set it to true or false, and not to true if trained_by is set"
+        )
     configs = tuple(file.folder / config for config in raw["config"])
     backbone = file.folder / "backbone" / f"{raw['backbone']}.yaml" if "backbone" in raw else None
     on_fixture = file.folder / f"{raw['on_fixture']}.yaml" if "on_fixture" in raw else None
@@ -210,8 +213,8 @@ def _run(file: _File, name: str, values: Any) -> TableRun:
     line = _entry(file, name, row) if "row" in raw else None
     entry, below = _shown(file, line, shows)
     if entry in file.claimed:
-        what = f"printed line {row}; narrow" if shows is None else f"line {shows}; rename"
-        raise file.error(f"runs {file.claimed[entry]} and {name} claim the same {what} one of them")
+        what = f"published row {row}. Narrow" if shows is None else f"row {shows}. Rename"
+        raise file.error(f"runs {file.claimed[entry]} and {name} have the same {what} one of them.")
     file.claimed[entry] = name
     settings = raw.get("set") or {}
     trained_by = raw.get("trained_by")
@@ -241,8 +244,8 @@ def _entry(file: _File, name: str, row: Mapping[str, Any]) -> Entry:
     if len(entries) != 1:
         printed = "; ".join(dict.fromkeys(_words(r) for r in (entries.values() if entries else rows)))
         raise file.error(
-            f"run {name}: row {dict(row)} names {len(entries)} printed lines of {file.paper} table {file.table}, not "
-            f"one. {'Candidates' if entries else 'Printed'}: {printed}"
+            f"run {name}: row {dict(row)} matches {len(entries)} published rows of {file.paper} table {file.table}, "
+            f"not one. {'Candidates' if entries else 'Published'}: {printed}"
         )
     return next(iter(entries))
 

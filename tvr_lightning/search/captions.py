@@ -64,10 +64,14 @@ def join_captions(catalog: Catalog, given: Path | None, roots: list[Path], place
     """
     remembered = catalog.fact("captions")
     if given is None and remembered not in (None, places.captions):  # an index must not choose which file is read
-        strange = f"{remembered}: a captions file that you have not named here; --captions FILE names one"
+        strange = f"{remembered}: a captions file that you have not named. Name one with --captions FILE"
         return Joined(catalog.captioned(), [strange])
     if given is None and (remembered is None or not Path(remembered).is_file()):
-        problems = [] if remembered is None else [f"{remembered}: the captions file is gone; changed videos have none"]
+        problems = (
+            []
+            if remembered is None
+            else [f"{remembered}: the captions file is missing, so changed videos have no captions"]
+        )
         return Joined(catalog.captioned(), problems)
     path = given or Path(remembered)
     described = read_captions(path)
@@ -79,8 +83,8 @@ def join_captions(catalog: Catalog, given: Path | None, roots: list[Path], place
     if not found and given is not None and catalog.count():
         known = ", ".join(list(described.descriptions)[:3])
         raise SearchError(
-            f"{path}: describes none of the index's videos; it is about {known}: call videos by their path below the "
-            "indexed folder or by their file name"
+            f"{path} describes none of the index's videos, but others, such as {known}. Name videos by "
+            "their path in the indexed folder or by their file name."
         )
     catalog.set_captions(found)
     places.captions = str(path.resolve())
@@ -109,7 +113,7 @@ def describe_videos(catalog: Catalog, captioner: Captioner, roots: list[Path], p
     try:
         report = caption([VideoRecord(state_name(row), row.path) for row in rows], captioner, options)
     except CaptionJournalError as error:
-        raise SearchError(f"{error}; to describe all videos anew, delete {out} and {out.name}.unfinished") from error
+        raise SearchError(f"{error} To describe all videos again, delete {out} and {out.name}.unfinished.") from error
     joined = join_captions(catalog, out, roots, places)
     joined.problems += report.skipped
     return joined

@@ -148,7 +148,7 @@ class Catalog:
     def __init__(self, folder: Path, create: bool = False) -> None:
         self.folder = folder
         if not create and not (folder / FILE).is_file():
-            raise SearchError(f"{folder}: no index here; make one with tvr index VIDEOS... --out {folder}")
+            raise SearchError(f"{folder} contains no index. Create one with tvr index VIDEOS... --out {folder}")
         if create:
             folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
@@ -160,7 +160,9 @@ class Catalog:
             if version is None and create:
                 self.set_fact("version", version := VERSION)
             if version not in (None, VERSION):
-                raise SearchError(f"{folder}: index of version {version}, expected {VERSION}; index the videos anew")
+                raise SearchError(
+                    f"{folder}: the index has version {version}, expected {VERSION}. Re-index the videos."
+                )
         except BaseException:
             self.close()
             raise
@@ -196,8 +198,8 @@ class Catalog:
                 raise
         if seen[-1] > 0:
             raise SearchError(
-                f"{self.folder / FILE}: holds changes of an interrupted run, and cannot be written; have tvr index "
-                f"--out {self.folder} run once by somebody who may write it"
+                f"{self.folder / FILE} contains changes from an interrupted run but is read-only. Run tvr index "
+                f"--out {self.folder} once as a user with write permission."
             )
         connection = self._connect("immutable=1", "SELECT 1 FROM facts")
         self._seen = seen
@@ -243,16 +245,18 @@ class Catalog:
         except sqlite3.OperationalError as error:
             file = self.folder / FILE
             if _busy(error):
-                raise BusyError(f"{file}: busy, another process holds it ({error}); try again in a moment") from error
+                raise BusyError(f"{file} is in use by another process ({error}). Try again in a moment.") from error
             if "no such" in str(error):
-                raise SearchError(f"{file}: damaged ({error}); index the videos into a new folder") from error
+                raise SearchError(f"{file} is damaged ({error}). Index the videos into a new folder.") from error
             raise SearchError(
-                f"{file}: cannot be read or written ({error}); check the permissions and the room of {self.folder}"
+                f"{file} cannot be read or written ({error}). Check the permissions and the free space of {self.folder}"
             ) from error
         except sqlite3.DatabaseError as error:
             if type(error) is not sqlite3.DatabaseError:  # a mistake of the program
                 raise
-            raise SearchError(f"{self.folder / FILE}: damaged ({error}); index the videos into a new folder") from error
+            raise SearchError(
+                f"{self.folder / FILE} is damaged ({error}). Index the videos into a new folder."
+            ) from error
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock, self._explained():
@@ -592,7 +596,7 @@ class Catalog:
         query = "SELECT jpeg FROM pictures WHERE id = ? ORDER BY ABS(time - ?), time LIMIT 1"
         rows = self._rows(query, (video, time))
         if not rows:
-            raise UnknownVideoError(f"no pictures of video {video!r} in the index")
+            raise UnknownVideoError(f"no thumbnails of video {video!r} in the index")
         return rows[0][0]
 
 

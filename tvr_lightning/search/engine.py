@@ -107,10 +107,10 @@ class Searcher:
             undo.callback(self.catalog.close)
             facts = self.catalog.fact("scorers")
             if not facts:
-                raise SearchError(f"{path}: indexing never began; run tvr index VIDEOS... --out {path}")
+                raise SearchError(f"{path}: indexing has not started. Run tvr index VIDEOS... --out {path}")
             self.store = choose_store(self.catalog, store, "exact")
             if self.store != (self.catalog.fact("store") or "exact"):
-                raise SearchError(f"--store {store}: the vectors of {path} lie in {self.catalog.fact('store')}")
+                raise SearchError(f"--store {store}: the vectors of {path} are stored in {self.catalog.fact('store')}")
             loaded = [scorer for other in beside for scorer in other.scorers.values()]
             self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust, loaded)
             self.vectors = open_vectors(self.store, self.catalog)
@@ -187,11 +187,11 @@ class Searcher:
             SearchError: neither words nor an example, or an option that the index cannot serve.
         """
         if threshold is not None and not 0 <= threshold <= 1:
-            raise SearchError(f"threshold is {threshold:g}; it must lie in 0..1")
+            raise SearchError(f"threshold is {threshold:g}; it must be between 0 and 1")
         if not query.strip() and not like:
-            raise SearchError("the query is empty; say in a few words what is to be seen")
+            raise SearchError("The query is empty. Describe the video in a few words.")
         if threshold is not None and not query.strip():
-            raise SearchError("threshold is of words; an example has no scale, so drop it")
+            raise SearchError("threshold applies only to text queries. Remove it for examples.")
         rerank = self._check(rerank, top, candidates, normalize)
         among = self._among(only)
         bias = self._biases() if normalize == "sinkhorn" else None  # which may take long, beside other queries
@@ -205,9 +205,11 @@ class Searcher:
             for words in filter(None, (asked.words, asked.without)):
                 if any(each.truncated(words) for each in {self.scorers[self.first], reranker}):
                     most = self.scorers[self.first].module.words
-                    answer.notes.append(f"the query is too long; what comes after {most} tokens is not read")
+                    answer.notes.append(f"the query is too long; only the first {most} tokens are used")
             if not rows:
-                answer.notes.append("no video fits the filters" if answer.videos else "the index holds no videos yet")
+                answer.notes.append(
+                    "no video matches the filters" if answer.videos else "the index contains no videos yet"
+                )
                 return answer
             answer.nearest = max(cosines)
             biases = None if bias is None else [bias.get(row.key, 0.0) for row in rows]
@@ -322,7 +324,9 @@ class Searcher:
         scorer = self.scorers[self.first]
         known = self._own_texts() if texts is None else EncodedTexts(scorer, list(texts))
         if not known.texts:
-            raise SearchError("no texts to choose from; give some, or index with --bank FILE or --captions FILE")
+            raise SearchError(
+                "There are no texts to choose from. Pass some, or index with --bank FILE or --captions FILE."
+            )
         with self._lock:
             features = VideoFeatures.cat([self._features(row, self.first)[0] for row in self._spans(video)])
         scores = torch.cat([scorer.score(block, features).similarity.amax(1) for block in known.blocks(given_up)])
@@ -371,15 +375,15 @@ class Searcher:
         """
         path = self.catalog.video(video).path
         if not path.is_file() or not inside(path, self.roots):
-            raise SearchError(f"{path.name}: no longer inside the indexed folders; run tvr index again")
+            raise SearchError(f"{path.name} is no longer in the indexed folders. Run tvr index again.")
         return path
 
     def _check(self, rerank: str | None, top: int, candidates: int, normalize: str) -> str:
         rerank = rerank or self.first
         if rerank != NONE and rerank not in self.scorers:
             raise SearchError(
-                f"rerank: the index has no scorer {rerank!r}, only {', '.join(self.scorers)} and none; index with "
-                "--ckpt of that method as well"
+                f"rerank: the index has no scorer {rerank!r}, only {', '.join(self.scorers)} and none. Index also with "
+                "--ckpt of that method."
             )
         if top < 1 or candidates < 1:
             raise SearchError(f"top ({top}) and candidates ({candidates}) must be at least 1")
@@ -477,7 +481,7 @@ class Searcher:
             generation = self.catalog.generation
             if self._bias is None or self._bias[0] != generation:
                 if not self.catalog.fact("bank"):
-                    raise SearchError("normalize: sinkhorn needs queries that stand for users'; index with --bank FILE")
+                    raise SearchError("normalize: sinkhorn needs a bank of sample queries. Index with --bank FILE.")
                 keys, vectors = self.catalog.vectors()
                 if not keys:
                     return {}
@@ -536,7 +540,7 @@ class Searcher:
             stretches = [self._moments(seen, rows[place], where) for place in found.places]
             result = self._result(rank, rows, cosines, found, stretches)
             result.by_sight, result.by_sound = by_sight[video], by_sound.get(video)
-            result.why = [f"{'seen' if asked.words else 'looks alike'} at {clock(result.start)}"]
+            result.why = [f"{'seen' if asked.words else 'similar'} at {clock(result.start)}"]
             if video in spoken:
                 result.said = spoken[video][:BEST_MOMENTS]
                 first = result.said[0]

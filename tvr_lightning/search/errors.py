@@ -44,6 +44,6 @@ def optional(module: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise SearchError(
-            f"{purpose} needs the package {module.partition('.')[0]} ({error}); install it with "
+            f"{purpose} needs the package {module.partition('.')[0]} ({error}). Install it with "
             "pip install 'tvr-lightning[search]'"
         ) from error

@@ -69,7 +69,7 @@ def unpack(content: bytes, name: str) -> Example:
     Raises:
         SearchError: it is none.
     """
-    wrong = SearchError("the features of the example are not as tvr serve writes them; send a clip or a picture")
+    wrong = SearchError("The features of the example are not in the format of tvr serve. Send a clip or an image.")
     try:
         tensors = load(content)
         frames, mask = tensors["frames"], tensors["frame_mask"]

@@ -75,7 +75,7 @@ def resolve_roots(paths: Sequence[str | Path]) -> list[Path]:
         SearchError: none is given, or one is not there.
     """
     if not paths:
-        raise SearchError("no videos given; name files or folders to index")
+        raise SearchError("No videos are given. Name files or folders to index.")
     for path in paths:
         if not Path(path).exists():
             raise SearchError(f"{path}: no such file or folder")
@@ -99,7 +99,7 @@ def find_videos(roots: Sequence[Path]) -> Found:
 
     def add(path: Path) -> None:
         if not inside(path, roots):
-            found.problems.append(f"{path}: a symbolic link that leads out of the indexed folders")
+            found.problems.append(f"{path}: a symbolic link to a file outside the indexed folders")
             return
         try:
             state = path.stat()

@@ -78,7 +78,7 @@ class IndexReport:
         lines = [f"{self.added} videos added, {self.kept} kept, {self.removed} removed; {self.total} in the index"]
         if self.captioned:
             lines.append(f"{self.captioned} videos have captions")
-        return lines + [f"skipped {reason}" for reason in self.skipped] + [f"left out {p}" for p in self.problems]
+        return lines + [f"skipped: {reason}" for reason in self.skipped] + [f"not indexed: {p}" for p in self.problems]
 
 
 def index(
@@ -138,7 +138,9 @@ def index(
     folder = Path(out)
     _require_own(folder)
     if captions is not None and captioner is not None:
-        raise SearchError("captions and captioner conflict: give a file or a model that describes the videos, not both")
+        raise SearchError(
+            "captions and captioner conflict. Pass either a captions file or a model that describes the videos."
+        )
     if captions is not None:
         read_captions(Path(captions))  # what is wrong with it is better known before hours of indexing
     if transcripts is not None and transcriber is not None:
@@ -175,7 +177,7 @@ def index(
                 if new and not report.total:
                     more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
                     raise SearchError(
-                        f"no index was made, for no video could be read: {'; '.join(report.skipped[:3])}{more}"
+                        f"no index was created, since no video could be read: {'; '.join(report.skipped[:3])}{more}"
                     )
                 covered = [Path(root) for root in catalog.fact("roots")]
                 if describer is not None:
@@ -229,12 +231,12 @@ def load_scorers(
         try:
             model = Scorer(ScorerSource(**fact["source"]), device, trust)
         except MissingWeightsError as error:
-            raise SearchError(f"{error.looked_for}. The index was made with these weights; bring them back") from error
+            raise SearchError(f"{error.looked_for}. The index was created with these weights. Restore them.") from error
         differing = differences(fact["fingerprint"], model.fingerprint, "the index")
         if differing:
             raise SearchError(
-                f"{fact['source']['checkpoint'] or fact['source']['weights']} is not what the index was made with; "
-                f"{differing}. Bring the former weights back, or index the videos into a new folder"
+                f"{fact['source']['checkpoint'] or fact['source']['weights']} has changed since the index was created: "
+                f"{differing}. Restore the previous weights, or index the videos into a new folder."
             )
         models[fact["name"]] = model
     return models
@@ -255,7 +257,7 @@ def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, tru
             raise SearchError(
                 f"{error.looked_for}. Name a checkpoint with --ckpt FILE, or a file of weights of "
                 f"{source.architecture} with --weights FILE (OpenAI archive or state dict, open_clip .pt or "
-                ".safetensors); --weights none tries the search out with random ones, whose results mean nothing"
+                ".safetensors). To only try out the search, use --weights none: random weights, meaningless results."
             ) from error
         same = sum(name.partition("-")[0] == model.name for name in models)
         models[f"{model.name}-{same + 1}" if same else model.name] = model
@@ -267,13 +269,13 @@ def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, tru
         catalog.set_fact("scorers", listed)
         return models
     before = {fact["name"]: fact["fingerprint"] for fact in facts}
-    found = f"it was made with {', '.join(before)}, and you name {', '.join(models)}"
+    found = f"it was created with {', '.join(before)}, but you named {', '.join(models)}"
     if list(before) == list(models):
         found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
     if found:
         raise SearchError(
-            f"{catalog.folder}: {found}. Index into a new folder, or drop --ckpt and --weights to go on with the "
-            "index's own"
+            f"{catalog.folder}: {found}. Index into a new folder, or drop --ckpt and --weights to use those of the "
+            "index."
         )
     return models
 
@@ -287,7 +289,7 @@ def _segments(catalog: Catalog, given: Segments | None) -> Segments:
     if given is not None and given != Segments(**known):
         raise SearchError(
             f"{catalog.folder}: its videos are cut into {known['kind']} of {known['length']:g} s, overlapping by "
-            f"{known['overlap']:g} s; index into a new folder, or drop the options of segments"
+            f"{known['overlap']:g} s. Index into a new folder, or drop the options of segments."
         )
     return Segments(**known)
 
@@ -309,8 +311,8 @@ def _unwritable(folder: Path) -> Iterator[None]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         where = error.filename if isinstance(error, OSError) and error.filename else folder
         raise SearchError(
-            f"{where}: cannot be written ({reason}): the disk may be full, or the size of files limited. Finished "
-            "batches are kept; make room and run tvr index again, which goes on from there"
+            f"{where} cannot be written ({reason}). The disk may be full, or the file size limited. Finished batches "
+            "are kept. Free disk space and rerun tvr index to resume."
         ) from error
 
 
@@ -339,13 +341,13 @@ def _catalog(folder: Path) -> Iterator[Catalog]:
         SearchError: the folder cannot be written.
     """
     created_folder = not folder.exists()
-    busy = BusyError(f"another process writes the index {folder}; wait for it or stop it")
+    busy = BusyError(f"Another process is writing the index {folder}. Wait for it or stop it.")
     with contextlib.ExitStack() as lock:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(held(folder / LOCK, busy, "start no second tvr index with the same --out"))
+            lock.enter_context(held(folder / LOCK, busy, "do not start a second tvr index with the same --out"))
         except OSError as error:
-            raise SearchError(f"{folder}: cannot be written: {error.strerror or error}") from error
+            raise SearchError(f"{folder} cannot be written: {error.strerror or error}") from error
         new = dead = not (folder / FILE).exists()
         try:
             with contextlib.closing(Catalog(folder, create=True)) as catalog:
@@ -534,7 +536,7 @@ class _Run:
         except (MediaError, OSError) as error:
             reason = error.reason if isinstance(error, MediaError) else error.strerror or str(error)
             if isinstance(error, OSError) and not file.path.is_file():
-                reason = "it is gone"
+                reason = "it is missing"
             self.catalog.drop_staged()
             self.catalog.write([], [(file, reason)])
             return 0
@@ -575,7 +577,7 @@ class _Run:
 def _require_unchanged(file: VideoFile) -> None:
     state = file.path.stat()
     if (state.st_size, state.st_mtime_ns) != (file.size, file.modified):
-        raise MediaError(file.path, "it changed while it was read; run tvr index again")
+        raise MediaError(file.path, "it changed while it was read. Run tvr index again.")
 
 
 def ahead(items: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -83,7 +83,7 @@ class ConcurrencyLimit:
             TooManyError: no place is free, or another error that was asked for.
         """
         if self.inside >= self.places:
-            raise self.error(f"{self.places} {self.what} are under way; try again in a moment")
+            raise self.error(f"{self.places} {self.what} are in progress or pending. Try again in a moment.")
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
@@ -167,7 +167,7 @@ async def while_wanted(
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
     if task.cancelled():
-        raise GivenUpError("the client is gone")
+        raise GivenUpError("the client disconnected")
     return waiting.result()
 
 
@@ -188,7 +188,7 @@ async def save_upload(
         TooSlowError: it is not there in time.
         SearchError: nothing came, or less than promised.
     """
-    too_large = TooLargeError(f"the clip is larger than {most / 2**20:g} MiB; cut it, or raise --max_upload_mib")
+    too_large = TooLargeError(f"The clip is larger than {most / 2**20:g} MiB. Shorten it, or raise --max_upload_mib.")
     if promised is not None and promised.isdigit() and int(promised) > most:
         raise too_large
     size = 0
@@ -205,8 +205,8 @@ async def save_upload(
     try:
         await asyncio.wait_for(write(), seconds)
     except TimeoutError as error:
-        raise TooSlowError(f"the upload took longer than {seconds:g} seconds; send a shorter clip") from error
+        raise TooSlowError(f"The upload took longer than {seconds:g} seconds. Send a shorter clip.") from error
     if not size:
-        raise SearchError("the upload is empty; send the bytes of a video as the body")
+        raise SearchError("The upload is empty. Send the bytes of a video as the body.")
     if promised is not None and promised.isdigit() and size < int(promised):
-        raise SearchError(f"the upload broke off after {size} of {promised} bytes; send it again")
+        raise SearchError(f"The upload ended after {size} of {promised} bytes. Send it again.")

@@ -123,7 +123,9 @@ class LocalIndex(Source):
         example = super().accept(content, name)
         found, expected = example.features.frames.shape[2], self.searcher.dimension
         if found != expected:
-            raise SearchError(f"the example's features have {found} numbers each, those of this index {expected}")
+            raise SearchError(
+                f"the example's features have {found} dimensions, but those of this index have {expected}"
+            )
         return example
 
     def example(self, video: str) -> Example:

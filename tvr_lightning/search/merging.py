@@ -69,7 +69,7 @@ def merge(answers: Sequence[tuple[str, Answer]], top: int, threshold: float | No
     merged.unanswered = [name for _, answer in answers for name in answer.unanswered]
     # How well anything matches is judged anew.
     shared = [note for _, answer in answers for note in answer.notes if not note.startswith(NOTHING)]
-    empty = {"no video fits the filters", "the index holds no videos yet"} if merged.results else set()
+    empty = {"no video matches the filters", "the index contains no videos yet"} if merged.results else set()
     merged.notes = [note for note in dict.fromkeys(shared) if note not in empty]
     scaled = [(name, answer.evidence.background) for name, answer in answers if answer.evidence and answer.videos]
     unmeasured = [name for name, background in scaled if not background]

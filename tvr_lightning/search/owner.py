@@ -34,7 +34,7 @@ def add_owner_search(
     @app.post(ROUTE, include_in_schema=False)
     async def search(request: Request) -> Response:
         if not hmac.compare_digest(request.headers.get(HEADER, "").encode(), key.encode()):
-            return JSONResponse({"detail": "this address answers the searches of the server's own user"}, 401)
+            return JSONResponse({"detail": "this address only answers the user who runs the server"}, 401)
         question = await request.json()
         try:
             answer = await run(request, lambda _: Question(**question).ask(source))

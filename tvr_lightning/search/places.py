@@ -66,7 +66,9 @@ def remembered(catalog: Catalog) -> Places:
     except OSError:
         return Places()
     except (ValueError, TypeError) as error:
-        raise SearchError(f"{path}: damaged ({error}); delete it and name the videos again with tvr index") from error
+        raise SearchError(
+            f"{path} is damaged ({error}). Delete it and name the videos again with tvr index."
+        ) from error
 
 
 def remember(catalog: Catalog, places: Places) -> str | None:
@@ -77,7 +79,7 @@ def remember(catalog: Catalog, places: Places) -> str | None:
     """
     path = _file(catalog)
     if path is None:
-        return "no home directory: what was named here is not remembered; tvr serve will ask for --videos"
+        return "There is no home directory, so the named folders are not remembered. tvr serve will need --videos."
     draft = path.with_name(f"{path.name}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -85,7 +87,7 @@ def remember(catalog: Catalog, places: Places) -> str | None:
         draft.replace(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        return f"{path}: {reason}; what was named here is not remembered, and tvr serve will ask for --videos"
+        return f"{path}: {reason}. The named folders are not remembered, so tvr serve will need --videos."
     return None
 
 
@@ -111,8 +113,8 @@ def choose_store(catalog: Catalog, given: str | None, default: str) -> str:
     address = given or catalog.fact("store") or default
     if given is None and "://" in address and remembered(catalog).store != address:
         raise SearchError(
-            f"{catalog.folder}: its vectors lie at {address}, where every query would be sent; this index was not made "
-            f"here by you. If you trust that address, add --store {address}"
+            f"{catalog.folder}: its vectors are stored at {address}, which would receive every query, and you did not "
+            f"create this index here. If you trust that address, add --store {address}"
         )
     return str(address)
 
@@ -126,8 +128,8 @@ def known_roots(catalog: Catalog, places: Places) -> list[Path]:
     strange = [root for root in catalog.fact("roots") or [] if root not in places.videos]
     if strange:
         raise SearchError(
-            f"{catalog.folder}: says that it covers {', '.join(strange)}, which you have not named here; to index "
-            f"them, name them: tvr index {shlex.join([*strange, '--out', str(catalog.folder)])}"
+            f"{catalog.folder} lists {', '.join(strange)}, which you have not named here. To index them, run tvr index "
+            f"{shlex.join([*strange, '--out', str(catalog.folder)])}"
         )
     return places.roots
 
@@ -144,14 +146,14 @@ def handed_out(path: Path, folders: Sequence[Path]) -> Path:
     """
     resolved = Path(os.path.realpath(path))
     if not inside(resolved, folders):
-        raise SearchError(f"{path.name}: lies below no folder that may be handed out; see tvr serve --videos")
+        raise SearchError(f"{path.name} is not in a folder that may be served. See tvr serve --videos.")
     try:
         state = resolved.stat()
         _require_video(resolved, state.st_size, state.st_mtime_ns)
     except VideoError as error:
         raise SearchError(f"{path.name}: {error.reason}") from error
     except OSError as error:
-        raise SearchError(f"{path.name}: cannot be read; run tvr index again") from error
+        raise SearchError(f"{path.name} cannot be read. Run tvr index again.") from error
     return resolved
 
 

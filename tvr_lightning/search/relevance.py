@@ -190,4 +190,4 @@ def judge(answer: Answer, scale: Scale | None, threshold: float | None) -> None:
         for rank, each in enumerate(answer.results, 1):
             each.rank = rank
     if answer.weak:
-        answer.notes.append(NOTHING + ("; these come nearest" if answer.results else ""))
+        answer.notes.append(NOTHING + ("; these are the closest" if answer.results else ""))

@@ -213,9 +213,9 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     class_path = str(saved["hyper_parameters"].get("_class_path"))
     kind = find_class(path, class_path)
     if not issubclass(kind, RetrievalModule):
-        raise SearchError(f"{path}: holds {class_path}; searching needs the checkpoint of a retrieval method")
+        raise SearchError(f"{path} contains {class_path}, but searching needs the checkpoint of a retrieval method")
     if "encoder" not in saved["hyper_parameters"]:
-        raise SearchError(f"{path}: does not say which encoder it has; convert it again, or train with tvr fit")
+        raise SearchError(f"{path} does not record its encoder. Convert it again, or train with tvr fit.")
     check_arguments(path, kind, saved["hyper_parameters"])
     try:
         with weights_follow():
@@ -223,10 +223,12 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except (ArgumentError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: {class_path} cannot be built as it says: {_line(error)}") from error
+        raise CheckpointError(
+            f"{path}: {class_path} cannot be built with the recorded options: {_line(error)}"
+        ) from error
     data = saved.get("datamodule_hyper_parameters") or {}
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: datamodule_hyper_parameters holds a {type(data).__name__}, expected names")
+        raise CheckpointError(f"{path}: datamodule_hyper_parameters is a {type(data).__name__}, expected named options")
     if data.get("sampling") and data["sampling"] not in get_args(FrameSampling):
         raise CheckpointError(
             f"{path}: sampling is {data['sampling']!r}; expected {', '.join(get_args(FrameSampling))}"

@@ -50,11 +50,11 @@ class Segments:
         if self.kind not in get_args(SegmentKind):
             raise SearchError(f"segments: {self.kind!r}; expected {', '.join(get_args(SegmentKind))}")
         if not SHORTEST_SHOT <= self.length <= 3600:
-            raise SearchError(f"segment_length is {self.length:g} s; it must lie in {SHORTEST_SHOT:g}..3600")
+            raise SearchError(f"segment_length is {self.length:g} s; it must be between {SHORTEST_SHOT:g} and 3600")
         if not 0 <= self.overlap <= self.length - 1:
-            raise SearchError(f"segment_overlap is {self.overlap:g} s; it must lie in 0..{self.length - 1:g}")
+            raise SearchError(f"segment_overlap is {self.overlap:g} s; it must be between 0 and {self.length - 1:g}")
         if self.kind == "none" and (self.length, self.overlap) != (LENGTH, 0.0):
-            raise SearchError("segments none leaves videos whole; drop segment_length and segment_overlap")
+            raise SearchError("segments: none does not cut videos. Drop segment_length and segment_overlap.")
 
 
 class Looked:

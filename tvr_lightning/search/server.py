@@ -76,18 +76,18 @@ MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/
 
 T = TypeVar("T")
 UploadKind = Literal["clip", "picture", "features"]
-Id = Annotated[str, InPath(pattern="^[0-9a-f]{16,48}$", description="id of a video in the index")]
-Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="how many results")]
+Id = Annotated[str, InPath(pattern="^[0-9a-f]{16,48}$", description="ID of a video in the index")]
+Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of results")]
 Seconds = Annotated[float | None, Query(ge=0, le=1e7, description="seconds")]
-Words = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="what the path contains")]
+Words = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="text that the path contains")]
 Folder = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="folder, as /api/facets names it")]
 Said = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="words that the captions contain")]
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "the request cannot be served; `detail` says why"},
+    400: {"description": "the request cannot be served; `detail` gives the reason"},
     401: {"description": "the token is missing or wrong"},
-    403: {"description": "a page of another origin asks"},
+    403: {"description": "the request comes from a page of another origin"},
     404: {"description": "no such video"},
-    422: {"description": "a value out of range, or no video that decodes"},
+    422: {"description": "a value is out of range, or the video cannot be decoded"},
     429: {"description": "too many searches at once"},
     502: {"description": "an index that another server has does not answer"},
     508: {"description": "servers ask one another in a circle"},
@@ -127,7 +127,7 @@ class ServerOptions:
         if self.max_decoding < 1 or self.max_undecoded < 0:
             raise SearchError("max_decoding must be at least 1, and max_undecoded at least 0")
         if not 0 <= self.port <= 65535 or self.most_upload < 1 or self.max_waiting < 1:
-            raise SearchError("port must lie in 0..65535, and max_upload_mib and max_waiting be at least 1")
+            raise SearchError("port must be between 0 and 65535, and max_upload_mib and max_waiting at least 1")
         if self.videos:
             resolve_roots(self.videos)
 
@@ -151,9 +151,7 @@ def create_app(
     source = LocalIndex(searched, options.videos) if isinstance(searched, Searcher) else searched
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
     app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_waiting)
-    app.state.decoding = ConcurrencyLimit(
-        options.max_decoding + options.max_undecoded, "uploads that are or wait to be decoded", OverloadedError
-    )
+    app.state.decoding = ConcurrencyLimit(options.max_decoding + options.max_undecoded, "uploads", OverloadedError)
     sweep_uploads()
     _guard(app, token, local=is_local(options.host))
     _explain(app)
@@ -187,8 +185,8 @@ def serve(searched: Searcher | Source, options: ServerOptions) -> None:
     kept = [str(root) for one in here for root in one.searcher.roots if not inside(root, one.handed_out)]
     if kept:
         print(
-            f"Not handed out: the videos in {', '.join(kept)}. Only the index names these places; if they are yours to "
-            "show, add --videos FOLDER",
+            f"Not served: the videos in {', '.join(kept)}, which only the index names. If you want to serve them, add "
+            "--videos FOLDER",
             file=sys.stderr,
         )
     settings = uvicorn.Config(
@@ -205,10 +203,10 @@ def serve(searched: Searcher | Source, options: ServerOptions) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise SearchError(
-            f"cannot listen on {options.host}:{options.port} ({reason}); choose another --port"
+            f"Cannot listen on {options.host}:{options.port} ({reason}). Choose another --port."
         ) from error
     port = listening.getsockname()[1]
-    print(f"Open http://{options.host}:{port}/{shown}  (Ctrl-C ends)", flush=True)
+    print(f"Open http://{options.host}:{port}/{shown}  (Ctrl-C to stop)", flush=True)
     with contextlib.ExitStack() as undo:
         undo.enter_context(listening)
         if isinstance(source, LocalIndex):
@@ -239,10 +237,14 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
         # A page elsewhere may let its own name point here; its scripts must not read an index without a token.
         return JSONResponse({"detail": f"served on this machine only, not as {host[:100]}"}, 400)
     if _foreign(request):
-        return JSONResponse({"detail": "pages of other origins get no answer; open this server's own page"}, 403)
+        return JSONResponse(
+            {"detail": "Requests from pages of other origins are rejected. Open this server's own page."}, 403
+        )
     costly = request.method == "POST" or request.url.path.endswith(COSTLY_ROUTES)
     if costly and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        return JSONResponse({"detail": "searches and uploads come from this server's own page, or from a program"}, 403)
+        return JSONResponse(
+            {"detail": "Searches and uploads are accepted only from this server's own page or from a program."}, 403
+        )
     if _hops(request) > MOST_HOPS:
         return JSONResponse({"detail": "servers ask one another in a circle; look at what each --index names"}, 508)
     if token is None or request.url.path in OPEN_ROUTES:
@@ -253,7 +255,7 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
         return response
     if shows_token(token, request.headers.get("authorization"), request.cookies.get(COOKIE)):
         return None
-    detail = "show the token: Authorization: Bearer TOKEN, or open /?token=TOKEN once"
+    detail = "Send the token as Authorization: Bearer TOKEN, or open /?token=TOKEN once."
     return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})
 
 
@@ -307,7 +309,7 @@ def _explain(app: FastAPI) -> None:
         app.add_exception_handler(kind, mendable)
 
     async def gone(_: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": "the upload broke off"}, 400)
+        return JSONResponse({"detail": "the upload was interrupted"}, 400)
 
     app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(MediaError, undecodable)
@@ -369,13 +371,15 @@ def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: 
     @app.get("/api/search", responses=REFUSALS)
     async def search(
         request: Request,
-        query: Annotated[str, Query(max_length=LONGEST_QUERY, description="what is to be seen")] = "",
-        without: Annotated[str, Query(max_length=LONGEST_QUERY, description="what is not to be seen")] = "",
+        query: Annotated[str, Query(max_length=LONGEST_QUERY, description="description of the videos to find")] = "",
+        without: Annotated[str, Query(max_length=LONGEST_QUERY, description="description of content to avoid")] = "",
         like: Annotated[
-            list[Id], Query(max_length=MOST_EXAMPLES, description="ids of videos or examples that results look like")
+            list[Id],
+            Query(max_length=MOST_EXAMPLES, description="IDs of videos or examples that results should resemble"),
         ] = [],  # noqa: B006
         unlike: Annotated[
-            list[Id], Query(max_length=MOST_EXAMPLES, description="ids of those that they do not look like")
+            list[Id],
+            Query(max_length=MOST_EXAMPLES, description="IDs of videos or examples that results should not resemble"),
         ] = [],  # noqa: B006
         top: Top = 10,
         rerank: Annotated[str | None, Query(max_length=100, description="scorer of the second stage, or none")] = None,
@@ -386,8 +390,8 @@ def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: 
         path: Words = None,
         folder: Folder = None,
         caption: Said = None,
-        threshold: Annotated[float | None, Query(ge=0, le=1, description="relevance of results at least")] = None,
-        evidence: Annotated[bool, Query(description="say what merging with other answers takes")] = False,
+        threshold: Annotated[float | None, Query(ge=0, le=1, description="minimum relevance of the results")] = None,
+        evidence: Annotated[bool, Query(description="include the data for merging with other answers")] = False,
     ) -> dict[str, Any]:
         """Find videos by words, by examples, or by both."""
         only = _filter(shortest, longest, path, caption, folder)
@@ -422,7 +426,7 @@ def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: 
     too_large: dict[int | str, dict[str, Any]] = {
         408: {"description": "the upload took too long"},
         413: {"description": "the clip is too large"},
-        503: {"description": "too many uploads wait to be decoded; Retry-After says when to come again"},
+        503: {"description": "too many uploads are pending; retry after the time in Retry-After"},
     }
 
     async def read_upload(request: Request, kind: UploadKind, name: str) -> tuple[Example, str | None]:
@@ -444,8 +448,8 @@ def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: 
     @app.post("/api/examples", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
     async def keep_example(
         request: Request,
-        kind: Annotated[UploadKind, Query(description="what the body is")] = "clip",
-        name: Annotated[str, Query(max_length=200, description="what it is called")] = "",
+        kind: Annotated[UploadKind, Query(description="type of the body")] = "clip",
+        name: Annotated[str, Query(max_length=200, description="name of the upload")] = "",
     ) -> dict[str, str]:
         """Take a clip or a picture as an example for searches to come, until others have taken its place."""
         example, own = await read_upload(request, kind, name or f"example {kind}")
@@ -490,8 +494,8 @@ def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: 
 def _add_videos(app: FastAPI, source: Source, searches: _Searches) -> None:
     @app.get("/api/videos", responses=REFUSALS)
     def library(
-        top: Annotated[int, Query(ge=1, le=MOST_RESULTS, description="how many")] = 24,
-        after: Annotated[int, Query(ge=0, le=10**9, description="how many to skip")] = 0,
+        top: Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of videos")] = 24,
+        after: Annotated[int, Query(ge=0, le=10**9, description="number of videos to skip")] = 0,
         shortest: Seconds = None,
         longest: Seconds = None,
         path: Words = None,

@@ -51,13 +51,13 @@ class EncodedTexts:
             while place >= len(self._done) and self._bytes < KEPT_BYTES:
                 self._encode(place, texts, given_up)
             if given_up():
-                raise GivenUpError("nobody waits for the texts any more")
+                raise GivenUpError("no client is waiting for the texts")
             yield self._done[place] if place < len(self._done) else self.scorer.encode_texts(texts)
 
     def _encode(self, place: int, texts: list[str], given_up: GivenUp) -> None:
         """Encode a block unless another thread has done so; wait for that thread no longer than somebody waits."""
         if given_up():
-            raise GivenUpError("nobody waits for the texts any more")
+            raise GivenUpError("no client is waiting for the texts")
         if not self._lock.acquire(timeout=0.2):
             return
         try:

@@ -120,6 +120,6 @@ class LanceStore(VectorStore):
         except (RuntimeError, OSError) as error:  # as LanceDB's own library reports disks and hosts
             reason = " ".join(str(error).split())[:300]
             raise SearchError(
-                f"{self._connection.uri}: LanceDB cannot write it ({reason}); the catalog keeps what was indexed: see "
-                "to the disk, or the address, and run tvr index again"
+                f"{self._connection.uri}: LanceDB cannot write to it ({reason}). The catalog keeps the indexed videos. "
+                "Check the disk or the address, and rerun tvr index."
             ) from error

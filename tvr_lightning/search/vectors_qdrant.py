@@ -39,7 +39,7 @@ class QdrantStore(VectorStore):
             else:
                 address = urlsplit(place)
                 if not address.hostname:
-                    raise SearchError(f"{place}: no address of Qdrant; expected qdrant://HOST:{PORT}")
+                    raise SearchError(f"{place} is not an address of Qdrant; expected qdrant://HOST:{PORT}")
                 self.collection = address.path.strip("/") or COLLECTION
                 self._client = client.QdrantClient(
                     host=address.hostname,

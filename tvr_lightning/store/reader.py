@@ -74,8 +74,8 @@ class FeatureStore:
         files = shard_files(self.path)
         if not files:
             raise StoreError(
-                f"no feature store at {self.path}: no shard is there; make one with: tvr extract --config ... "
-                f"--out {self.path}"
+                f"{self.path} is not a feature store, since it contains no shards. Create one with: tvr extract "
+                f"--config ... --out {self.path}"
             )
         for file in files:
             if part_of(file) not in parts:
@@ -139,7 +139,7 @@ class FeatureStore:
         differing = differences(self._part(part).made, expected)
         if differing:
             raise StoreError(
-                f"the feature store {self.path} does not fit this run; its part {part!r} was made otherwise. "
+                f"The feature store {self.path} does not fit this run, since its part {part!r} has other settings: "
                 f"{differing}. Set the run's options to the store's, or write another store with tvr extract --out"
             )
 
@@ -153,8 +153,8 @@ class FeatureStore:
         absent = [key for key in keys if key not in items.place and key not in items.skipped]
         if absent:
             raise StoreError(
-                f"the feature store {self.path} lacks {len(absent)} of {len(keys)} items of part {part!r}, first "
-                f"{_name(absent[0])}{self._why()}. Complete it with: {items.command}"
+                f"{len(absent)} of {len(keys)} items of part {part!r} are missing in the feature store {self.path}, "
+                f"first {_name(absent[0])}{self._why()}. Complete it with: {items.command}"
             )
 
     def require_files(self, part: Part, paths: Mapping[Any, Path]) -> None:
@@ -190,7 +190,7 @@ class FeatureStore:
             StoreError: a shard is cut short or changed.
         """
         if self._damaged:
-            raise StoreError(f"{self._damaged[0]}; {self._mend()}")
+            raise StoreError(f"{self._damaged[0]}. {self._mend()}")
         for file in self._records:
             self._verify(file)
 
@@ -229,14 +229,16 @@ class FeatureStore:
         """
         keys = list(self._part("frames").place)
         if not keys:
-            raise StoreError(f"the feature store {self.path} holds no videos; it was made by: {self.command('frames')}")
+            raise StoreError(
+                f"The feature store {self.path} contains no videos. It was created with: {self.command('frames')}"
+            )
         return self.video(keys[:1], patches)
 
     def _part(self, part: Part) -> _Items:
         if part not in self._parts:
             raise StoreError(
-                f"the feature store {self.path} has no {part}, only {', '.join(self._parts) or 'nothing yet'}"
-                f"{self._why()}; add it: tvr extract --config ... --what {part} --out {self.path}"
+                f"The feature store {self.path} has no part {part!r}, only {', '.join(self._parts) or 'nothing yet'}"
+                f"{self._why()}. Add it with: tvr extract --config ... --what {part} --out {self.path}"
             )
         return self._parts[part]
 
@@ -248,7 +250,7 @@ class FeatureStore:
         items = self._part(part)
         place = items.place.get(key)
         if place is None:
-            reason = f"it was skipped: {items.skipped[key]}" if key in items.skipped else "it is not there"
+            reason = f"it was skipped: {items.skipped[key]}" if key in items.skipped else "it is missing"
             raise StoreError(f"the feature store {self.path} has no features of {name}: {reason}{self._why()}")
         return place
 
@@ -261,7 +263,7 @@ class FeatureStore:
             try:
                 self._handles[file] = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
-                raise StoreError(f"{file}: cannot be read: {error}; {self._mend(file)}") from error
+                raise StoreError(f"{file}: cannot be read: {error}. {self._mend(file)}") from error
         return self._handles[file]
 
     def _verify(self, file: Path) -> None:
@@ -269,13 +271,13 @@ class FeatureStore:
             return
         problem = shard_problem(file)
         if problem:
-            raise StoreError(f"{problem}; {self._mend(file)}")
+            raise StoreError(f"{problem}. {self._mend(file)}")
         self._verified.add(file)
 
     def _mend(self, file: Path | None = None) -> str:
         known = self._records.get(file) if file else next(iter(self._records.values()), None)
         command = known.command if known else f"tvr extract --config ... --out {self.path}"
-        return f"this command writes it anew and keeps the rest: {command}"
+        return f"Rewrite it, and keep the rest, with: {command}"
 
     def _why(self) -> str:
         if not self._damaged:

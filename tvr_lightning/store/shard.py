@@ -157,16 +157,14 @@ def shard_content(record: Record, tensors: Mapping[str, Tensor], mask: Tensor) -
     """
     rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
     if record.items and set(rows.values()) != {len(record.items)}:
-        raise ValueError(
-            f"{record.part}: {len(record.items)} items, but features {rows}; one row for each item is needed"
-        )
+        raise ValueError(f"{record.part}: {len(record.items)} items, but features {rows}; expected one row per item")
     kind = torch.float16 if record.dtype == "float16" else torch.float32
     kept = {"mask": mask.detach().cpu().bool().contiguous()}
     for name, tensor in tensors.items():
         kept[name] = tensor.detach().to("cpu", kind).contiguous()
         if not torch.isfinite(kept[name]).all():
             raise StoreError(
-                f"{name}: features are NaN, infinite, or too large for {record.dtype}; nothing was written"
+                f"{name}: features are NaN, infinite, or too large for {record.dtype}. Nothing was written."
             )
     header = {**asdict(record), "format": FORMAT}
     # One key alone: safetensors writes several in an order that changes from process to process.
@@ -194,7 +192,7 @@ def read_record(path: Path) -> Record:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["tvr"])
         if header.pop("format") != FORMAT:
-            raise StoreError(f"{path}: is of another format than {FORMAT}, which this version reads; extract again")
+            raise StoreError(f"{path}: the format is not {FORMAT}, the one that this version reads. Extract again.")
         items = [_item(item) for item in header.pop("items")]
         skipped = [(_item(item), reason) for item, reason in header.pop("skipped")]
         return Record(**header, items=items, skipped=skipped)
@@ -222,7 +220,7 @@ def shard_problem(path: Path) -> str | None:
             digest.update(block)
     if digest.hexdigest().startswith(named["digest"]):
         return None
-    return f"{path}: the shard is not as it was written; its content has the digest {digest.hexdigest()[:32]}"
+    return f"{path}: the shard has changed since it was written; its content has the digest {digest.hexdigest()[:32]}"
 
 
 def shard_files(folder: Path) -> list[Path]:
@@ -233,7 +231,7 @@ def shard_files(folder: Path) -> list[Path]:
     """
     if (folder / HEADER_OF_FORMAT_1).is_file():
         raise StoreError(
-            f"{folder} holds a feature store of format 1, this version reads {FORMAT}; extract into another folder"
+            f"{folder} contains a feature store of format 1, but this version reads {FORMAT}. Extract elsewhere."
         )
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -242,8 +240,8 @@ def shard_files(folder: Path) -> list[Path]:
             continue
         if not path.resolve().is_relative_to(folder.resolve()):
             raise StoreError(
-                f"{path} leads out of the feature store {folder}, to {path.resolve()}; a store holds its own files: "
-                "put what it leads to into its place, or extract again with another --out"
+                f"{path} is a link to {path.resolve()}, outside the feature store {folder}. Replace the link with the "
+                "file, or extract again with another --out."
             )
         found.append((PARTS.index(named["part"]), int(named["number"]), path))
     return [path for _, _, path in sorted(found)]
@@ -270,5 +268,5 @@ def check_alike(folder: Path, records: Sequence[Record]) -> None:
         differing = differences(made.fingerprint, record.fingerprint)
         if differing:
             raise StoreError(
-                f"{folder} mixes shards of two stores, part {record.part!r}: {differing}; extract into another folder"
+                f"{folder} mixes shards of two stores, part {record.part!r}: {differing}. Extract to another folder."
             )

@@ -64,8 +64,8 @@ class StoreWriter:
         """Lock the folder and check what is there."""
         with contextlib.ExitStack() as undo:
             self._guarded(self.path, lambda: self.path.mkdir(parents=True, exist_ok=True))
-            busy = StoreError(f"another process writes the feature store {self.path}; wait for it or stop it")
-            advice = "start no second tvr extract with the same --out"
+            busy = StoreError(f"Another process is writing the feature store {self.path}. Wait for it or stop it.")
+            advice = "do not start a second tvr extract with the same --out"
             self._guarded(self.path / LOCK, lambda: undo.enter_context(held(self.path / LOCK, busy, advice)))
             self._recover()
             self._lock = undo.pop_all()
@@ -146,14 +146,14 @@ class StoreWriter:
         """Refuse a store whose shards were made otherwise than this run would make them."""
         if record.dtype != self.dtype:
             raise StoreError(
-                f"the feature store {self.path} holds {record.dtype}, this run writes {self.dtype}; use the same dtype "
-                "or another --out"
+                f"The feature store {self.path} contains {record.dtype}, but this run writes {self.dtype}. Use the "
+                "same dtype or another --out."
             )
         differing = differences(record.fingerprint, self.fingerprints.get(record.part, {}))
         if differing:
             raise StoreError(
-                f"the feature store {self.path} was made otherwise, part {record.part!r}: {differing}. Use another "
-                "--out, or the options of the store"
+                f"The feature store {self.path} has other settings, part {record.part!r}: {differing}. Use another "
+                "--out, or the options of the store."
             )
 
     def _guarded(self, file: Path, write: Callable[[], object]) -> None:
@@ -161,6 +161,6 @@ class StoreWriter:
             write()
         except OSError as error:
             raise StoreError(
-                f"{file} cannot be written: {error.strerror or error}. The store {self.path} is valid with what it "
-                f"held before; {remedy(error)} and run the same command again: {self.command}"
+                f"{file} cannot be written: {error.strerror or error}. The store {self.path} is valid with its earlier "
+                f"content. To resume, {remedy(error)} and rerun the command: {self.command}"
             ) from error

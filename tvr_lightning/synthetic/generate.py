@@ -100,8 +100,8 @@ def synthesize(
             _mark(folder)
             return folder
         raise DatasetThereError(
-            f"{folder} is there already and is not this dataset ({videos} videos, seed {seed}); "
-            "remove it or choose another root"
+            f"{folder} already exists and is not this dataset ({videos} videos, seed {seed}). "
+            "Remove it or choose another root."
         )
     layout = LAYOUTS[dataset]
     items = _items(dataset, layout, videos, seed)
@@ -153,9 +153,9 @@ def _check_arguments(dataset: str, videos: int, workers: int | None) -> None:
     if dataset not in LAYOUTS:
         raise ValueError(f"no layout for dataset {dataset!r}; choose one of {', '.join(get_args(DatasetName))}")
     if videos < LEAST_VIDEOS:
-        raise ValueError(f"videos={videos} leaves nothing to train on; at least {LEAST_VIDEOS} are needed")
+        raise ValueError(f"videos={videos} leaves no training videos; it must be at least {LEAST_VIDEOS}")
     if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers}; at least 1 is needed, or None for one per core")
+        raise ValueError(f"workers={workers}; it must be at least 1, or None for one per core")
 
 
 def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:

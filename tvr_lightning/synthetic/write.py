@@ -40,7 +40,7 @@ def write_video(scene: Scene, path: Path, fps: int) -> None:
         ValueError: the suffix is none of these.
     """
     if path.suffix not in _CODECS:
-        raise ValueError(f"{path}: cannot write a {path.suffix or 'nameless'} video; use one of {', '.join(_CODECS)}")
+        raise ValueError(f"{path}: cannot write a {path.suffix or 'suffixless'} video; use one of {', '.join(_CODECS)}")
     (video_codec, video_options), (audio_codec, audio_options) = _CODECS[path.suffix]
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
         video = container.add_stream(video_codec, rate=fps, options=video_options)

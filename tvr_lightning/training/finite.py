@@ -48,8 +48,8 @@ class _Asked:
             f"{', '.join(broken)}; the batch's videos are {', '.join(self.videos)}" if broken else "on another device"
         )
         raise NonFiniteLossError(
-            f"step {self.step}: the loss is not finite: {found}. Lower the learning rate, or look at these files with "
-            "`tvr data check`. If CLIP trains in float16, recipes/variants/float32.yaml trains it in float32."
+            f"step {self.step}: the loss is not finite: {found}. Lower the learning rate, or check these files with "
+            "`tvr data check`. If CLIP trains in float16, add recipes/variants/float32.yaml to train it in float32."
         )
 
 

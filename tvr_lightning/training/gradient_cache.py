@@ -34,7 +34,7 @@ def encode_in_chunks(encode: Callable[[B], R], batch: B, chunk: int) -> R:
         ValueError: `chunk` is below 1.
     """
     if chunk < 1:
-        raise ValueError(f"a chunk must hold at least 1 item, got {chunk}")
+        raise ValueError(f"a chunk must have at least 1 item, got {chunk}")
     parts: list[Any] = [
         checkpoint(encode, batch[start : start + chunk], use_reentrant=False) for start in range(0, len(batch), chunk)
     ]

@@ -43,7 +43,7 @@ def row_cross_entropy(logits: Tensor, target: Tensor | None = None, weight: Tens
     rows, columns = logits.shape
     if target is None:
         if rows > columns:
-            raise ValueError(f"{rows} rows against {columns} columns have no match on the diagonal; give the targets")
+            raise ValueError(f"{rows} rows against {columns} columns have no match on the diagonal. Pass the targets.")
         target = torch.arange(rows, device=logits.device)
     if weight is None:
         return F.cross_entropy(logits, target)
@@ -113,8 +113,8 @@ def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:
     own, everything = rows.shape
     if columns.shape != (everything, own) or not 0 <= first <= everything - own:
         raise ValueError(
-            f"rows {tuple(rows.shape)} and columns {tuple(columns.shape)} from place {first} on are not the share of "
-            "one device: expected (B, C), (C, B) and a place of at most C - B"
+            f"rows {tuple(rows.shape)} and columns {tuple(columns.shape)} from position {first} on are not the share "
+            "of one device: expected (B, C), (C, B), and a position of at most C - B"
         )
     target = torch.arange(first, first + own, device=rows.device)
     return (row_cross_entropy(rows, target) + row_cross_entropy(columns.T, target)) / 2

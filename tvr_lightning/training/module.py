@@ -41,8 +41,8 @@ def check_precision(precision: str) -> None:
     """
     if precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
         raise OptionError(
-            f"trainer.precision {precision} stores all weights in 16 bits, but methods score in float32; "
-            "use bf16-mixed or 32-true"
+            f"trainer.precision {precision} stores all weights in 16 bits, but methods score in float32. "
+            "Use bf16-mixed or 32-true"
         )
 
 
@@ -60,7 +60,7 @@ class RecipeModule(LightningModule):
     load without running code; an encoder that was built in Python is none, since no text stands for it.
 
     Args:
-        optimizer: optimiser, learning rates, schedule.
+        optimizer: optimizer, learning rates, and schedule.
     """
 
     encoder: Encoder
@@ -117,7 +117,7 @@ class RecipeModule(LightningModule):
         )
         if stage == "fit" and precision == "float16" and self.trainer.strategy.root_device.type == "cpu":
             rank_zero_info(
-                "encoder_precision float16 is slow on a CPU; recipes/variants/float32.yaml trains in float32 instead"
+                "encoder_precision float16 is slow on a CPU. Add recipes/variants/float32.yaml to train in float32."
             )
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, TextVideoDataModule):
@@ -152,7 +152,7 @@ class RecipeModule(LightningModule):
         saved, own = checkpoint.get("hyper_parameters", {}), type(self).__name__
         kind = str(saved.get("_class_path", own)).rpartition(".")[2]
         if kind != own:
-            raise CheckpointError(f"the checkpoint holds a {kind}, the recipe builds a {own}")
+            raise CheckpointError(f"the checkpoint contains {kind}, but the recipe builds {own}")
         if "state_dict" not in checkpoint:  # ModelParallelStrategy has loaded the weights already
             return
         wrong = _unfitting(self.state_dict(), checkpoint["state_dict"])
@@ -160,10 +160,10 @@ class RecipeModule(LightningModule):
             return
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
         options = other_options(saved, dict(self.hparams))
-        made = f"It was made with {', '.join(options)}; " if options else ""
+        made = f"It was trained with {', '.join(options)}. " if options else ""
         raise CheckpointError(
             f"the checkpoint does not fit this {own}: {'; '.join(wrong[:NAMED])}{more}. {made}"
-            "use the recipe and options that it was trained with"
+            "Use the recipe and options that it was trained with."
         )
 
     def on_train_start(self) -> None:

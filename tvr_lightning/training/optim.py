@@ -26,26 +26,27 @@ class OptimizerConfig:
     """Optimiser, learning rates and schedule of a recipe; the defaults are those of CLIP4Clip, GARE and TC-MGC.
 
     Attributes:
-        name: `bert-adam` (no bias correction, clips every tensor), `adamw` (torch's) or `adamw-hf` (transformers' until
-            version 4, which X-Pool, T-MASS and GAID train with).
-        lr: peak learning rate of everything that is not pretrained.
+        name: `bert-adam` (without bias correction, clips every tensor), `adamw` (torch's), or `adamw-hf` (that of
+            transformers up to version 4, which X-Pool, T-MASS, and GAID use).
+        lr: peak learning rate of all parameters that are not pretrained.
         encoder_lr: peak learning rate of the encoder and of the logit scale.
         weight_decay: decoupled decay, multiplied by the learning rate.
         betas: decay rates of the running means of the gradient and of its square.
-        eps: added to the root of the running mean of squares.
+        eps: term added to the root of the running mean of squares.
         warmup: share of the schedule over which the learning rate rises from 0, in [0, 1).
         schedule: `warmup-cosine` follows 0.5 (1 + cos(pi x)) in the share x of ALL steps, so that it drops from 1 to
-            0.976 where a warm-up of 0.1 ends (released BertAdam); `warmup-cosine-shifted` starts its cosine at 1 where
-            the warm-up ends (GAID, X-Pool, T-MASS); `warmup-linear` falls to 0 in a line; `constant` stays at 1.
-        per_tensor_clip: largest norm of the gradient of each tensor, besides Lightning's clipping of all together;
-            None clips none. BertAdam only.
-        decay: `released` spares parameters whose name contains `bias`: the released list also names LayerNorm, but no
-            module of theirs is called so, and its weights ARE decayed. `all` decays everything (GAID).
-            `no-bias-no-norm` spares everything with fewer than two dimensions.
-        schedule_epochs: length of the schedule in epochs where it is not the run's: GARE's released code always plans
-            5, so that in a longer run the cosine rises again.
-        gradient_cache: pairs that are encoded at a time on each device, where its share of a batch does not fit; the
-            loss still sees the whole batch (`tvr_lightning.training.gradient_cache`). None encodes all at once.
+            0.976 when a warmup of 0.1 ends (released BertAdam); `warmup-cosine-shifted` starts its cosine at 1 when the
+            warmup ends (GAID, X-Pool, T-MASS); `warmup-linear` decreases linearly to 0; `constant` stays at 1.
+        per_tensor_clip: maximum gradient norm of each tensor, in addition to Lightning's clipping of all tensors
+            together; None disables it. BertAdam only.
+        decay: parameters with weight decay: `released` excludes parameters whose name contains `bias` (the released
+            list also names LayerNorm, but no module has that name, so its weights ARE decayed); `all` excludes none
+            (GAID); `no-bias-no-norm` excludes all parameters with fewer than two dimensions.
+        schedule_epochs: length of the schedule in epochs, if it is not that of the run: GARE's released code always
+            plans 5, so the cosine rises again in a longer run.
+        gradient_cache: number of pairs that are encoded at a time on each device, if its share of a batch does not fit
+            in memory; the loss still uses the whole batch (`tvr_lightning.training.gradient_cache`). None encodes all
+            at once.
 
     Raises:
         ValueError: a value is out of its range, or two options conflict.
@@ -77,12 +78,12 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.warmup is a share of the schedule in [0, 1), got {self.warmup}")
         if self.per_tensor_clip is not None and self.per_tensor_clip <= 0:
             raise ValueError(
-                f"optimizer.per_tensor_clip must be positive, got {self.per_tensor_clip}; null switches it off"
+                f"optimizer.per_tensor_clip must be positive, or null for no clipping, got {self.per_tensor_clip}"
             )
         if self.name != "bert-adam" and self.per_tensor_clip is not None:
             raise ValueError(
-                f"optimizer.per_tensor_clip belongs to bert-adam; with `name: {self.name}` set `per_tensor_clip: null` "
-                "and clip all gradients together with trainer.gradient_clip_val"
+                f"optimizer.per_tensor_clip is an option of bert-adam. With `name: {self.name}`, set `per_tensor_clip: "
+                "null` and clip all gradients together with trainer.gradient_clip_val"
             )
         if self.gradient_cache is not None and self.gradient_cache < 1:
             raise ValueError(f"optimizer.gradient_cache must be at least 1, or null, got {self.gradient_cache}")
@@ -127,7 +128,7 @@ def parameter_groups(module: nn.Module, config: OptimizerConfig) -> list[dict[st
             key = (is_encoder_parameter(name), is_decayed(name, parameter, config.decay))
             groups.setdefault(key, []).append(parameter)
     if not groups:
-        raise ValueError(f"{type(module).__name__} has no trainable parameter: unfreeze some, or evaluate only")
+        raise ValueError(f"{type(module).__name__} has no trainable parameters. Unfreeze some, or only evaluate it.")
     return [
         {
             "params": groups[encoder, decayed],
@@ -186,7 +187,7 @@ def build_optimizer(
         ValueError: there are no steps, no trainable parameter, or `schedule_epochs` without a number of epochs.
     """
     if total_steps < 1:
-        raise ValueError(f"a schedule needs at least one optimiser step, got {total_steps}; check trainer.max_epochs")
+        raise ValueError(f"a schedule needs at least one optimizer step, got {total_steps}; check trainer.max_epochs")
     span = float(total_steps)
     if config.schedule_epochs is not None:
         if epochs is None or epochs <= 0:

@@ -67,7 +67,7 @@ class ReleasedOptimizer(torch.optim.Optimizer, ABC):
                 continue
             if parameter.grad.is_sparse:
                 raise ValueError(
-                    f"{type(self).__name__} takes dense gradients; the gradient of a parameter of shape "
+                    f"{type(self).__name__} needs dense gradients, but the gradient of a parameter of shape "
                     f"{tuple(parameter.shape)} is sparse"
                 )
             key = (parameter.device, parameter.dtype, self.state[parameter].get("step", 0))

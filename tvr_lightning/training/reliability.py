@@ -57,9 +57,9 @@ class CheckpointConfig:
     """When a run saves itself besides the best and the last checkpoint, and whether it goes on from what it saved.
 
     Attributes:
-        every_n_steps: save `running.ckpt` after every so many optimiser steps; None saves at interruptions only.
-        resume: go on from the newest checkpoint of this method and dataset below `results.directory`; a run that
-            finds none starts at the beginning. Jobs that are queued again after an interruption set it.
+        every_n_steps: save `running.ckpt` every N optimizer steps; None saves only at interruptions.
+        resume: resume from the newest checkpoint of this method and dataset in `results.directory`; without one, a new
+            run starts. Use it for jobs that are queued again after an interruption.
 
     Raises:
         ValueError: `every_n_steps` is below 1.
@@ -104,10 +104,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
             with contextlib.suppress(OSError):  # the first error counts
                 partial.unlink()
-            former = "the former checkpoint is whole" if target.exists() else "there is no former checkpoint"
+            former = "The previous checkpoint is intact" if target.exists() else "There is no previous checkpoint"
             raise CheckpointWriteError(
-                f"{target} could not be written ({str(error).splitlines()[0]}); {former}. Make room on the disk, "
-                "raise the limit of ulimit -f, or choose another place with results.directory, and resume"
+                f"{target} could not be written ({str(error).splitlines()[0]}). {former}. Free disk space, raise the "
+                "file size limit (ulimit -f), or choose another folder with results.directory; then resume the run."
             ) from error
 
 
@@ -322,8 +322,8 @@ class SaveRunning(Checkpoint):
     def _stop(self, trainer: Trainer, received: int, path: Path) -> None:
         if received:
             raise RunInterruptedError(
-                f"stopped by {signal.Signals(received).name} after step {trainer.global_step}; saved {path}. "
-                f"Go on with --ckpt_path={path}, or with --checkpoints.resume=true"
+                f"The run was stopped by {signal.Signals(received).name} after step {trainer.global_step} and saved "
+                f"{path}. Resume it with --ckpt_path={path}, or with --checkpoints.resume=true"
             )
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -347,8 +347,8 @@ class SaveRunning(Checkpoint):
         received = _largest(self.received, pl_module.device)
         if received:
             raise RunInterruptedError(
-                f"stopped by {signal.Signals(received).name} while the trained weights were tested; nothing is lost. "
-                "Test them again with --checkpoints.resume=true"
+                f"The run was stopped by {signal.Signals(received).name} while testing the trained weights. Nothing is "
+                "lost. Test them again with --checkpoints.resume=true"
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

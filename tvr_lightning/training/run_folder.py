@@ -72,10 +72,10 @@ def locked_run(folder: Path) -> Iterator[None]:
         OSError: The lock file cannot be created.
     """
     busy = RunInUseError(
-        f"{folder} belongs to a run that is still alive. Wait until it has ended, or start another run without "
+        f"{folder} belongs to a run that is still active. Wait until it ends, or start another run without "
         "--checkpoints.resume"
     )
-    with held(folder / LOCK, busy, "do not resume this run while it is alive"):
+    with held(folder / LOCK, busy, "do not resume this run while it is active"):
         yield
 
 

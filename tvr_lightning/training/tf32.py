@@ -32,13 +32,13 @@ class TF32(Callback):
         device = trainer.strategy.root_device
         if device.type != "cuda":
             raise NoTF32Error(
-                f"trainer.callbacks has TF32, which the device {device} does not know: leave it out, or run with "
-                "trainer.accelerator gpu on an NVIDIA card"
+                f"trainer.callbacks has TF32, which the device {device} does not support. Remove it, or run with "
+                "trainer.accelerator gpu on an NVIDIA GPU"
             )
         if torch.cuda.get_device_capability(device)[0] < COMPUTE_CAPABILITY:
             raise NoTF32Error(
-                f"trainer.callbacks has TF32, which {torch.cuda.get_device_name(device)} does not know (cards since "
-                "Ampere do): leave it out"
+                f"trainer.callbacks has TF32, which {torch.cuda.get_device_name(device)} does not support (GPUs since "
+                "Ampere do). Remove it"
             )
 
     def on_train_start(self, *arguments: Any) -> None:

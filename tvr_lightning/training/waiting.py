@@ -63,6 +63,6 @@ class LoaderWatch(Callback):
             if waited > MUCH * seconds:
                 clips = WATCHED * loader.batch_size / seconds
                 self.say(
-                    f"The {pl_module.device.type.upper()} device waited for clips in {100 * waited / seconds:.0f} % of "
-                    f"the time; {clips:.0f} a second came. Small copies are read many times faster: {self.command}"
+                    f"The {pl_module.device.type.upper()} device waited for clips {100 * waited / seconds:.0f} % of "
+                    f"the time, at {clips:.0f} clips per second. Small copies are read much faster: {self.command}"
                 )

@@ -27,20 +27,20 @@ Dataset = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "
 def data_import(
     dataset: Dataset, from_: Folder, root: NewFolder | None = None, layout: str | None = None, videos: Way = "link"
 ) -> int:
-    """Bring a dataset as you hold it into the layout that this package reads; deletes and overwrites nothing.
+    """Import a downloaded dataset into the layout that this package reads, without deleting or overwriting files.
 
-    Ends with status 1 where captions have no video.
+    The exit status is 1 if captions have no video.
 
     Args:
-        dataset: which one.
-        from_: folder with its annotations and its videos, these in folders or in zip and tar files.
+        dataset: name of the dataset.
+        from_: folder with its annotations and its videos; videos can be in subfolders or in zip and tar files.
         root: parent folder of all datasets; TVR_DATA by default.
-        layout: in which it comes, where several could be: hub, clip4clip, official, hgr or tmass.
-        videos: link or copy video files; what is in archives is unpacked.
+        layout: layout of the downloaded files, if several fit: hub, clip4clip, official, hgr or tmass.
+        videos: link or copy the video files; archives are always unpacked.
     """
     parent = root or os.environ.get("TVR_DATA")
     if not parent:
-        raise ImportFailed("neither --root nor the environment variable TVR_DATA says where datasets go; give one")
+        raise ImportFailed("The folder for datasets is not set. Pass --root or set the environment variable TVR_DATA.")
     done = import_dataset(dataset, from_, Path(parent), layout=layout, way=videos)
     for line in done.lines():
         print(line)
@@ -48,17 +48,17 @@ def data_import(
 
 
 def data_get(dataset: Dataset, to: NewFolder | None = None, annotations_only: bool = False) -> int:
-    """Fetch a dataset that somebody keeps openly on the Hugging Face hub; the same command goes on where it stopped.
+    """Download a dataset that is openly available on the Hugging Face Hub; rerun the command to resume.
 
     Args:
-        dataset: which one: msrvtt, msvd, didemo or activitynet.
-        to: folder for the files as they are there; hub-<dataset> by default.
-        annotations_only: leave the videos out.
+        dataset: name of the dataset: msrvtt, msvd, didemo or activitynet.
+        to: folder for the downloaded files; hub-<dataset> by default.
+        annotations_only: download the annotations without the videos.
     """
     folder = to or Path(f"hub-{dataset}")
     files = fetch(dataset, folder, annotations_only)
     size = sum(file.stat().st_size for file in files) / 1e9
-    print(f"{len(files)} files, {size:.2f} GB, are in {folder}; next: tvr data import {dataset} --from {folder}")
+    print(f"{len(files)} files ({size:.2f} GB) are in {folder}. Next: tvr data import {dataset} --from {folder}")
     return 0
 
 
@@ -69,14 +69,14 @@ def data_check(
     report: NewFile | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """List everything wrong with a dataset: files, captions, ids, splits; exit status 1 where anything must be mended.
+    """List all problems of a dataset: files, captions, IDs, and splits; the exit status is 1 if there are any.
 
     Args:
-        config: recipe files or data overlays, later ones on top of earlier ones.
+        config: recipe files or data overlays; later ones override earlier ones.
         decode: also decode every video.
-        workers: processes that look at videos; by default one per core.
-        report: where to write the report as JSON besides.
-        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
+        workers: number of processes that check videos; by default one per core.
+        report: JSON file for the report, in addition to the printed one.
+        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     found = check(data_from_recipe(config, overrides), decode=decode, workers=workers or os.cpu_count() or 1)
     print_report(found)
@@ -95,19 +95,19 @@ def data_compress(
     workers: Count | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Copy a dataset's videos small to train from them; the same command goes on, and makes anew what has changed.
+    """Write small copies of a dataset's videos for training; rerun the command to resume and to update changed videos.
 
-    Ids, layout, sound and the whole picture are kept. Ends with status 1 where a video cannot be read.
+    IDs, layout, audio, and the aspect ratio are kept. The exit status is 1 if a video cannot be read.
 
     Args:
-        config: recipe files or data overlays, later ones on top of earlier ones.
+        config: recipe files or data overlays; later ones override earlier ones.
         out: folder for the copies; train on them with --data.init_args.root=FOLDER.
-        fps: frames a second.
-        size: pixels of the short side of a frame.
-        frames: h264, or jpeg, which takes more room and is faster to read.
-        like: Make CLIP4Clip's own copies: the frames and the size that its script's ffmpeg command gives.
-        workers: processes that decode and encode; by default one per core.
-        overrides: options on top of the recipes, such as `--data.init_args.root=FOLDER`.
+        fps: frames per second.
+        size: length of a frame's short side in pixels.
+        frames: encoding of the frames: h264, or jpeg, which takes more disk space and is faster to read.
+        like: source of the copies: clip4clip for the frames and sizes of CLIP4Clip's script.
+        workers: number of processes that decode and encode; by default one per core.
+        overrides: options that override the recipes, such as `--data.init_args.root=FOLDER`.
     """
     data = data_from_recipe(config, overrides)
     how = Compression(fps, size, frames, "bicubic" if like else data.preparation.interpolation, like)
@@ -118,12 +118,12 @@ def data_compress(
 
 
 def data_stats(config: list[str], workers: Count | None = None, overrides: Sequence[str] = ()) -> int:
-    """Print videos, captions, caption lengths in tokens, durations, and the share of videos with sound.
+    """Print the numbers of videos and captions, caption lengths in tokens, durations, and the share with audio.
 
     Args:
-        config: recipe files or data overlays, later ones on top of earlier ones.
-        workers: processes that look at videos; by default one per core.
-        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
+        config: recipe files or data overlays; later ones override earlier ones.
+        workers: number of processes that read videos; by default one per core.
+        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     data = data_from_recipe(config, overrides)
     tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
@@ -134,13 +134,13 @@ def data_stats(config: list[str], workers: Count | None = None, overrides: Seque
 def data_show(
     video: File, out: NewFile = Path("page.png"), frames: Count = 12, sampling: FrameSampling = "one-fps-uniform"
 ) -> int:
-    """Draw the frames of a video, its waveform and its log-mel picture onto one page.
+    """Draw the frames of a video, its waveform, and its log-mel spectrogram on one page.
 
     Args:
-        video: a media file.
-        out: image to write; the suffix decides the format (.png, .pdf, .svg).
-        frames: how many frames.
-        sampling: which frames.
+        video: media file.
+        out: image to write; the suffix sets the format (.png, .pdf, .svg).
+        frames: number of frames.
+        sampling: rule for selecting the frames.
     """
     show(video, out, frames=frames, sampling=sampling)
     print(f"Wrote {out}")

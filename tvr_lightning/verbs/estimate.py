@@ -83,22 +83,22 @@ class Estimate:
 
     def lines(self) -> Iterator[str]:
         """Yield what a user is told."""
-        how = "measured" if self.measured_memory else "worked out from small batches on the CPU"
+        how = "measured" if self.measured_memory else "estimated from small batches on the CPU"
         smallest = next((size for size in DEVICES_GB if self.fits(size)), None)
-        which = f"a device of {smallest} GB is enough" if smallest else f"no device of {DEVICES_GB[-1]} GB is enough"
-        yield f"{self.title}: what a run needs"
+        which = f"a device with {smallest} GB is enough" if smallest else f"{DEVICES_GB[-1]} GB are not enough"
+        yield f"{self.title}: requirements of a run"
         yield f"  parameters: {self.parameters / 1e6:.1f} million, {self.trained / 1e6:.1f} million of them trained"
         yield f"  memory per device: {self.memory / GB:.2f} GB, {how}"
-        yield f"  It {'fits' if self.fits(24) else 'does not fit'} 24 GB; {which}."
+        yield f"  It {'fits' if self.fits(24) else 'does not fit'} in 24 GB; {which}."
         short = "" if self.checkpoints < self.room else ": NOT ENOUGH"
-        yield f"  disk: {self.checkpoints / GB:.2f} GB of checkpoints, {self.room / GB:.0f} GB are free there{short}"
-        yield f"  reading: {self.clips_per_second:.1f} clips a second by {self.workers or 'no'} workers, measured"
-        how = "measured" if self.whole_batches else "worked out from small batches"
+        yield f"  disk: {self.checkpoints / GB:.2f} GB for checkpoints, {self.room / GB:.0f} GB free{short}"
+        yield f"  reading: {self.clips_per_second:.1f} clips per second with {self.workers or 'no'} workers, measured"
+        how = "measured" if self.whole_batches else "estimated from small batches"
         yield f"  step: {self.step_seconds:.2f} s on {self.device}, {how}"
         yield (
-            f"  time: {_spell(self.seconds)}: {self.steps:,} steps in {self.epochs:g} epochs, "
-            f"{_spell(self.evaluation_seconds)} of it validation and test, "
-            f"{_spell(self.other_seconds)} checkpoints and starting"
+            f"  time: {_spell(self.seconds)} for {self.steps:,} steps in {self.epochs:g} epochs, including "
+            f"{_spell(self.evaluation_seconds)} for validation and test and "
+            f"{_spell(self.other_seconds)} for startup and checkpoints"
         )
 
 
@@ -137,7 +137,7 @@ def estimate(cli: RecipeCLI) -> Estimate:
     """
     method, data, options = cli.model, cli.datamodule, cli.config.trainer
     if not isinstance(method, RetrievalModule):
-        raise RecipeError("--estimate is for retrieval; answering questions trains a head of another kind")
+        raise RecipeError("--estimate supports retrieval methods only, not question answering")
     trainer = cli.trainer
     method.trainer, data.trainer, trainer.datamodule = trainer, trainer, data  # type: ignore[attr-defined]
     trainer.strategy.connect(method)
@@ -198,11 +198,11 @@ def _replicas(options: Any) -> int:
 def _length(options: Any, per_epoch: int) -> tuple[int, float]:
     """Steps and epochs of the run."""
     if not per_epoch:
-        raise RecipeError("a batch exceeds the samples of an epoch; lower data.init_args.batch_size")
+        raise RecipeError("The batch is larger than an epoch. Lower data.init_args.batch_size.")
     most = int(options.get("max_steps") or -1)
     epochs = options.get("max_epochs")
     if epochs in (None, -1) and most < 0:
-        raise RecipeError("the run has no end; set trainer.max_epochs")
+        raise RecipeError("The run has no end. Set trainer.max_epochs.")
     steps = most if epochs in (None, -1) else per_epoch * int(epochs)
     steps = min(steps, most) if most >= 0 else steps
     return steps, steps / per_epoch
@@ -289,7 +289,7 @@ def _compute(method: RetrievalModule, batch: PairBatch, share: int) -> tuple[flo
             seconds = _timed(method.device, lambda: step(pairs))
         except torch.cuda.OutOfMemoryError as error:
             size = torch.cuda.get_device_properties(method.device).total_memory / GB
-            raise RecipeError(f"{share} pairs do not fit this device of {size:.0f} GB; lower the batch size") from error
+            raise RecipeError(f"{share} pairs do not fit on this {size:.0f} GB device; lower the batch size") from error
     else:
         seconds *= share / len(small)
     method.finite_losses.check()

@@ -44,26 +44,26 @@ def evaluate_matrices(
     out: NewFolder = Path("runs"),
     overrides: Sequence[str] = (),
 ) -> int:
-    """Rank a similarity matrix from anywhere on a dataset's test split; compare it with a second one.
+    """Rank a similarity matrix from any source on a dataset's test split, and optionally compare a second one with it.
 
     Args:
-        scores: texts against videos: .npy, .npz, .pt, or parquet with a row per pair. Of two files, the second is
-            compared with the first.
-        data: class of the dataset, such as MSRVTT; its test split gives texts and videos, in its order.
-        config: data overlays instead, later ones on top of earlier ones; for another split or protocol.
-        root: of the dataset, where it is not below TVR_DATA.
-        ids: instead of a dataset, a CSV, JSON lines or parquet table with a row per text and the column video_id;
-            columns of the matrix are the videos in the order in which they first come.
-        normalization: post-processing by class, such as DualSoftmax.
-        bank_texts: scores of training texts (K, M) against the same videos, where it needs some.
-        bank_videos: scores of the same texts against training videos (N, K), where it needs some.
-        recall: the K of the recalls; 1, 5 and 10 by default.
-        name: what the table calls the method; the file's name by default.
+        scores: file with the scores of texts against videos: .npy, .npz, .pt, or parquet with one row per pair. If
+            there are two files, the second is compared with the first.
+        data: class of the dataset, such as MSRVTT; its test split defines the texts and videos and their order.
+        config: data overlays instead of --data, for another split or protocol; later ones override earlier ones.
+        root: parent folder of the dataset; TVR_DATA by default.
+        ids: instead of a dataset, a CSV, JSON Lines, or parquet table with one row per text and the column video_id;
+            the columns of the matrix are the videos in the order of their first appearance.
+        normalization: class of the post-processing, such as DualSoftmax.
+        bank_texts: file with the scores of training texts (K, M) against the same videos, for some normalizations.
+        bank_videos: file with the scores of the same texts against training videos (N, K), for some normalizations.
+        recall: values of K for R@K; 1, 5, and 10 by default.
+        name: name of the method in the results table; the file's name by default.
         out: parent folder of the results.
-        overrides: options on top of the overlays, such as `--data.init_args.split=full`.
+        overrides: options that override the overlays, such as `--data.init_args.split=full`.
     """
     if len(scores) > 2:
-        raise OptionError(f"{len(scores)} files of scores; give one, or two to compare")
+        raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     banks = Banks(
@@ -116,7 +116,7 @@ def _split_of(
 ) -> tuple[GroundTruth, list[str]]:
     """The pairing of the test split, and the names of its videos."""
     if (ids is not None) == bool(data or config):
-        raise OptionError("give either a dataset (--data MSRVTT, or --config OVERLAY) or a table of ids (--ids FILE)")
+        raise OptionError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
     if ids is not None:
         split = _split_of_ids(ids)
         title, marks = ids.stem, []
@@ -136,17 +136,17 @@ def _split_of_ids(file: Path) -> Split:
     texts = []
     for entry, record in read_records(file):
         if not str(record.get("video_id") or "").strip():
-            raise malformed(file, entry, "no video_id", "write the id of the text's video there")
+            raise malformed(file, entry, "no video_id", "add the ID of the text's video")
         texts.append(TextRecord("", places.setdefault(str(record["video_id"]).strip(), len(places))))
     if not texts:
-        raise malformed(file, "whole file", "no rows", "write one per text, with the column video_id")
+        raise malformed(file, "whole file", "no rows", "write one row per text, with the column video_id")
     videos = [VideoRecord(video_id, file) for video_id in places]
     return Split("test", f"{len(texts)} texts and {len(videos)} videos of {file.name}", videos, texts)
 
 
 def _report(comparison: dict[str, dict[str, Comparison]], scores: list[Path], file: Path) -> None:
     """Print and write what the second matrix has over the first."""
-    table = Table(title=f"{scores[1].name} minus {scores[0].name}, 95 % over queries, p by exchange")
+    table = Table(title=f"{scores[1].name} minus {scores[0].name}, 95 % intervals over queries, p of permutation tests")
     for column in ("direction", "metric", "difference", "interval", "p"):
         table.add_column(column, justify="left" if column in ("direction", "metric") else "right")
     for direction, row in comparison.items():

@@ -60,34 +60,35 @@ def extract_features(
     address: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Run the encoders once over a recipe's dataset, or over any videos, and store the features; resumes after a kill.
+    """Encode a recipe's dataset, or any videos, once and store the features; rerun the command to resume.
 
     Args:
-        videos: files and folders, where no recipe is given; no annotations are needed.
-        config: recipe files, later ones on top of earlier ones; data and encoders come from them.
-        out: folder of the store.
-        what: text, frames, patches or audio, several as `[text, frames]`, or all.
-        verify_sample: how many items `--verify` computes again.
-        verify: compare a sample of a finished store with features computed anew, and write nothing.
-        architecture: open_clip's name of the encoder, without a recipe.
-        weights: of that encoder: a file, an open_clip tag, or none.
-        audio_weights: Whisper's weights, where sound is wanted without a recipe: a file, or none.
-        frames: per video, without a recipe.
-        sampling: which frames, without a recipe.
-        batch_size: items per pass through an encoder.
-        num_workers: processes that decode.
-        dtype: of the features on disk.
-        device: where the encoders run; a GPU where there is one by default.
-        seed: of random weights, without a recipe.
-        engine: local, or ray: actors of a Ray cluster read and encode, this process writes.
-        actors: how many of them.
-        address: of a running Ray cluster that sees the videos under the same paths; by default one is started here.
-        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
+        videos: video files and folders, instead of a recipe; annotations are not needed.
+        config: recipe files, which set data and encoders; later ones override earlier ones.
+        out: folder of the feature store.
+        what: parts to extract: text, frames, patches, or audio; several as `[text, frames]`; or all.
+        verify_sample: number of items that `--verify` recomputes.
+        verify: compare a sample of a finished store with recomputed features, and write nothing.
+        architecture: open_clip name of the encoder, without a recipe.
+        weights: weights of that encoder, without a recipe: a file, an open_clip tag, or none.
+        audio_weights: Whisper weights for audio features, without a recipe: a file, or none.
+        frames: number of frames per video, without a recipe.
+        sampling: rule for selecting the frames, without a recipe.
+        batch_size: number of items per pass through an encoder.
+        num_workers: number of processes that decode.
+        dtype: data type of the stored features.
+        device: device for the encoders; a GPU by default if available.
+        seed: seed for random weights, without a recipe.
+        engine: local, or ray for actors of a Ray cluster that read and encode while this process writes.
+        actors: number of Ray actors.
+        address: address of a running Ray cluster that sees the videos under the same paths; by default a local one is
+            started.
+        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     if bool(videos) == bool(config):
-        raise RecipeError("give either --config FILE (a recipe) or videos and folders to extract from")
+        raise RecipeError("Give either a recipe (--config FILE) or video files and folders to extract from.")
     if overrides and not config:
-        raise RecipeError(f"{overrides[0]} changes an option of a recipe: give --config FILE with it")
+        raise RecipeError(f"{overrides[0]} overrides an option of a recipe. Add --config FILE.")
     options = ExtractOptions(
         str(out),
         what=[what] if isinstance(what, str) else what,
@@ -166,22 +167,22 @@ def caption_videos(
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Describe the segments of a dataset's videos with a vision-language model; resumes after a kill.
+    """Describe the segments of a dataset's videos with a vision-language model; rerun the command to resume.
 
     Args:
-        config: recipe files or data overlays, later ones on top of earlier ones.
-        out: parquet file; name it in data.init_args.captions to train with it.
-        model: hub name, or a folder as transformers saves models.
-        prompt: what the model is asked about the frames of a segment.
-        splits: whose videos; those of the training split by default, since tests never see descriptions.
-        segments: equal parts of a video, each described by itself.
-        frames: frames of a segment that the model sees.
-        image_size: pixels of these square frames.
-        max_new_tokens: longest description in tokens.
-        batch_size: segments described at a time.
-        num_workers: processes that decode.
-        device: where the model runs; a GPU where there is one by default.
-        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
+        config: recipe files or data overlays; later ones override earlier ones.
+        out: parquet file for the descriptions; set data.init_args.captions to it to train with them.
+        model: Hugging Face Hub name, or a folder of a model saved by transformers.
+        prompt: prompt that the model gets with the frames of a segment.
+        splits: splits whose videos are described; only the training split by default, since tests use no descriptions.
+        segments: number of equal segments per video, each described separately.
+        frames: number of frames per segment that the model receives.
+        image_size: side length of these square frames in pixels.
+        max_new_tokens: maximum length of a description in tokens.
+        batch_size: number of segments per batch.
+        num_workers: number of processes that decode.
+        device: device for the model; a GPU by default if available.
+        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     options = CaptionOptions(out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers)
     data = data_from_recipe(config, overrides)

@@ -50,32 +50,32 @@ def run_index(
     device: str | None = None,
     prune: bool = False,
 ) -> int:
-    """Make videos searchable, or bring an index up to date: only new, changed and deleted files cost anything.
+    """Make videos searchable, or update an index: only new, changed, and deleted files are processed.
 
     Args:
-        videos: files and folders; none walks again over those that the index has.
+        videos: video files and folders; those already in the index by default.
         out: folder of the index.
-        ckpt: checkpoints of one method or several; the first one's vectors find candidates, each can rank them.
-        weights: without a checkpoint, of a CLIP whose frames are averaged: a file, an open_clip tag, or none.
-        architecture: open_clip's name of that CLIP.
-        frames: per video, without a checkpoint.
-        sampling: which frames, without a checkpoint.
-        seed: of random weights.
+        ckpt: checkpoints of one or more methods; the vectors of the first find candidates, and each can rank them.
+        weights: weights of a CLIP with averaged frames, without a checkpoint: a file, an open_clip tag, or none.
+        architecture: open_clip name of that CLIP.
+        frames: number of frames per video, without a checkpoint.
+        sampling: rule for selecting the frames, without a checkpoint.
+        seed: seed for random weights.
         store: lancedb, exact, qdrant, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
-        bank: text file with a query per line, for --normalize sinkhorn and for texts of a video.
-        captions: what videos show, in words: parquet as `tvr caption` writes it, .csv or .jsonl with such columns.
-        captioner: vision-language model that describes the videos instead, a hub name or a folder.
-        trust: module whose classes the checkpoints may name, several by repeating it; its code is run.
+        bank: text file with one query per line, for --normalize sinkhorn and for finding the texts of a video.
+        captions: file with descriptions of the videos: parquet from `tvr caption`, or .csv or .jsonl with its columns.
+        captioner: vision-language model that describes the videos instead: a hub name or a folder.
+        trust: module whose classes the checkpoints may name, can be repeated; its code is run.
         transcripts: what is said in videos, .csv or .jsonl with the columns video_id, start, end and text.
         transcribe: Whisper's weights that hear it instead, a file, or base or small of openai-whisper's cache.
         watch: go on until interrupted, and take in what is new, changed or removed in the folders.
-        segments: how videos longer than segment_length are cut: shots (by default), windows, or none.
-        segment_length: seconds of a window, and of a shot at most; 20 by default.
-        segment_overlap: seconds that windows share; 0 by default.
-        batch_size: videos per pass through an encoder.
-        workers: threads that decode.
-        device: where the encoders run; a GPU where there is one by default.
-        prune: Removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
+        segments: rule for cutting videos longer than segment_length: shots (by default), windows, or none.
+        segment_length: length of a window, and maximum length of a shot, in seconds; 20 by default.
+        segment_overlap: overlap of windows in seconds; 0 by default.
+        batch_size: number of videos per pass through an encoder.
+        workers: number of threads that decode.
+        device: device for the encoders; a GPU by default if available.
+        prune: removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
     """
     with shown("index: loading"):
         from tvr_lightning.search.indexing import index, tell
@@ -84,13 +84,17 @@ def run_index(
         from tvr_lightning.search.watching import Watch
 
     if ckpt and weights:
-        raise SearchError("--ckpt and --weights conflict: a checkpoint brings its own weights; drop one of both")
+        raise SearchError(
+            "--ckpt and --weights conflict, since a checkpoint contains its own weights. Drop one of them."
+        )
     sources = [ScorerSource(checkpoint=str(path)) for path in ckpt or []]
     new = not (out / "catalog.sqlite").is_file()
     if not sources and (weights or new):
         sources = [ScorerSource(None, architecture, weights or "openai", seed, frames, sampling)]
         if weights == "none":
-            print("WARNING: RANDOM weights: results will mean nothing; use --ckpt or --weights", file=sys.stderr)
+            print(
+                "WARNING: The weights are RANDOM, so results are meaningless. Use --ckpt or --weights.", file=sys.stderr
+            )
     try:
         queries = None if bank is None else bank.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -119,9 +123,9 @@ def run_index(
         prune=prune,
     )
     if report.total:
-        print(f'Wrote {out}; try: tvr search "a query" --index {out}, or tvr serve --index {out}')
+        print(f'Wrote {out}. Next: tvr search "a query" --index {out}, or tvr serve --index {out}')
         return 0
-    print(f"{out} holds no videos now; there is nothing to search")
+    print(f"{out} contains no videos, so there is nothing to search.")
     return 1
 
 
@@ -146,28 +150,28 @@ def run_search(
     trust: list[str] | None = None,
     device: str | None = None,
 ) -> int:
-    """Find videos in an index by words, or by an example; a `tvr serve` of the index that runs here answers at once.
+    """Find videos in an index by text or by an example; faster while a `tvr serve` of the index runs on this machine.
 
     Args:
-        query: what is to be seen.
-        index: folder of the index, or address of a tvr serve; several by repeating it, "index" by default.
-        video: an example clip in place of words or beside them, several by repeating it.
-        picture: an example picture, likewise.
-        without: what is not to be seen, in words.
-        top: how many results.
-        rerank: the scorer that ranks the candidates, such as gare, tcmgc or gaid; none for the order of the vectors.
-        candidates: how many videos that scorer sees.
-        normalize: sinkhorn keeps hub videos from crowding the results; the index needs a --bank.
-        shortest: seconds that a video lasts at least.
-        longest: seconds that a video lasts at most.
-        path: what a video's path contains.
+        query: description of the videos to find.
+        index: folder of the index, or address of a tvr serve; can be repeated, "index" by default.
+        video: example clip instead of or in addition to text; can be repeated.
+        picture: example image instead of or in addition to text; can be repeated.
+        without: description of content that results should not show.
+        top: number of results.
+        rerank: scorer that ranks the candidates, such as gare, tcmgc or gaid; none keeps the order of the vectors.
+        candidates: number of videos that this scorer ranks.
+        normalize: sinkhorn keeps hub videos from dominating the results; the index needs a --bank.
+        shortest: minimum duration of a video in seconds.
+        longest: maximum duration of a video in seconds.
+        path: text that a video's path contains.
         caption: words that a video's captions contain, all of them.
-        threshold: relevance that results have at least, 0 to 1: the share of unrelated queries that would do worse.
+        threshold: minimum relevance of results, from 0 to 1: the share of unrelated queries that would score lower.
         json: print JSON.
         patience: seconds that each of several indexes may take; the others answer without it.
-        store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
-        trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
-        device: where the methods run; a GPU where there is one by default.
+        store: address of the index's vectors, such as s3://BUCKET/PATH, for an index that another user made.
+        trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
+        device: device for the methods; a GPU by default if available.
     """
     clips, pictures = ([str(Path(each).absolute()) for each in given or []] for given in (video, picture))
     question = Question(
@@ -201,19 +205,19 @@ def run_serve(
     device: str | None = None,
     patience: Annotated[float, Range(above=0, at_most=600)] = 10.0,
 ) -> int:
-    """Serve a page and an API that search an index, or several at once.
+    """Serve a web page and an API that search one or more indexes.
 
     Args:
-        index: folder of the index, or address of another tvr serve; several by repeating it, "index" by default.
-        host: address to bind to; anything but this machine's own needs a token, drawn where none is given.
-        port: to listen on.
-        token: what clients must show, by header, or once in the page's address; TVR_SEARCH_TOKEN by default.
-        max_upload_mib: largest example clip in MiB.
-        max_waiting: searches that may run and wait at once; more are answered with status 429.
-        videos: folder whose videos may be handed out, several by repeating it; those that you indexed by default.
-        store: address of the index's vectors, such as s3://BUCKET/PATH, where somebody else made the index.
-        trust: module whose classes the index's checkpoints may name, several by repeating it; its code is run.
-        device: where the methods run; a GPU where there is one by default.
+        index: folder of the index, or address of another tvr serve; can be repeated, "index" by default.
+        host: address to bind to; an address other than this machine's own requires a token, generated by default.
+        port: port to listen on.
+        token: token that clients send in a header, or once in the page's address; TVR_SEARCH_TOKEN by default.
+        max_upload_mib: maximum size of an example clip in MiB.
+        max_waiting: maximum number of running and pending searches; further requests get status 429.
+        videos: folder whose videos may be served, can be repeated; the folders that you indexed by default.
+        store: address of the index's vectors, such as s3://BUCKET/PATH, for an index that another user made.
+        trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
+        device: device for the methods; a GPU by default if available.
         patience: seconds that each of several indexes may take; the others answer without it.
     """
     with shown("serve: loading"):

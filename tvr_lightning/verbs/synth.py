@@ -19,14 +19,14 @@ def data_synth(
     seed: int = 0,
     workers: Count | None = None,
 ) -> int:
-    """Write a synthetic dataset of real mp4 files in a dataset's own layout.
+    """Write a synthetic dataset of playable mp4 files in the layout of a real dataset.
 
     Args:
-        dataset: whose layout and files.
-        root: parent folder; the dataset gets its own folder below it.
-        videos: how many videos in all; a fifth is held out for the test.
-        seed: the same seed gives the same dataset.
-        workers: processes that render; by default one per core.
+        dataset: dataset whose layout is used.
+        root: parent folder, in which the dataset gets its own folder.
+        videos: total number of videos; a fifth is the test split.
+        seed: random seed; the same seed gives the same dataset.
+        workers: number of processes that render; by default one per core.
     """
     print(f"Wrote {synthesize(dataset, root, videos, seed, workers=workers or os.cpu_count() or 1)}")
     return 0

@@ -167,7 +167,7 @@ def test_the_sheet_shows_the_best_videos_and_the_own_one(splits):
     evaluated = measure_sheet(replace(perfect(splits["gare"]), ranks=ranks, post_processing="Sinkhorn"))
     assert evaluated["rank"].tolist() == [1.0, *evaluated["rank"][1:-1], float(len(ranks))]
     (chart,) = figures.draw({f"sheet.{name}": value for name, value in evaluated.items()}, "run")
-    assert "before post-processing; the ranks went through Sinkhorn" in chart.note
+    assert "before post-processing; ranks are those after Sinkhorn" in chart.note
     assert found["correct"][:, :2].all()
     assert not found["correct"][:, 2:].any()
     assert found["strips"].std() > 1  # real pictures
@@ -259,7 +259,7 @@ def test_runs_that_differ_in_decorrelation_alone_are_set_side_by_side(measured):
         weight = np.array(unlike.results["config"]["model"]["init_args"]["decorrelation"]["weight"])
         (said,) = draw_between([(first, own), (unlike, {**own, "contrasts.regularization": weight})], [])
         assert not said.svg
-        assert said.note.startswith("Not drawn: no two of these runs differ in the decorrelation alone")
+        assert said.note.startswith("Not drawn: no two of these runs differ only in the decorrelation")
     assert not draw_between([(first, measured["gare"])], [])
 
 
@@ -298,12 +298,12 @@ def test_what_cannot_be_drawn_says_why(splits, measured):
     few = replace(splits["gare"], pairs=splits["gare"].pairs[:3])
     assert "map" not in measure_modalities(few)
     (chart,) = figures.draw({f"modalities.{k}": v for k, v in measure_modalities(few).items()}, "run")
-    assert "Map not drawn: it needs 4 matching pairs" in chart.note
+    assert "The map is not drawn: it needs 4 matching pairs" in chart.note
     flat = {name: value for name, value in measured["dpdv"].items() if name.startswith("merging.")}
     (chart,) = figures.draw({**flat, "merging.strips": np.zeros((2, 0), np.uint8)}, "run")
-    assert chart.note == "Not drawn: 16 patches per frame are no square grid"
+    assert chart.note == "Not drawn: 16 patches per frame do not form a square grid"
     (chart,) = figures.draw({**subset(measured["gare"], "balance"), "balance.normalized.missing": "no bank"}, "run")
-    assert "Normalised not drawn: no bank" in chart.note
+    assert "Normalized scores are not drawn: no bank" in chart.note
     one = replace(splits["gare"], pairs=splits["gare"].pairs[:1])
     with pytest.raises(NotDrawnError, match="no two matching captions"):
         measure_unmatched(one)

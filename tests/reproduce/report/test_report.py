@@ -300,7 +300,7 @@ def test_efficiency_columns_set_profiles_beside_the_print(folder):
     assert lines
     assert 'data-profile="gare"' in text
     (folder / "profiles" / "gare.json").unlink()
-    assert "What the methods cost" not in written(folder)
+    assert "Cost of the methods" not in written(folder)
 
 
 def test_all_four_formats_hold_every_table(folder):
@@ -334,24 +334,24 @@ def test_a_run_made_for_one_table_stands_for_its_lines_in_a_later_one_too(tmp_pa
 def test_bad_folders_are_named(folder, tmp_path_factory):
     with pytest.raises(CardError, match="no run cards"):
         read_folder(tmp_path_factory.mktemp("empty"))
-    with pytest.raises(CardError, match="no card stands for a line"):
+    with pytest.raises(CardError, match="no card belongs to a row"):
         views_of({}, folder, RECIPES)
     path = next(path for path in (folder / "cards").glob("*.json"))
     raw = json.loads(path.read_text())
     raw["key"] = "another"
     (folder / "cards" / "another.json").write_text(json.dumps(raw))
     (folder / "cards" / "another.parquet").write_bytes(path.with_suffix(".parquet").read_bytes())
-    with pytest.raises(CardError, match="both claim the line"):
+    with pytest.raises(CardError, match="are both cards of the run"):
         read_folder(folder)
     (folder / "cards" / "another.json").write_text("{")
-    with pytest.raises(CardError, match="half-written"):
+    with pytest.raises(CardError, match="is incomplete"):
         read_folder(folder)
 
 
 def test_a_half_written_profile_is_named(folder):
     path = folder / "profiles" / "gare.json"
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(CardError, match="half-written"):
+    with pytest.raises(CardError, match="is incomplete"):
         read_profiles(folder / "profiles")
     path.write_text('{"schema": 99}')
     with pytest.raises(CardError, match="schema 99"):
@@ -360,7 +360,7 @@ def test_a_half_written_profile_is_named(folder):
 
 def test_a_run_whose_weights_are_gone_is_shown_without_figures(folder, capsys):
     assert run_report(folder, RECIPES) == 0
-    assert "are gone" in capsys.readouterr().out
+    assert "are missing" in capsys.readouterr().out
     assert "No figures: the weights" in (folder / "report.html").read_text(encoding="utf-8")
 
 

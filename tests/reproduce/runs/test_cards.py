@@ -44,14 +44,14 @@ def test_the_stored_ranks_give_the_metrics_of_the_card(card, path):
 
 def test_a_half_written_card_is_refused(path):
     path.write_text(path.read_text()[:100])
-    with pytest.raises(UserError, match="is half-written") as error:
+    with pytest.raises(UserError, match="is incomplete") as error:
         read_cards(path.parent)
     assert str(path) in str(error.value)
 
 
 def test_a_card_without_its_ranks_is_refused(path):
     path.with_suffix(".parquet").unlink()
-    with pytest.raises(UserError, match="is half-written: it says finished"):
+    with pytest.raises(UserError, match="is incomplete: its status is finished"):
         read_card(path)
 
 
@@ -73,7 +73,7 @@ def test_a_card_that_is_no_object_is_refused(path):
 
 def test_two_cards_that_claim_the_same_line_are_refused(card, path):
     shutil.copy(path, path.with_name("copy.json"))
-    with pytest.raises(UserError, match=f"copy.json is the card of run {card.key}.*two cards would claim") as error:
+    with pytest.raises(UserError, match=f"copy.json is the card of run {card.key}.*would have two cards") as error:
         read_cards(path.parent)
     assert "gare-1/gare" in str(error.value)
 

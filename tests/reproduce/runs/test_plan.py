@@ -176,7 +176,7 @@ def test_only_restricts_to_runs_and_adds_what_trains_them(setting):
     train, test = made.runs.values()
     assert test.trained_by == train.key
     assert "gaid-1/x-pool" not in made.chosen
-    with pytest.raises(UserError, match="'gadi' is no run of these tables; there are gaid-1/"):
+    with pytest.raises(UserError, match=r"'gadi' is not a run of these tables\. Available: gaid-1/"):
         plan(setting, "gaid-1", only=["gadi"])
 
 

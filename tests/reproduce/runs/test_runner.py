@@ -101,11 +101,11 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
                 assert torch.equal(own[name], value)
     runs = {name: [(run, cards[run.key]) for run in made] for name, made in plan.runs_of(plan.tables[0]).items()}
     view = view_table(plan.tables[0], runs, folders.cards)
-    assert any("Heads train for 1 epochs on the stored features" in note for note in view.notes)
+    assert any("Heads are trained for 1 epochs on the stored features" in note for note in view.notes)
     shutil.rmtree(stored.features)
     card_path(folders.cards, heads[0].key).unlink()
     again = run_plan(plan, folders, said.append)[heads[0].key]
-    assert again.error == f"the features {stored.features} are gone; delete the card of their run as well"
+    assert again.error == f"the features {stored.features} are missing. Also delete the card of their run."
 
 
 def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
@@ -179,7 +179,7 @@ def test_two_invocations_do_not_share_a_folder(root, tmp_path):
 
     class Second(ForkingEngine):
         def start(self, task):
-            with pytest.raises(RunnerError, match="another tvr reproduce works in"):
+            with pytest.raises(RunnerError, match="Another tvr reproduce is running in"):
                 run_plan(plan, folders, [].append)
             return super().start(task)
 
@@ -194,7 +194,7 @@ def test_on_a_disk_without_file_locks_runs_are_made_and_it_is_said(root, tmp_pat
     monkeypatch.setattr("fcntl.flock", refuse)
     said = []
     assert run_plan(replace(tiny_plan(root, tmp_path), runs={}), Folders(tmp_path / "out"), said.append) == {}
-    assert any("without file locks" in line and "start no second tvr reproduce in it" in line for line in said)
+    assert any("without file locks" in line and "do not start a second tvr reproduce in it" in line for line in said)
 
 
 def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
@@ -262,7 +262,7 @@ def test_the_verb_shows_its_plan_without_running_anything(tmp_path, capsys, monk
     assert "SYNTHETIC FIXTURE" in said
     assert "gare-1/gare on msrvtt, seed 1" in said
     assert "ncl-1/ncl on activitynet, seed 0" in said
-    assert f"12 runs left, about {duration(12 * 371)} on two cores, as measured elsewhere" in said
+    assert f"12 runs left, about {duration(12 * 371)} on two cores, estimated from other measurements" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -272,8 +272,8 @@ def test_the_verb_shows_its_plan_without_running_anything(tmp_path, capsys, monk
         ({"seeds": "0,x"}, "whole numbers separated by commas"),
         ({"fixture_videos": 2}, "must be at least 8"),
         ({"overlay": Path("absent.yaml")}, "--overlay absent.yaml: no such file"),
-        ({"tables": ["gare-0"]}, "there are .*gare-1"),
-        ({"gpus": 2}, "--gpus concern SLURM jobs; add --engine slurm"),
+        ({"tables": ["gare-0"]}, "names are .*gare-1"),
+        ({"gpus": 2}, "--gpus can only be used for SLURM jobs. Add --engine slurm"),
         ({"engine": "slurm", "minutes": 0}, "--minutes is 0; it must be at least 1"),
     ],
 )
@@ -287,7 +287,7 @@ def test_real_data_are_taken_where_they_are_and_named_when_absent(tmp_path, caps
     monkeypatch.setenv("TVR_DATA", str(tmp_path))
     run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out")
     assert "SYNTHETIC" not in capsys.readouterr().out
-    with pytest.raises(UserError, match="--share features is for the synthetic datasets"):
+    with pytest.raises(UserError, match="--share features is only for the synthetic datasets"):
         run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out", share="features")
     run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out", fixture=True)
     assert "SYNTHETIC" in capsys.readouterr().out
@@ -300,9 +300,9 @@ def test_estimates_come_from_finished_runs_alone(root, tmp_path):
     first, *rest = plan.runs.values()
     card = make_card(first, tmp_path / "cards", 1.0, seconds=90.0)
     before = f"{len(rest)} runs left, about {duration(371 * VIDEOS / 500 * len(rest))}"
-    assert time_left(rest, {}) == f"{before} on two cores, as measured elsewhere"
+    assert time_left(rest, {}) == f"{before} on two cores, estimated from other measurements"
     real = [replace(run, fixture_videos=None) for run in rest]
-    assert "shows how long they take, and tvr fit --config" in time_left(real, {})
+    assert "shows the duration, or estimate it with tvr fit --config" in time_left(real, {})
     assert time_left(rest, {card.key: card}) == f"{len(rest)} runs left, about {duration(90 * len(rest))}"
     assert time_left(rest[:1], {card.key: card}) == f"1 run left, about {duration(90)}"
     lines = plan_lines(plan, {card.key: card})
@@ -318,8 +318,8 @@ def test_what_is_under_way_says_how_long_all_of_it_takes(root, tmp_path):
     (tmp_path / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
     all_of_it = duration(120 + 180 * len(rest))
     assert beat(running, rest, tmp_path, {}, 1) == (
-        f"{first.name}: training, step 2 of 6, 1 min so far, 2 min left of it; {len(rest)} more runs, "
-        f"about {all_of_it} left in all"
+        f"{first.name}: training, step 2 of 6, 1 min so far, 2 min left; {len(rest)} more runs, "
+        f"about {all_of_it} left in total"
     )
 
 

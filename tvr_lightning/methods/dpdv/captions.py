@@ -51,12 +51,12 @@ def said_captions(video_ids: list[str], descriptions: list[list[str]], most: int
         said = [place for place, text in enumerate(described) if text.strip()]
         if len(said) < least:
             raise CaptionError(
-                f"{video_id} has {len(said)} descriptions, the Recover-Path takes {least}: describe it in the captions "
-                "file, or lower model.init_args.dpdv.recover_captions"
+                f"{video_id} has {len(said)} descriptions, but the Recover-Path needs {least}. Add descriptions to the "
+                "captions file, or lower model.init_args.dpdv.recover_captions."
             )
         if len(said) > most:
             raise CaptionError(
-                f"{video_id} has {len(said)} descriptions, more than model.init_args.dpdv.captions {most}; raise it"
+                f"{video_id} has {len(said)} descriptions, more than model.init_args.dpdv.captions {most}. Raise it."
             )
         found.append(said)
     return found

@@ -101,8 +101,8 @@ class SimilarityAggregation(Interaction):
         found = (text.vectors.shape[1], video.vectors.shape[1])
         if found != self.slots:
             raise ValueError(
-                f"UCoFiA's aggregation was built for {self.slots[0]} tokens of a text and {self.slots[1]} of a video, "
-                f"got {found[0]} and {found[1]}: set model.init_args.words and frames to those of the data"
+                f"UCoFiA's aggregation was built for {self.slots[0]} tokens per text and {self.slots[1]} per video, "
+                f"but got {found[0]} and {found[1]}. Set model.init_args.words and frames to those of the data."
             )
         cosine = torch.einsum("nwd,mtd->twnm", text.vectors, video.vectors)
         there = video.mask.T[:, None, None, :]

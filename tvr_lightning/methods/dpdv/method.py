@@ -53,7 +53,7 @@ class DPDV(RetrievalModule):
     """DPDV: frames divided by the text, captions for what it leaves out, sentence-frame and word-patch interaction.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         dpdv: the options of the paper.
         shared: the arguments of `RetrievalModule`.
 
@@ -65,7 +65,9 @@ class DPDV(RetrievalModule):
         super().__init__(encoder, **shared)
         self.options = options = dpdv or DPDVOptions()
         if options.paths and self.frames < 2:
-            raise ValueError(f"frames is {self.frames}: two paths need at least 2; set paths to [] to go without them")
+            raise ValueError(
+                f"frames is {self.frames}, but two paths need at least 2. Set paths to [] to train without them."
+            )
         self.needs_patches = "micro" in options.views
         layers = options.temporal_layers
         self.temporal = temporal_transformer(encoder, layers, self.frames) if layers else None
@@ -104,8 +106,9 @@ class DPDV(RetrievalModule):
         listed = batch.extras.get("recover_captions")
         if listed is None:
             raise CaptionError(
-                "DPDV's Recover-Path trains on captions of the videos, and the data bring none: name a captions file "
-                "in data.init_args.captions (`tvr caption` writes one), or set model.init_args.dpdv.paths to [spot]"
+                "DPDV's Recover-Path trains on captions of the videos, but the data has none. Set "
+                "data.init_args.captions to a captions file (`tvr caption` writes one), or set "
+                "model.init_args.dpdv.paths to [spot]."
             )
         most, least = self.options.captions, self.options.recover_captions
         return {

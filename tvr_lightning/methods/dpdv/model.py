@@ -190,7 +190,7 @@ class DPDVHead(PairHead):
             tokens["macro"] = self.macro.video(video.frames, mask)
         if self.micro is not None:
             if video.patches is None:
-                raise ValueError("DPDV's micro view needs patches; set views to [macro] to go without them")
+                raise ValueError("DPDV's micro view needs patches. Set views to [macro] to score without them.")
             per_frame = mask.repeat_interleave(video.patches.shape[2], dim=1)
             tokens["micro"] = self.micro.video(video.patches.flatten(1, 2), per_frame)
         return VideoSide(tokens, unit(video.frames), mask)

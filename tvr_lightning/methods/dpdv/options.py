@@ -47,7 +47,7 @@ class SelectedPatches(PatchReduction):
     """A few are left, and CLS (Table S10, "UCoFiA").
 
     Args:
-        selection: which; UCoFiA's by default.
+        selection: patch selection; UCoFiA's by default.
     """
 
     def __init__(self, selection: PatchSelection | None = None) -> None:
@@ -63,16 +63,16 @@ class PatchMerging(PatchReduction):
     """They are clustered and merged, stage by stage (section 3.3).
 
     Args:
-        ratio: share of the patches that a stage keeps as centres, rounded up (Table S10): .5 takes 49 to 25, 13, 7 and
-            .75 to 37, 28, 21. Its row ".25" (49 to 4, 1, 1) is not a quarter: .0625 gives it.
-        stages: how often patches are merged (Table S10).
-        neighbours: k of the density (Eq. 7). Not stated; TCFormer takes 5, HBI 3, and so it is 3 here.
-        density: see `dpc_knn`; `paper` is the paper's formula.
+        ratio: share of the patches that a stage keeps as centers, rounded up (Table S10): .5 reduces 49 to 25, 13, 7
+            and .75 to 37, 28, 21. Its row ".25" (49 to 4, 1, 1) is not a quarter: .0625 gives it.
+        stages: number of merging stages (Table S10).
+        neighbours: k of the density (Eq. 7). Not stated; TCFormer uses 5, HBI 3, so the default is 3.
+        density: formula of the density, see `dpc_knn`; `paper` is the paper's.
         weights: `mean` of a cluster (the paper says "merge"), or `scored` as in HBI and TCFormer: tokens pass a
-            convolution and a LayerNorm, and a learnt score weighs them.
-        heads: of the attention; Eq. 8 shows one head, HBI has 8.
-        keys: whether merged patches attend to the `previous` ones (the paper: "the original patch is used as key and
-            value") or to the `merged` ones themselves (HBI's released code).
+            convolution and a LayerNorm, and are weighted by a learned score.
+        heads: number of attention heads; Eq. 8 shows one head, HBI has 8.
+        keys: keys and values of the merged patches: the `previous` patches (the paper: "the original patch is used as
+            key and value") or the `merged` ones (HBI's released code).
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class Divergence(Options):
     """KL terms between the scores of all frames and those of the paths (Eq. 11).
 
     Attributes:
-        weight: beta of Eq. 12 (the paper: 0.1); 0 leaves the terms out (Tables 6 and S9).
-        scores: softmaxes over scores times exp(logit_scale), `logits`, or over `cosines`, as HBI's helper has them; not
-            stated, and cosines alone would make the distributions almost uniform.
+        weight: beta of Eq. 12 (the paper: 0.1); 0 omits the terms (Tables 6 and S9).
+        scores: inputs of the softmaxes: `logits`, which are scores times exp(logit_scale), or `cosines`, as in HBI's
+            helper; not stated, and cosines alone would make the distributions almost uniform.
         reduction: `batchmean` divides by B; `mean`, as in HBI's helper, by B * B. Not stated; KL divergence of
-            distributions is the former.
-        direction: `original-to-path` is KL(S_m || S_m+-) as Eq. 11 prints it; `path-to-original` swaps the arguments
-            and lets only S_m follow, which is what distilling the paths would ask for.
+            distributions is `batchmean`.
+        direction: `original-to-path` is KL(S_m || S_m+-) as published in Eq. 11; `path-to-original` swaps the arguments
+            and trains only S_m, which corresponds to distilling the paths.
     """
 
     weight: NotNegative = 0.1
@@ -128,19 +128,21 @@ class DPDVOptions(Options):
     """The options of DPDV.
 
     Attributes:
-        temporal_layers: blocks of CLIP4Clip's temporal transformer on the frames; 0, as the paper mentions none.
+        temporal_layers: number of blocks of CLIP4Clip's temporal transformer on the frames; 0, as the paper mentions
+            none.
         views: `macro`, sentences against frames, and `micro`, words against patches (Table 4).
-        paths: `spot` and `recover` (Table 3); none trains on the original pairs alone.
+        paths: `spot` and `recover` (Table 3); an empty list trains only on the original pairs.
         spot_ratio: share of a video's frames in the Spot-Path (supplement, section A: half; Table S6 has 1/3 and 2/3).
         spot_partition: `paired`: the matching text divides a video's frames for all texts; `pairwise`: every text
-            divides the frames of every video by itself. Not stated; L+ and L- index one set of frames per sample.
-        captions: N_s, most descriptions of a video (section 3.2: 6).
-        recover_captions: N_s^-, descriptions that the Recover-Path takes (section 3.2: 1; Table S8 up to 3).
-        macro_interaction: of sentences and frames (Table 5): `weighted-sum` over the frames (Eq. 6) where there is one
-            sentence, `weighted-max` always, which adds its best frame (Eq. 5), `ucofia`'s aggregation, or `mean`
-            pooling (Eq. 1).
-        micro_interaction: of words and patches (Table 5): `weighted-max` (Eq. 9), `ucofia`, or `mean`.
-        patch_reduction: `PatchMerging` by default, `AveragePatches`, `SelectedPatches` or `EveryPatch` (Table S10).
+            divides the frames of every video separately. Not stated; L+ and L- index one set of frames per sample.
+        captions: maximum number N_s of descriptions of a video (section 3.2: 6).
+        recover_captions: number N_s^- of descriptions that the Recover-Path uses (section 3.2: 1; Table S8 up to 3).
+        macro_interaction: interaction of sentences and frames (Table 5): `weighted-sum` over the frames (Eq. 6) if
+            there is one sentence, `weighted-max` always, which adds its best frame (Eq. 5), `ucofia`'s aggregation, or
+            `mean` pooling (Eq. 1).
+        micro_interaction: interaction of words and patches (Table 5): `weighted-max` (Eq. 9), `ucofia`, or `mean`.
+        patch_reduction: reduction of the patches: `PatchMerging` by default, `AveragePatches`, `SelectedPatches` or
+            `EveryPatch` (Table S10).
         original_loss: train on the original pairs, L of Eq. 12 (Table 6).
         path_weight: alpha of Eq. 12 (the paper: 0.5).
         divergence: KL terms, L_KL of Eq. 12.
@@ -166,9 +168,9 @@ class DPDVOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.views or len(set(self.views)) < len(self.views):
-            raise ValueError(f"views is {list(self.views)}; give macro, micro or both, each once")
+            raise ValueError(f"views is {list(self.views)}; it must contain macro, micro, or both, each once")
         if len(set(self.paths)) < len(self.paths):
-            raise ValueError(f"paths is {list(self.paths)}; give spot, recover, both or none, each once")
+            raise ValueError(f"paths is {list(self.paths)}; it must contain spot, recover, both, or none, each once")
         self._check_losses()
         self._check_captions()
         self._check_views()
@@ -176,37 +178,37 @@ class DPDVOptions(Options):
     def _check_losses(self) -> None:
         if not self.paths and (self.divergence.weight or self.spot_partition == "pairwise"):
             raise ValueError(
-                "paths is empty, so there is nothing to divide frames between or to compare the original pairs with: "
-                "set divergence.weight to 0 and leave spot_partition at paired"
+                "paths is empty, so there are no paths to divide frames between or to compare the original pairs with. "
+                "Set divergence.weight to 0 and leave spot_partition at paired."
             )
         if not self.original_loss and not (self.paths and self.path_weight):
             raise ValueError("original_loss: false leaves no contrastive loss without paths that have a path_weight")
         if self.paths and not (self.path_weight or self.divergence.weight):
             raise ValueError(
-                f"paths {list(self.paths)} enter no loss: path_weight and divergence.weight are 0; set paths to []"
+                f"paths {list(self.paths)} are in no loss: path_weight and divergence.weight are 0. Set paths to []"
             )
 
     def _check_captions(self) -> None:
         if self.recover_captions > self.captions:
             raise ValueError(
-                f"recover_captions is {self.recover_captions}; it goes from 1 to captions, which is {self.captions}"
+                f"recover_captions is {self.recover_captions}; it must be between 1 and captions ({self.captions})"
             )
         if self.recover_captions > 1 and "recover" not in self.paths:
-            raise ValueError(f"recover_captions {self.recover_captions} belongs to the path recover, which paths lacks")
+            raise ValueError(f"recover_captions {self.recover_captions} needs the path recover, which is not in paths")
         if self.recover_captions > 1 and "ucofia" in (self.macro_interaction, self.micro_interaction):
             raise ValueError(
-                f"ucofia aggregates a fixed number of tokens and recover_captions {self.recover_captions} brings more; "
-                "set recover_captions to 1 or use weighted-max"
+                f"ucofia aggregates a fixed number of tokens, but recover_captions {self.recover_captions} gives more. "
+                "Set recover_captions to 1 or use weighted-max."
             )
 
     def _check_views(self) -> None:
         micro = self.micro_interaction != "weighted-max" or self.patch_reduction != PatchMerging()
         if micro and "micro" not in self.views:
-            raise ValueError("micro_interaction and patch_reduction belong to the view micro, which views lacks")
+            raise ValueError("micro_interaction and patch_reduction need the view micro, which is not in views")
         if self.macro_interaction != "weighted-sum" and "macro" not in self.views:
-            raise ValueError("macro_interaction belongs to the view macro, which views lacks")
+            raise ValueError("macro_interaction needs the view macro, which is not in views")
         if self.micro_interaction == "ucofia" and self.patch_reduction.per_frame is None:
             raise ValueError(
-                f"micro_interaction: ucofia has a matrix with a row for every patch; {self.patch_reduction!r} leaves "
-                "as many as the frames have: use SelectedPatches (UCoFiA's own) or AveragePatches"
+                f"micro_interaction: ucofia has a matrix with one row per patch, but {self.patch_reduction!r} leaves a "
+                "number that depends on the frames. Use SelectedPatches (UCoFiA's own) or AveragePatches."
             )

@@ -64,12 +64,12 @@ class GAID(RetrievalModule):
     """GAID: frames that listen as the query asks, and a text that is moved along its cross-modal deviation.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         gaid: the options of the paper.
-        audio_encoder: sound to features, frozen; `data.init_args.audio` must name its kind. By default what goes with
-            the encoder: a TinyWhisperEncoder with a TinyClipEncoder, else Whisper base with OpenAI's weights.
-        protocol: `query` fuses and pools every video for the query; `as-released` for its own caption, which leaks
-            ground truth.
+        audio_encoder: frozen encoder of the audio; `data.init_args.audio` must name its kind. The default depends on
+            the encoder: a TinyWhisperEncoder for a TinyClipEncoder, otherwise Whisper base with OpenAI's weights.
+        protocol: evaluation protocol: `query` fuses and pools every video for the query; `as-released` for its own
+            caption, which leaks ground truth.
         shared: the arguments of `RetrievalModule`.
 
     Raises:
@@ -90,7 +90,9 @@ class GAID(RetrievalModule):
         self.options = options = gaid or GAIDOptions()
         deaf = isinstance(options.fusion, NoFusion)
         if deaf and audio_encoder is not None:
-            raise ValueError("audio_encoder conflicts with gaid.fusion: NoFusion, which hears nothing; drop one")
+            raise ValueError(
+                "audio_encoder conflicts with gaid.fusion: NoFusion, which does not use audio. Remove one of them."
+            )
         self.protocol = protocol
         self.head = GAIDHead(encoder.dimension, self.frames, options).within(self.evaluation_config.memory_gib)
         self.audio_encoder = None if deaf else audio_encoder or audio_companion(encoder)
@@ -141,8 +143,8 @@ class GAID(RetrievalModule):
             return dataclasses.replace(video, audio=None, audio_mask=None)
         if video.audio is None or video.audio_mask is None:
             raise ValueError(
-                "gaid.fusion: GatedFusion needs sound, but these videos have none: set data.init_args.audio to whisper "
-                "or wav2vec2 (as the audio encoder), or model.init_args.gaid.fusion to NoFusion"
+                "gaid.fusion: GatedFusion needs audio, but these videos have none. Set data.init_args.audio to whisper "
+                "or wav2vec2 (as the audio encoder), or model.init_args.gaid.fusion to NoFusion."
             )
         audio = video.audio if self.audio_projection is None else self.audio_projection(video.audio)
         return dataclasses.replace(video, audio=audio * video.audio_mask.unsqueeze(-1))

@@ -28,8 +28,8 @@ class GatedFusion(Fusion):
 
     Args:
         level: one gate per `frame`, per `sample`, or per `token` (dimension) (Table 5).
-        text: which text opens the gate in training: the `query` of every pair (Eq. 1), the `paired` caption alone
-            (model/clip_stochastic.py), or `none`. Evaluation takes the query, or no text after training with none.
+        text: text that controls the gate in training: the `query` of every pair (Eq. 1), only the `paired` caption
+            (model/clip_stochastic.py), or `none`. Evaluation uses the query, or no text after training with none.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class DASP(Perturbation):
     """Directional adaptive semantic perturbation (Eqs. 4-5).
 
     Args:
-        prior: of sigma in training; `Uniform` by default.
-        support_weight: lambda of Eq. 10 (Table 8; 0 leaves the support texts out).
+        prior: prior of sigma in training; `Uniform` by default.
+        support_weight: lambda of Eq. 10 (Table 8); 0 omits the support texts.
     """
 
     def __init__(self, prior: Prior | None = None, support_weight: NotNegative = 0.8) -> None:
@@ -69,8 +69,8 @@ class STP(Perturbation):
     """Stochastic text perturbation, the best of several trials, as in T-MASS (Eq. 3).
 
     Args:
-        prior: of sigma; `Uniform` by default.
-        trials: draws at evaluation, or `mean`.
+        prior: prior of sigma; `Uniform` by default.
+        trials: number of samples in evaluation, or `mean`.
         support_weight: lambda of Eq. 10.
     """
 
@@ -85,10 +85,11 @@ class GAIDOptions(Options):
     """The options of GAID.
 
     Attributes:
-        fusion: how frames and sound become one; `GatedFusion` by default.
-        perturbation: how texts are moved; `DASP` by default.
-        loss_weighting: `positive` weighs pairs by their own similarity; `released` lets negative ones weigh negatively,
-            which diverges from random weights (trainer/trainer_stochastic.py); `uniform` weighs all alike (Eqs. 8-9).
+        fusion: fusion of frames and audio; `GatedFusion` by default.
+        perturbation: perturbation of the texts; `DASP` by default.
+        loss_weighting: `positive` weighs pairs by their own similarity; `released` gives negative weights to negative
+            similarities, which diverges from random weights (trainer/trainer_stochastic.py); `uniform` weighs all
+            equally (Eqs. 8-9).
         normalize_text: perturb the text at unit length (the paper, above Eq. 3).
         attention: cross-attention of texts and frames (modules/transformer.py).
     """

@@ -60,7 +60,7 @@ class GARE(RetrievalModule):
     """GARE: psi's increment for every pair, text-conditioned pooling, and what shapes the increments.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         gare: the options of the paper.
         shared: the arguments of `RetrievalModule`.
     """
@@ -107,7 +107,7 @@ class GARE(RetrievalModule):
             term.weight for term in (bottleneck, lengths, direction)
         )
         if shaped and len(pairs.text) < 2:
-            warnings.warn("GARE: a batch of one pair has no variances; only InfoNCE is trained on it", stacklevel=2)
+            warnings.warn("GARE: a batch of one pair has no variance, so only InfoNCE is trained on it", stacklevel=2)
             shaped = False
         scores = self.head(pairs.text, pairs.video, shaped)
         terms = {"info_nce": info_nce(self.contrastive_logits(self.temperature() * scores.similarity))}

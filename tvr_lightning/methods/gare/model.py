@@ -132,8 +132,8 @@ class GAREHead(PairHead):
         assert self.magnitude is not None
         if video.frames.shape[1] != self.frames:
             raise ValueError(
-                f"GARE without gap was built for {self.frames} frames, got {video.frames.shape[1]}: set "
-                "model.init_args.frames, or those of the data"
+                f"GARE without gap was built for {self.frames} frames, but got {video.frames.shape[1]}. Set "
+                "model.init_args.frames, or those of the data."
             )
         cosines = torch.einsum("nd,mfd->mnf", unit(text.sentence), unit(video.frames)) * video.frame_mask[:, None]
         weight, bias = self.magnitude.weight.to(cosines.dtype), self.magnitude.bias.to(cosines.dtype)
@@ -304,7 +304,7 @@ def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> tup
     """
     direction = gradient / gradient.norm(dim=-1, keepdim=True)
     if not bool(direction.isfinite().all()):
-        raise ValueError("trust_region_step: a gradient of zero or one that is not finite has no direction")
+        raise ValueError("trust_region_step: a zero or non-finite gradient has no direction")
     squared = increment.square().sum(-1)
     if bool((squared > radius**2 * (1 + 1e-5)).any()):
         longest = float(squared.max().sqrt())

@@ -23,7 +23,7 @@ class TextPooling(Pooling):
     """The frames weighed by their inner products with the text (modeling.py).
 
     Args:
-        temperature: what the inner products are divided by (released script: --temp 3).
+        temperature: divisor of the inner products (released script: --temp 3).
     """
 
     def __init__(self, temperature: Positive = 3.0) -> None:
@@ -51,14 +51,14 @@ class GapIncrement(Increment):
     """psi asks with the gap of video and text (Eq. 7).
 
     Args:
-        corrected: the side that the increment is added to (Table 7).
-        context: what psi attends to, `frames` (V_frame) or `words` (T_word) (Table 4).
-        sign: eta; 1 asks with the gap v - t, -1 with t - v (Table 7).
-        dropout: on the elements inside psi in training (psi_module.py).
-        dropout_per: what has draws of its own, every `pair` (released), whose increments are made element by element
-            from there on, or every `video`, whose pairs then lose the same elements, which is cheaper.
-        mask_context: leave padding out of what psi attends to; by default padded words only, as padded frames are
-            attended to (psi_module.py).
+        corrected: side that the increment is added to (Table 7).
+        context: features that psi attends to, `frames` (V_frame) or `words` (T_word) (Table 4).
+        sign: eta; 1 queries with the gap v - t, -1 with t - v (Table 7).
+        dropout: dropout rate of the elements inside psi in training (psi_module.py).
+        dropout_per: unit with its own dropout samples: every `pair` (released), whose increments are then computed
+            element by element, or every `video`, whose pairs lose the same elements, which is cheaper.
+        mask_context: leave padding out of the context that psi attends to; by default only padded words, since the
+            released code attends to padded frames (psi_module.py).
 
     Raises:
         ValueError: draws per video of a dropout of 0, or where psi attends to words, whose basis is no video's.
@@ -76,8 +76,8 @@ class GapIncrement(Increment):
         check_dropout_per(dropout_per, dropout)
         if dropout_per == "video" and context == "words":
             raise ValueError(
-                "dropout_per is video, but with context: words psi mixes words, whose basis is the text's: leave it at "
-                "pair"
+                "dropout_per is video, but with context: words, psi mixes words, whose basis is the text's. Leave it "
+                "at pair."
             )
         self.corrected = corrected
         self.context = context
@@ -98,9 +98,9 @@ class TextIncrement(Increment):
     Its length is exp(linear(cosines of the text with the frames)).
 
     Args:
-        dropout: as of `GapIncrement`.
-        mask_context: leave padded frames out of what psi attends to.
-        dropout_per: as of `GapIncrement`.
+        dropout: same as in `GapIncrement`.
+        mask_context: leave padded frames out of the context that psi attends to.
+        dropout_per: same as in `GapIncrement`.
 
     Raises:
         ValueError: draws per video of a dropout of 0.
@@ -118,10 +118,11 @@ class Bottleneck(Options):
     """Relaxed information bottleneck (Eq. 15).
 
     Attributes:
-        weight: beta; 0 leaves the term out (released: 1e-4; section 3.1: 0.07, for the mean).
-        anchor: each `video` has a Gaussian over the batch's texts, or each `text` one over its videos (Table 9).
+        weight: beta; 0 omits the term (released: 1e-4; section 3.1: 0.07, for the mean).
+        anchor: `video` for a Gaussian per video over the batch's texts, or `text` for one per text over its videos
+            (Table 9).
         prior: standard deviation of the prior (Table 6).
-        normalize: whether increments are brought to unit length before (Table 6).
+        normalize: whether increments are first normalized to unit length (Table 6).
         reduction: `sum` over D (modeling.py), or the `mean` (the paper).
     """
 
@@ -136,7 +137,7 @@ class NormRegularization(Kind):
     """How the lengths of the increments, the trust-region radii, are spread.
 
     Args:
-        weight: lambda_eps; 0 leaves the term out (appendix F; modeling.py).
+        weight: lambda_eps; 0 omits the term (appendix F; modeling.py).
     """
 
     def __init__(self, weight: NotNegative = 0.01) -> None:
@@ -147,8 +148,8 @@ class Variance(NormRegularization):
     """Minus the variance (Eq. 10).
 
     Args:
-        weight: lambda_eps; 0 leaves the term out.
-        floor: lambda, above which variance is not rewarded (Fig. 5; modeling.py).
+        weight: lambda_eps; 0 omits the term.
+        floor: lambda, the variance above which there is no further reward (Fig. 5; modeling.py).
     """
 
     def __init__(self, weight: NotNegative = 0.01, floor: Positive = 0.5) -> None:
@@ -164,7 +165,7 @@ class DirectionRegularization(Kind):
     """How the directions of a text's increments differ.
 
     Args:
-        weight: lambda_dir; 0 leaves the term out (appendix F; modeling.py).
+        weight: lambda_dir; 0 omits the term (appendix F; modeling.py).
     """
 
     def __init__(self, weight: NotNegative = 0.01) -> None:
@@ -175,7 +176,7 @@ class LogMeanExp(DirectionRegularization):
     """The logarithm of the mean agreement (Eq. 11).
 
     Args:
-        weight: lambda_dir; 0 leaves the term out.
+        weight: lambda_dir; 0 omits the term.
         alpha: scale of the agreement (Table 8; section 3.1).
     """
 
@@ -193,15 +194,15 @@ class GAREOptions(Options):
     """The options of GARE.
 
     Attributes:
-        temporal_layers: blocks of the temporal transformer (section 3.1; main_retrieval.py: 4, on MSVD 0).
-        pooling: how frames become the vector that a text is compared with; `TextPooling` by default.
-        increment: what is added to the text or the video of a pair; `GapIncrement` by default.
+        temporal_layers: number of blocks of the temporal transformer (section 3.1; main_retrieval.py: 4, on MSVD 0).
+        pooling: pooling of the frames to the vector that is compared with a text; `TextPooling` by default.
+        increment: increment that is added to the text or the video of a pair; `GapIncrement` by default.
         bottleneck: relaxed information bottleneck (Eq. 15).
         norm_variance: regularization of the increments' lengths (Eq. 10); `Variance` by default.
         direction: regularization of the increments' directions (Eq. 11); `LogMeanExp` by default.
         mask_frames: leave padded frames out of the pooling's softmax and of the mean of the frames. The released code
-            takes their weights away after the softmax, and counts them in the mean (modeling.py).
-        fixed_temperature: tau that is not learnt (section 3.1: 0.01); None learns CLIP's (modeling.py).
+            removes their weights after the softmax, and counts them in the mean (modeling.py).
+        fixed_temperature: fixed value of tau (section 3.1: 0.01); None learns CLIP's (modeling.py).
 
     Raises:
         ValueError: a value out of its range, or regularization of increments that there are none of.
@@ -221,6 +222,6 @@ class GAREOptions(Options):
         shaping = (self.bottleneck, self.norm_variance, self.direction)
         if isinstance(self.increment, NoIncrement) and shaping != (Bottleneck(), Variance(), LogMeanExp()):
             raise ValueError(
-                "increment is NoIncrement, so there is nothing to shape: leave bottleneck, norm_variance and direction "
-                "at their defaults"
+                "increment is NoIncrement, so bottleneck, norm_variance, and direction have no effect. Leave them at "
+                "their defaults."
             )

@@ -53,15 +53,15 @@ class NCL(ContrastiveLearning):
     and videos wait in queues for `SinkhornBias` at test, which recipes set as `evaluation.normalization`.
 
     Args:
-        normalize_loss: whether training uses the biases; false trains the method as it is and only fills the queues,
-            for normalisation at test alone.
-        iterations: of Sinkhorn's algorithm in the loss (section 3.3: 4, the default).
-        detach_biases: take the biases as constants in the backward pass (not stated); None is true.
-        queue_size: K, training texts and training videos to keep (section 4.2 and Fig. 5: 16384); 0 keeps none. A queue
-            holds what the method's `score` reads: for CLIP4Clip one vector each, for methods that read words and
-            frames, these.
-        bank: training queries at test come from the `queue`, or from the `training-split`, encoded anew with the final
-            weights, at most `evaluation.bank_size`.
+        normalize_loss: whether training uses the biases; false trains the method unchanged and only fills the queues,
+            for normalization at test time.
+        iterations: number of Sinkhorn iterations in the loss (section 3.3: 4, the default).
+        detach_biases: treat the biases as constants in the backward pass (not stated); None is true.
+        queue_size: number K of training texts and of training videos to keep (section 4.2 and Fig. 5: 16384); 0 keeps
+            none. A queue contains the inputs of the method's `score`: one vector each for CLIP4Clip, or words and
+            frames for methods that use them.
+        bank: source of the training queries at test time: the `queue`, or the `training-split`, encoded again with the
+            final weights and limited to `evaluation.bank_size`.
 
     Raises:
         ValueError: a value out of range, or options of which one makes another senseless.
@@ -79,7 +79,9 @@ class NCL(ContrastiveLearning):
     ) -> None:
         super().__init__()
         if not normalize_loss and (iterations is not None or detach_biases is not None):
-            raise ValueError("normalize_loss: false computes no biases in training; drop iterations and detach_biases")
+            raise ValueError(
+                "normalize_loss: false computes no biases in training. Remove iterations and detach_biases."
+            )
         self.normalize_loss = self.needs_all_logits = normalize_loss
         self.iterations = 4 if iterations is None else iterations
         self.detach_biases = detach_biases is not False
@@ -108,7 +110,7 @@ class NCL(ContrastiveLearning):
         found = losses(pairs)
         if self.needs_all_logits and not self._asked:
             name = getattr(losses, "__qualname__", "the loss")
-            raise TypeError(f"{name} passes no logits through contrastive_logits, so NCL cannot normalise them")
+            raise TypeError(f"{name} passes no logits through contrastive_logits, so NCL cannot normalize them")
         return found
 
     def check(self, evaluation: EvaluationConfig) -> None:
@@ -120,7 +122,7 @@ class NCL(ContrastiveLearning):
         normalizer = evaluation.normalization
         if self.bank_source == "queue" and not self.remembers and normalizer is not None and normalizer.needs_bank:
             raise ValueError(
-                f"{normalizer.name} needs training queries: set queue_size above 0, or bank: training-split"
+                f"{normalizer.name} needs training queries. Set queue_size above 0, or bank: training-split"
             )
 
     def remember(self, text: TextFeatures, video: VideoFeatures) -> None:
@@ -139,8 +141,8 @@ class NCL(ContrastiveLearning):
             return None
         if self.text_queue is None or self.video_queue is None or not len(self.text_queue):
             raise EmptyQueueError(
-                "NCL's queues of training queries are empty: train first, test a checkpoint of a trained run, or set "
-                "model.init_args.contrast.init_args.bank to training-split"
+                "NCL's queues of training queries are empty. Train first, test the checkpoint of a run, or set "
+                "model.init_args.contrast.init_args.bank to training-split."
             )
         return Bank(self.text_queue.records(TextFeatures), self.video_queue.records(VideoFeatures))
 

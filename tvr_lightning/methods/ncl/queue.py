@@ -61,7 +61,7 @@ class FeatureQueue(nn.Module):
         expected = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in stored.items()}
         found = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in tensors.items()}
         if found != expected:
-            raise ValueError(f"the queue holds {expected}, but was given {found}")
+            raise ValueError(f"the queue contains {expected}, but got {found}")
         count = len(records)
         kept = min(count, self.capacity)
         places = (self.position + torch.arange(count - kept, count, device=self.filled.device)) % self.capacity

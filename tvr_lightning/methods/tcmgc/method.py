@@ -48,7 +48,7 @@ class TCMGC(RetrievalModule):
     """TC-MGC: language-video attention, four contrasts, similarity reorganization, ISA, LSA and SDR.
 
     Args:
-        encoder: media to features.
+        encoder: encoder of texts and videos.
         tcmgc: the options of the paper.
         shared: the arguments of `RetrievalModule`.
 

@@ -118,11 +118,11 @@ class TCMGCHead(PairHead):
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
             raise ValueError(
-                f"TC-MGC was built for {self.words} words and {self.frames} frames, its matrices fit no others; got "
-                f"{found[0]} words and {found[1]} frames: set model.init_args.words and frames, or those of the data"
+                f"TC-MGC was built for {self.words} words and {self.frames} frames, but got {found[0]} words and "
+                f"{found[1]} frames. Set model.init_args.words and frames, or those of the data."
             )
         if self.attention is None and video.clip_frames is None:
-            raise ValueError("without attention TC-MGC contrasts CLIP's own frames: clip_frames is missing")
+            raise ValueError("without attention, TC-MGC contrasts CLIP's own frames, but clip_frames is missing")
         sentence, words = unit(text.sentence.unsqueeze(1)), unit(text.words)
         queries = torch.cat([text.sentence.unsqueeze(1), text.words], dim=1)
         queries = queries if self.attention is None else self.attention.queries(queries)  # Eqs. 2, 8

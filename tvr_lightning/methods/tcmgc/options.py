@@ -25,12 +25,12 @@ class LanguageVideoAttention(Options):
     """Language-video attention (section 3.2).
 
     Attributes:
-        heads: attention heads (Table 12).
-        dropout: on the elements of FC(h) in training (module_xpool.py).
-        dropout_per: what has draws of its own, every `pair` (released), whose vectors are made from there on, or every
-            `video`, whose pairs then lose the same elements, which is cheaper.
-        projections: W_Q, W_K, W_V and W_O of Eqs. 2-6, which the released code leaves out.
-        residual: around FC (Table 11).
+        heads: number of attention heads (Table 12).
+        dropout: dropout rate of the elements of FC(h) in training (module_xpool.py).
+        dropout_per: unit with its own dropout samples: every `pair` (released), which computes the vectors of all
+            pairs, or every `video`, whose pairs lose the same elements, which is cheaper.
+        projections: use W_Q, W_K, W_V, and W_O of Eqs. 2-6, which the released code omits.
+        residual: residual connection around FC (Table 11).
 
     Raises:
         ValueError: draws per video of a dropout of 0.
@@ -69,9 +69,9 @@ class Decorrelation(Options):
     """Similarity decorrelation regularization (Eqs. 36-37, appendix A).
 
     Attributes:
-        weight: alpha; 0 leaves the term out.
-        pairs: whose variance is lowered: matching pairs, all others, or both (Table A.1).
-        scores: variance of the `cosines` (Eq. 36), or of the `logits` as released, exp(2 logit_scale) times as large.
+        weight: alpha; 0 omits the term.
+        pairs: pairs whose variance is reduced: matching pairs, all others, or both (Table A.1).
+        scores: scores of the variance: `cosines` (Eq. 36), or `logits` as released, exp(2 logit_scale) times as large.
         unbiased: whether the variance of G scores divides by G - 1 (released) or by G.
     """
 
@@ -86,20 +86,21 @@ class TCMGCOptions(Options):
     """The options of TC-MGC.
 
     Attributes:
-        temporal_layers: blocks of the temporal transformer (released: 4, the paper writes 3); 0 builds none (Table 10).
-        contrasts: which of the four contrasts are made (Table 9), always taken in the paper's order.
-        attention: language-video attention; None conditions nothing on the text: the video is then the mean of its unit
-            frames and the frames are CLIP's own, as in X-CLIP (Table 4).
+        temporal_layers: number of blocks of the temporal transformer (released: 4, the paper writes 3); 0 builds none
+            (Table 10).
+        contrasts: contrasts to use out of the four (Table 9), always in the paper's order.
+        attention: language-video attention; None uses no conditioning on the text: the video is then the mean of its
+            unit frames and the frames are CLIP's own, as in X-CLIP (Table 4).
         keep_rate: r, share of the slots that reorganization keeps, k = int(slots r) (Fig. B.1).
-        reorganization: what becomes of the slots that are not kept.
-        similarity_aggregation: over the slots: `ISA` by default (section 3.5), `SoftmaxAggregation` (Table 4), or
-            `MeanAggregation`. Its softmax_lambda is Table 13's; 1 is the wording of Eqs. 18-29.
-        aggregation: `lsa` (Eqs. 31-32), plain `softmax`, or `mean`, over the contrasts (Figs. 7-8).
-        aggregation_on: whether the weights of the contrasts come from `logits` (released) or `cosines` (Eq. 31).
+        reorganization: handling of the slots that are not kept.
+        similarity_aggregation: aggregation over the slots: `ISA` by default (section 3.5), `SoftmaxAggregation` (Table
+            4), or `MeanAggregation`. Its softmax_lambda is Table 13's; 1 follows the wording of Eqs. 18-29.
+        aggregation: aggregation over the contrasts: `lsa` (Eqs. 31-32), plain `softmax`, or `mean` (Figs. 7-8).
+        aggregation_on: scores that determine the weights of the contrasts: `logits` (released) or `cosines` (Eq. 31).
         decorrelation: regularization of the scores (Eqs. 36-37).
         loss_reduction: `mean` (released) or `sum` (Eq. 35) of both directions of InfoNCE.
-        interaction_matrices: the released code's D x D matrices G and L between text and video in the video-sentence
-            and frame-word contrasts, which Eqs. 12 and 15 do not have.
+        interaction_matrices: use the released code's D x D matrices G and L between text and video in the
+            video-sentence and frame-word contrasts, which Eqs. 12 and 15 do not have.
         mask_frames: leave padded frames out of attention and contrasts; the released code keeps them.
         mask_words: leave padded words out of the contrasts; the released code keeps them.
 
@@ -126,16 +127,18 @@ class TCMGCOptions(Options):
         super().__post_init__()
         known = get_args(Contrast)
         if not self.contrasts or len(set(self.contrasts)) < len(self.contrasts):
-            raise ValueError(f"contrasts is {list(self.contrasts)}; name some of {', '.join(known)}, each once")
+            raise ValueError(
+                f"contrasts is {list(self.contrasts)}; it must contain some of {', '.join(known)}, each once"
+            )
         self.contrasts = tuple(name for name in known if name in self.contrasts)
         if self.decorrelation.weight and len(self.contrasts) == 1:
             raise ValueError(
-                f"decorrelation needs two contrasts, the variance of {self.contrasts[0]} alone is undefined: "
-                "set decorrelation.weight to 0 or name more contrasts"
+                f"decorrelation needs two contrasts, since the variance of {self.contrasts[0]} alone is undefined. "
+                "Set decorrelation.weight to 0 or add contrasts."
             )
         coarse = {"video_sentence", "video_word"} & set(self.contrasts)
         if self.temporal_layers and self.attention is None and not coarse:
             raise ValueError(
-                "without attention, the frame contrasts take CLIP's own frames and nothing would use the temporal "
-                "encoder: set temporal_layers to 0"
+                "Without attention, the frame contrasts use CLIP's frames, so nothing would use the temporal encoder. "
+                "Set temporal_layers to 0."
             )

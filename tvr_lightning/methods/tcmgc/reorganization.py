@@ -37,12 +37,12 @@ def kept_slots(slots: int, keep_rate: float, mode: Reorganization, name: str) ->
     if not 1 <= kept <= slots:
         raise ValueError(
             f"keep_rate {keep_rate} keeps {kept} of {slots} slots of reorganization.{name}; "
-            f"it must lie between {1 / slots:.3g} and 1"
+            f"it must be between {1 / slots:.3g} and 1"
         )
     if mode == "fusion" and kept == slots:
         raise ValueError(
-            f"keep_rate {keep_rate} keeps all {slots} slots, so reorganization.{name}: fusion has nothing to fuse; "
-            "lower the rate or choose off"
+            f"keep_rate {keep_rate} keeps all {slots} slots, so reorganization.{name}: fusion has nothing to fuse. "
+            "Lower the rate or choose off."
         )
     return kept
 

@@ -61,7 +61,7 @@ def read_profile(path: Path) -> ProfileCard:
     Raises:
         CardError: it is half-written, from another schema version, or lacks fields.
     """
-    way_out = "delete it and run `tvr profile` again"
+    way_out = "delete it and rerun `tvr profile`"
     raw = read_record(path, {item.name for item in fields(ProfileCard)}, SCHEMA, way_out)
     wrong = {item.name for item in fields(Costs)} ^ set(raw["costs"])
     if wrong:

@@ -44,7 +44,7 @@ class _WithoutData(RecipeCLI):
             self.check_present([])
         except MissingAssetError as error:
             raise RecipeError(
-                f"measuring needs no trained weights, and the recipe's are missing: add --random-weights. {error}"
+                f"The recipe's weights are missing. Trained weights are not required; add --random-weights. {error}"
             ) from error
 
 
@@ -74,20 +74,20 @@ def run_profile(
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Measure what a method costs on random media of the recipe's sizes; no dataset is needed.
+    """Measure the parameters, memory, and time of a method on random inputs of the recipe's sizes, without a dataset.
 
     Milliseconds per video: encoding one video (its share of a batch, media in memory) and scoring all queries against
     it. Times and memory are those of the recipe's precision and gradient cache.
 
     Args:
-        config: recipe files, later ones on top of earlier ones.
-        out: folder of the profiles' folder; that of `tvr reproduce`, so that its report shows them.
-        batch_size: matching pairs per batch, at least 2.
-        queries: texts that ask while a video is scored.
-        repeats: measurements of each time; the median counts.
-        random_weights: build all encoders with random weights in place of the recipe's, which cost the same.
-        device: where to measure; a GPU where there is one by default.
-        overrides: options on top of the recipes, such as `--data.init_args.batch_size=32`.
+        config: recipe files; later ones override earlier ones.
+        out: parent folder of profiles/; by default that of `tvr reproduce`, whose report then shows the profiles.
+        batch_size: number of matching pairs per batch.
+        queries: number of texts that each video is scored against.
+        repeats: number of time measurements, of which the median is reported.
+        random_weights: build all encoders with random weights instead of the recipe's; the cost is the same.
+        device: device to measure on; a GPU by default if available.
+        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     arguments = [item for path in config for item in ("--config", path)]
     cli_class = _OfRandomWeights if random_weights else _WithoutData
@@ -168,4 +168,4 @@ def _print(card: ProfileCard) -> None:
 
 
 def _mib(value: float | None) -> str:
-    return "not told by the system" if value is None else f"{value:.0f} MiB"
+    return "not available" if value is None else f"{value:.0f} MiB"

@@ -30,9 +30,9 @@ from tvr_lightning.reproduce.tables import TableRecipe
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
 NOTE_LENGTH = 400
 MARKS = {
-    "leaks": "ground truth reaches the scores",
-    "not audited": "no audit for leakage was completed",
-    "overridden": "not scored with the options of the training run",
+    "leaks": "ground truth leaks into the scores",
+    "not audited": "no leakage audit was completed",
+    "overridden": "scored with other options than in training",
     "synthetic": "measured on synthetic data",
 }
 """Marks of a line, in the order in which they are shown, and what each means."""
@@ -51,7 +51,7 @@ RUN_FIELDS: dict[str, tuple[str, ...]] = {
     "encoder frozen": ("results.config.model.init_args.encoder.init_args.freeze",),
     "encoder from run": ("run.encoder_from",),
     "read from stored features": ("run.store",),
-    "weights chosen on": ("results.select_on", "results.weights.kind"),
+    "weights selected on": ("results.select_on", "results.weights.kind"),
     "post-processing": ("results.post_processing",),
     "precision": ("results.precision",),
     "steps": ("steps",),
@@ -338,7 +338,7 @@ def view_table(table: TableRecipe, runs: MadeRuns, folder: Path) -> TableView:
     if synthetic:
         title += f" - {NOT_COMPARABLE}"
     if overlay is not None:
-        title += f" - every run with {overlay} on top, not the published settings"
+        title += f" - every run with the overlay {overlay}, not with the published settings"
     return TableView(
         name=table.name,
         title=title,
@@ -435,7 +435,7 @@ def _resolution(lines: Sequence[Line], folder: Path) -> list[str]:
                 key = line.published.dataset, queries, videos
                 best[key] = max(best.get(key, (found.mean, worth)), (found.mean, worth), key=lambda pair: pair[0])
         for (dataset, queries, videos), (recall, worth) in best.items():
-            of_videos = f" on {videos} videos, worth {worth:.0f} unrelated ones," if videos < queries else ""
+            of_videos = f" on {videos} videos (effectively {worth:.0f} unrelated ones)" if videos < queries else ""
             said.append(
                 f"{dataset or 'the test set'}, {direction}: {queries} queries{of_videos} resolve a difference of "
                 f"{smallest_difference(recall, worth):.1f} points at R@1 {recall:.1f} (95 %, unrelated errors)"
@@ -449,7 +449,7 @@ def _differences(lines: Sequence[Line]) -> list[str]:
         for line in lines
         if "R@1" in line.cells and (found := line.cells["R@1"].against_baseline) is not None
     ]
-    return [*dict.fromkeys(said), *(["Differences of the other metrics: in the table's CSV file"] if said else [])]
+    return [*dict.fromkeys(said), *(["Differences in the other metrics are in the table's CSV file"] if said else [])]
 
 
 def _comparison_words(found: Comparison) -> str:
@@ -465,29 +465,31 @@ def _notes(lines: Sequence[Line], runs: MadeRuns) -> list[str]:
     notes = []
     for line in lines:
         where = ", ".join(filter(None, line.names))
-        notes += [f"Print, {where}: {remark}" for remark in line.published.remarks()]
+        notes += [f"Published, {where}: {remark}" for remark in line.published.remarks()]
     for name, made in runs.items():
         for _, card in made:
             if card is None:
                 continue
             if card.status == "failed":
-                notes.append(f"Run {name} FAILED, {card.key}.json says: {_shortened(card.error or '')}")
+                notes.append(f"Run {name} FAILED (see {card.key}.json): {_shortened(card.error or '')}")
             results = card.results or {}
             notes += [f"Run {name}: {mark}" for mark in results.get("marks", []) if mark != SYNTHETIC]  # in the title
             if (audit := results.get("audit")) is not None and not audit["passed"]:
                 notes.append(f"Run {name}: {Verdict(**audit)}")
             overridden = results.get("weights", {}).get("overridden", [])
-            notes += [f"Run {name}: not scored as trained: {option}" for option in overridden]
+            notes += [f"Run {name}: scored with another option than in training: {option}" for option in overridden]
             if results.get("partial"):
-                notes.append(f"Run {name}: PARTIAL, not every text and video of the split was ranked")
+                notes.append(f"Run {name}: PARTIAL, not all texts and videos of the split were ranked")
             if results.get("transductive"):
-                notes.append(f"Run {name}: {results['post_processing']} sees the test set as a whole")
+                notes.append(f"Run {name}: {results['post_processing']} uses the whole test set")
             if results.get("skipped"):
                 notes.append(f"Run {name}: skipped {len(results['skipped'])} files")
     notes += _test_sets(runs)
     notes += _shared(runs)
     if _circumstances(runs)[0]:
-        notes.append("The fixture's tiny encoder stands for every backbone, so lines of two backbones share one run")
+        notes.append(
+            "The fixture's tiny encoder replaces every backbone, so rows with different backbones share one run"
+        )
     return list(dict.fromkeys(notes))
 
 
@@ -515,10 +517,10 @@ def _shared(runs: MadeRuns) -> list[str]:
     shared = {run.share for run in planned}
     if "features" in shared:
         return [
-            f"Heads train for {trained} epochs on the stored features of one frozen encoder: {encoders}; what "
-            "a method does to its encoder is not in these numbers",
-            "Runs of further backbones are left out: the fixture has one encoder",
+            f"Heads are trained for {trained} epochs on the stored features of one frozen encoder: {encoders}; the "
+            "effect of a method on its encoder is not included in these results",
+            "Runs with other backbones are omitted, since the fixture has only one encoder",
         ]
     if "encoder" in shared:
-        return [f"Every run goes on, for {trained} epochs, from one encoder, trained once: {encoders}"]
+        return [f"Every run trains for {trained} epochs, starting from the same trained encoder: {encoders}"]
     return []

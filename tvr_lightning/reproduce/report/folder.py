@@ -23,15 +23,15 @@ def read_folder(out: Path) -> dict[str, Card]:
     folder = Folders(out).cards
     cards = read_cards(folder)
     if not cards:
-        raise CardError(f"{folder} holds no run cards; make some with `tvr reproduce TABLE --out {out}`")
+        raise CardError(f"{folder} contains no run cards. Create some with `tvr reproduce TABLE --out {out}`.")
     claimed: dict[tuple[str, int | None], str] = {}
     for card in cards.values():
         for claim in card.run["claims"]:
             other = claimed.setdefault((claim, card.run["seed"]), card.key)
             if other != card.key:
                 raise CardError(
-                    f"{card_path(folder, other)} and {card_path(folder, card.key)} both claim the line {claim} with "
-                    f"seed {card.run['seed']}; delete the one of an older code or of other settings"
+                    f"{card_path(folder, other)} and {card_path(folder, card.key)} are both cards of the run {claim} "
+                    f"with seed {card.run['seed']}. Delete the one with older code or other settings."
                 )
     return cards
 
@@ -49,11 +49,13 @@ def views_of(cards: dict[str, Card], out: Path, recipes: Path) -> list[TableView
     """
     claims = {claim.partition("/")[0] for card in cards.values() for claim in card.run["claims"]}
     if not claims:
-        raise CardError(f"{Folders(out).cards}: no card stands for a line of a table; run `tvr reproduce` to its end")
+        raise CardError(
+            f"{Folders(out).cards}: no card belongs to a row of a table. Run `tvr reproduce` to completion."
+        )
     known = set(known_tables(recipes))
     unknown = sorted(claims - known)
     if unknown:
-        raise CardError(f"cards claim lines of the tables {', '.join(unknown)}, which {recipes / 'tables'} lacks")
+        raise CardError(f"The cards belong to tables that are missing in {recipes / 'tables'}: {', '.join(unknown)}")
     views = []
     for name in sorted(claims):
         table = load_table(name, recipes)

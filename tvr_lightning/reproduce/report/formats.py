@@ -11,11 +11,11 @@ from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.report.cells import NAMES, TableView, field_of, one_line, run_fields
 
 MISSING = "-"
-MEASURED = "Here: measured, with its 95 % bootstrap interval over queries in brackets, and ± the deviation over seeds."
-DIFFERENCE = " Difference: measured minus published, with the measured interval; the print has none."
+MEASURED = "Here: measured, with the 95 % bootstrap interval over queries in brackets, and ± the deviation over seeds."
+DIFFERENCE = " Difference: measured minus published, with the measured interval; the papers publish none."
 
 _RUN_COLUMNS = (
-    "seed", "state", "protocol", "weights chosen on", "post-processing", "precision", "steps", "epochs", "seconds",
+    "seed", "state", "protocol", "weights selected on", "post-processing", "precision", "steps", "epochs", "seconds",
     "peak memory, MiB", "data", "weights", "code",
 )  # fmt: skip
 _CELL_COLUMNS = {

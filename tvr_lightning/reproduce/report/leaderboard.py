@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvr_lightning.reproduce.report.cells import DIRECTIONS, Line, TableView
 from tvr_lightning.reproduce.runs.card import Card
 
-UNSAID = "not said"
+UNSAID = "not stated"
 
 
 @dataclass

@@ -33,20 +33,20 @@ from tvr_lightning.reproduce.report.page import RunSection, page
 from tvr_lightning.reproduce.runs.card import Card
 from tvr_lightning.reproduce.runs.runner import Folders
 
-Cards = Annotated[Path, Place("folder", "make one with tvr reproduce TABLE --out {path}")]
+Cards = Annotated[Path, Place("folder", "create one with tvr reproduce TABLE --out {path}")]
 MANY_RUNS, MOST_PROCESSES = 8, 4
 """From how many runs on further processes save more time than they take to start, and how many share the memory."""
 
 
 def run_report(directory: Cards, recipes: Path = Path("recipes"), tables_only: bool = False) -> int:
-    """Write what `tvr reproduce` measured as report.md, report.csv, report.tex and one page, report.html.
+    """Write the results of `tvr reproduce` to report.md, report.csv, report.tex, and one page, report.html.
 
     The figures are drawn from each run's own weights and test split: one pass, kept in figures/ beside the cards.
 
     Args:
-        directory: the folder that `tvr reproduce --out` wrote.
-        recipes: folder of the recipes, whose tables say which line a run stands for.
-        tables_only: leave out figures, which need weights and videos.
+        directory: folder that `tvr reproduce --out` wrote.
+        recipes: folder of the recipes, whose tables map runs to published rows.
+        tables_only: omit the figures, which need weights and videos.
     """
     console = Console(highlight=False, soft_wrap=True)
     cards = read_folder(directory)
@@ -69,7 +69,7 @@ def run_report(directory: Cards, recipes: Path = Path("recipes"), tables_only: b
 
 
 def _how_far(done: int, runs: int) -> str:
-    return f"report: {done} of {runs} runs read and drawn"
+    return f"report: {done} of {runs} runs done"
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def section_of(card: Card, directory: Path, tables_only: bool = False) -> RunSec
         section.missing = "the run failed"
         return section
     if card.features is not None:
-        section.missing = "the run stored features and ranks nothing"
+        section.missing = "the run only stored features"
         return section
     if tables_only:
         section.curves = measure_curves(card)

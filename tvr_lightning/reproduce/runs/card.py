@@ -112,10 +112,10 @@ def read_record(path: Path, names: set[str], schema: int, way_out: str) -> dict[
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise CardError(f"{path} is half-written ({error}); {way_out}") from error
+        raise CardError(f"{path} is incomplete ({error}); {way_out}") from error
     found = raw.get("schema") if isinstance(raw, dict) else None
     if found != schema:
-        raise CardError(f"{path} has schema {found}, this version reads schema {schema}; {way_out}")
+        raise CardError(f"{path} has schema {found}, but this version reads schema {schema}; {way_out}")
     if names != set(raw):
         raise CardError(f"{path}: missing or unknown fields {', '.join(sorted(names ^ set(raw)))}; {way_out}")
     return dict(raw)
@@ -142,18 +142,19 @@ def read_card(path: Path) -> Card:
     Raises:
         CardError: it is half-written, from another schema version, lacks fields, or bears another run's name.
     """
-    way_out = "delete it and run `tvr reproduce` again"
+    way_out = "delete it and rerun `tvr reproduce`"
     raw = read_record(path, {item.name for item in fields(Card)}, SCHEMA, way_out)
     if raw["key"] != path.stem:
         raise CardError(
-            f"{path} is the card of run {raw['key']}, whose own file is {raw['key']}.json: two cards would claim the "
-            f"line {raw['name']}; delete one of them"
+            f"{path} is the card of run {raw['key']}, which belongs in {raw['key']}.json, so {raw['name']} would have "
+            "two cards. Delete one of them."
         )
     card = Card(**raw)
     ranked = card.run["verb"] == "extract" or ranks_path(path).is_file()
     if card.status == "finished" and (card.results is None or not ranked):
         raise CardError(
-            f"{path} is half-written: it says finished, but results or {ranks_path(path).name} lack; {way_out}"
+            f"{path} is incomplete: its status is finished, but results or {ranks_path(path).name} are missing; "
+            f"{way_out}"
         )
     return card
 

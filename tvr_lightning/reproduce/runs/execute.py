@@ -142,7 +142,7 @@ def _evaluate(task: RunTask) -> dict[str, Any] | None:
         return None
     evaluation = cli.model.evaluation
     if not isinstance(evaluation, Evaluation | AnswerEvaluation) or logs is None:
-        raise RecipeError(f"{task.run['name']} evaluated nothing; a table's run must end in an evaluation")
+        raise RecipeError(f"{task.run['name']} evaluated nothing, but a run of a table must end with an evaluation")
     results = json.loads((Path(logs) / "results.json").read_text(encoding="utf-8"))
     ranks = ranks_path(card_path(Path(task.cards), task.run["key"]))
     if isinstance(evaluation, Evaluation):
@@ -170,7 +170,7 @@ def _check_plan(run: dict[str, Any]) -> None:
     changed = [name for name, value in now.items() if value != run["fingerprints"][name]]
     if changed:
         raise RecipeError(
-            f"{run['name']}: {' and '.join(changed)} changed after the run was planned; call tvr reproduce again"
+            f"{run['name']}: {' and '.join(changed)} changed after the run was planned. Rerun tvr reproduce."
         )
 
 

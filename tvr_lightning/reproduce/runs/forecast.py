@@ -79,8 +79,8 @@ def time_left(todo: Sequence[PlannedRun], cards: dict[str, Card], at_once: int =
     known = [value for value in seconds if value is not None]
     if not known:
         options = " ".join(f"--config {path}" for path in todo[0].configs)
-        return f"{left}; the first one shows how long they take, and tvr fit {options} --estimate tells before"
-    elsewhere = "" if any(_alike(run, cards) for run in todo) else " on two cores, as measured elsewhere"
+        return f"{left}; the first one shows the duration, or estimate it with tvr fit {options} --estimate"
+    elsewhere = "" if any(_alike(run, cards) for run in todo) else " on two cores, estimated from other measurements"
     total = sum(known) * len(seconds) / len(known) / min(at_once, len(seconds))
     return f"{left}, about {duration(total)}{elsewhere}"
 
@@ -107,7 +107,7 @@ def beat(
         doing, told = _progress(runs / run.key)
         expected = estimate(run, cards)
         remains = told if told is not None else None if expected is None else max(expected - elapsed, 0.0)
-        ends = "" if told is None else f", {duration(told)} left of it"
+        ends = "" if told is None else f", {duration(told)} left"
         said.append(f"{run.name}: {doing or 'starting'}, {duration(elapsed)} so far{ends}")
         if remains is not None:
             left.append(remains)
@@ -118,7 +118,7 @@ def beat(
     others = [estimate(run, cards) or median(whole) for run in waiting]
     total = (sum(left) + sum(others)) / min(at_once, len(left) + len(others))
     count = f"{len(waiting)} more {'run' if len(waiting) == 1 else 'runs'}, " if waiting else ""
-    return f"{'; '.join(said)}; {count}about {duration(total)} left in all"
+    return f"{'; '.join(said)}; {count}about {duration(total)} left in total"
 
 
 def _progress(folder: Path) -> tuple[str | None, float | None]:

@@ -149,14 +149,14 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
     """
     if setting.share != "nothing" and setting.fixture_videos is None:
         raise TableError(
-            f"--share {setting.share} is for the synthetic datasets; with real data the encoder's published weights "
-            "are what runs share (recipes/features.yaml trains heads on their stored features)"
+            f"--share {setting.share} is only for the synthetic datasets. With real data, runs share the encoder's "
+            "published weights (recipes/features.yaml trains heads on their stored features)."
         )
     plan = Plan(list(tables), setting)
     known = {f"{table.name}/{run.name}" for table in tables for run in table.runs}
     for name in only:
         if not any(name in (claim, claim.partition("/")[2]) for claim in known):
-            raise TableError(f"--only {name!r} is no run of these tables; there are {', '.join(sorted(known))}")
+            raise TableError(f"--only {name!r} is not a run of these tables. Available: {', '.join(sorted(known))}")
     for table in tables:
         runs = {run.name: run for run in table.runs}
         for run in table.runs:
@@ -166,7 +166,7 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
                     _add(plan, table, runs, run, seed)
     if only and not plan.runs:
         raise TableError(
-            f"--only {', '.join(only)} leaves no run: --share features leaves out those of other backbones"
+            f"--only {', '.join(only)} leaves no runs, since --share features omits runs with other backbones"
         )
     return plan
 

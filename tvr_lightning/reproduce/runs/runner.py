@@ -82,8 +82,8 @@ def run_plan(
     """
     folders.out.mkdir(parents=True, exist_ok=True)
     # Two invocations would write into each other's runs.
-    busy = RunnerError(f"another tvr reproduce works in {folders.out}; wait for it, or give another --out")
-    with held(folders.out / ".lock", busy, "start no second tvr reproduce in it", log):
+    busy = RunnerError(f"Another tvr reproduce is running in {folders.out}. Wait for it, or pass another --out.")
+    with held(folders.out / ".lock", busy, "do not start a second tvr reproduce in it", log):
         cards = read_cards(folders.cards)
         for key in cards.keys() & plan.runs.keys():
             _add_claims(plan.runs[key], cards[key], folders)
@@ -184,9 +184,9 @@ class _Invocation:
         card = self.cards.get(key)
         path = None if card is None else card.features if name == "features" else card.checkpoint
         if path is None:
-            raise RunnerError(f"what it starts from ({name}) is made by run {key}, which failed")
+            raise RunnerError(f"the required {name} come from run {key}, which failed")
         if not Path(path).exists():
-            raise RunnerError(f"the {name} {path} are gone; delete the card of their run as well")
+            raise RunnerError(f"the {name} {path} are missing. Also delete the card of their run.")
         return path
 
     def _card(self, run: PlannedRun, status: int, began: float) -> Card:

@@ -16,7 +16,7 @@ async function fetchJson(address, options) {
   try {
     response = await fetch(address, options);
   } catch {
-    throw new Error("the server does not answer; is tvr serve running?");
+    throw new Error("The server does not answer. Is tvr serve running?");
   }
   const content = await response.json().catch(() => ({ detail: `status ${response.status}` }));
   if (!response.ok) throw new Error(content.detail);
@@ -216,7 +216,7 @@ async function askFiles(files) {
 function drawAnswer(answer, several) {
   const section = document.createElement("section");
   const heading = document.createElement("h2");
-  const name = answer.rerank === "none" ? "without a second look" : `by ${answer.rerank}`;
+  const name = answer.rerank === "none" ? "without reranking" : `by ${answer.rerank}`;
   heading.textContent = answer.weak ? "Nothing here matches well" : "Best matches";
   if (several) heading.textContent = `Ranked ${name}`;
   const list = document.createElement("ol");
@@ -355,7 +355,7 @@ function drawOptions(index, facets) {
   const several = index.indexes.length ? ` in ${index.indexes.length} ${index.indexes.length > 1 ? "indexes" : "index"}` : "";
   const missing = index.indexes.filter((each) => each.problem).map((each) => `; ${each.problem}`).join("");
   $("state").textContent = `${index.videos} videos${several}` + (index.skipped ? `, ${index.skipped} could not be read` : "") + missing;
-  const named = [...index.scorers.map((name) => option(name)), option("none", "the vectors alone")];
+  const named = [...index.scorers.map((name) => option(name)), option("none", "vectors only")];
   $("rerank").append(...named.map((each) => each.cloneNode(true)));
   $("beside").append(...named);
   $("captioned").hidden = !index.captioned;

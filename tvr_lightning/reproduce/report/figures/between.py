@@ -28,7 +28,7 @@ SDR = "Balance of the contrasts with and without SDR"
 _OVERLAID = {
     "DPDV": "DPDV, Fig. S1.",
     "GAID": "GAID, Fig. 6.",
-    "GARE": "GARE, Fig. 3 (a), shows those of the matching pairs.",
+    "GARE": "GARE, Fig. 3 (a), shows only the matching pairs.",
 }
 """Papers that set the scores of their method against a baseline's, and where."""
 
@@ -119,8 +119,8 @@ def _overlaid(pair: Pair, arrays: dict[str, Arrays]) -> Chart:
     return to_chart(
         figures,
         f"between-{pair.baseline.key}-{pair.method.key}",
-        "Histograms of the scores of matching and of other pairs, of two runs over one axis.",
-        note=f"{_OVERLAID[pair.paper]} Dashed is the baseline.",
+        "Histograms of the scores of matching and other pairs of two runs on one axis.",
+        note=f"{_OVERLAID[pair.paper]} The baseline is dashed.",
         title=f"Scores: {pair.method.words} against {pair.baseline.words}",
     )
 
@@ -140,17 +140,17 @@ def _errors(table: str, pairs: Sequence[Pair], arrays: dict[str, Arrays]) -> Cha
             ):
                 axis.bar(place + shift, float(value), 0.38, color=colour, label=label if place == 0 else None)
         axis.set_xticks(range(len(names)), names)
-        axis.set_ylabel("normalisation error")
+        axis.set_ylabel("normalization error")
         axis.set_title(words)
         axis.margins(y=0.4)  # room for the legend
         axis.legend()
     return to_chart(
         figures,
         f"between-{table}-errors",
-        "Bars of the normalisation error of the baseline and of NCL, one pair per data set, for both directions.",
-        note="NCL, Fig. 2 and Eq. 5, of the scores as evaluated where a run normalises them by its queues; the numbers "
-        "are with the runs.",
-        title=f"Normalisation error with and without NCL: {table}",
+        "Bars of the normalization error of the baseline and of NCL, one pair per dataset, for both directions.",
+        note="NCL, Fig. 2 and Eq. 5, of the scores as evaluated if a run normalizes them with its queues; the values "
+        "are listed with the runs.",
+        title=f"Normalization error with and without NCL: {table}",
     )
 
 
@@ -164,7 +164,7 @@ def _with_and_without(runs: Sequence[tuple[Card, Arrays]]) -> list[Chart]:
         weights = [float(run[1]["contrasts.regularization"]) for run in (without, regularized)]
         if weights[0] == 0 < weights[1] and _settings(without[0]) == _settings(regularized[0]):
             charts.append(_balance(without, regularized))
-    reason = "no two of these runs differ in the decorrelation alone (TC-MGC, Fig. 12)"
+    reason = "no two of these runs differ only in the decorrelation (TC-MGC, Fig. 12)"
     return charts or [not_drawn(SDR, reason)]
 
 
@@ -178,9 +178,9 @@ def _balance(without: tuple[Card, Arrays], regularized: tuple[Card, Arrays]) -> 
     return to_chart(
         figures,
         f"between-sdr-{without[0].key}-{regularized[0].key}",
-        "Box plots over matching pairs of similarities normalised over the contrasts, one panel per run.",
-        note="TC-MGC, Fig. 12, over all matching pairs; normalised by a softmax over the contrasts, for the paper does "
-        "not say how.",
+        "Box plots over matching pairs of similarities normalized over the contrasts, one panel per run.",
+        note="TC-MGC, Fig. 12, over all matching pairs; normalized by a softmax over the contrasts, since the paper "
+        "does not specify the normalization.",
         title=f"{SDR}: {without[0].words} and {regularized[0].words}",
     )
 

@@ -81,9 +81,7 @@ def measure_curves(card: Card) -> Arrays:
     except FAILURES as error:
         return {"curves.missing": np.array(f"the training log cannot be read: {shortened(error)}")}
     if not curves:
-        reason = (
-            "no training log lies beside the run's weights" if card.run["verb"] == "fit" else "the run trained nothing"
-        )
+        reason = "the training log of the run is missing" if card.run["verb"] == "fit" else "the run did not train"
         return {"curves.missing": np.array(reason)}
     arrays: Arrays = {}
     for tag, (steps, values) in curves.items():
@@ -117,7 +115,7 @@ def draw_curves(arrays: Arrays, key: str, kept: bool) -> list[Chart]:
         else:
             unlogged.append(title)
     if not panels:
-        return [not_drawn(TITLE, "the run logged none of loss, validation recall, temperature and learning rates")]
+        return [not_drawn(TITLE, "the run logged no loss, validation recall, temperature, or learning rates")]
     figures, axes = new_figure(len(panels))
     for axis, (title, found) in zip(axes, panels, strict=True):
         for tag in found:
@@ -125,7 +123,7 @@ def draw_curves(arrays: Arrays, key: str, kept: bool) -> list[Chart]:
             marker = "o" if len(steps) < 3 else None
             axis.plot(steps, values, marker=marker, label=tag.partition("/")[2] or tag)
         axis.set_title(title)
-        axis.set_xlabel("optimiser step")
+        axis.set_xlabel("optimizer step")
         if len(found) > 1:
             axis.legend()
     scalars = [Scalar("first training loss", "curves.loss_first"), Scalar("last", "curves.loss_last")]
@@ -133,7 +131,7 @@ def draw_curves(arrays: Arrays, key: str, kept: bool) -> list[Chart]:
         to_chart(
             figures,
             f"{key}-curves",
-            f"Line charts over optimiser steps of {', '.join(title for title, _ in panels)}.",
+            f"Line charts over optimizer steps of {', '.join(title for title, _ in panels)}.",
             scalars if kept and "curves.loss_first" in arrays else [],
             f"Not logged: {', '.join(unlogged)}." if unlogged else "",
             TITLE,
@@ -180,8 +178,8 @@ def _overlaid(dataset: str, runs: list[tuple[Card, Arrays]]) -> Chart:
                 )
     for tag, axis in zip(shown, axes, strict=True):
         axis.set_title(titles[tag])
-        axis.set_xlabel("optimiser step")
-    alt = f"Line charts over optimiser steps of {' and '.join(titles[tag] for tag in shown)}, one line per run."
+        axis.set_xlabel("optimizer step")
+    alt = f"Line charts over optimizer steps of {' and '.join(titles[tag] for tag in shown)}, one line per run."
     drawn = to_chart(figures, f"overlaid-{dataset.replace(' ', '-')}", alt)
     return Chart(
         alt, f"Training curves of several runs: {dataset}", html=render("overlaid.html", runs=legend, chart=drawn)

@@ -100,7 +100,7 @@ def draw_merging(arrays: Arrays, key: str) -> Iterator[Chart]:
         NotDrawnError: the patches of a frame are no square grid.
     """
     if arrays["strips"].ndim < 3:
-        raise NotDrawnError(f"{arrays['members'].shape[-1]} patches per frame are no square grid")
+        raise NotDrawnError(f"{arrays['members'].shape[-1]} patches per frame do not form a square grid")
     videos = []
     for name, strip, stages in zip(arrays["names"], arrays["strips"], arrays["members"], strict=True):
         merged = [
@@ -109,9 +109,9 @@ def draw_merging(arrays: Arrays, key: str) -> Iterator[Chart]:
         ]
         videos.append({"name": name, "frames": picture_of(strip, f"Frames of {name}"), "stages": merged})
     yield Chart(
-        "Frames of videos, and the same frames with merged patches in one colour each, stage by stage.",
+        "Frames of videos, and the same frames with each merged patch in one color, stage by stage.",
         html=render("merging.html", key=key, videos=videos),
-        note="DPDV, Fig. S2; a merged patch has the mean colour of the picture below it.",
+        note="DPDV, Fig. S2; a merged patch has the mean color of its pixels.",
     )
 
 
@@ -161,7 +161,7 @@ def measure_unmatched(encoded: EncodedSplit) -> Arrays:
         others = (best.sum(1) - best[:, own]) / (best.shape[1] - 1)
         margins.append(best[:, own] - others)
     if not margins:
-        raise NotDrawnError("no two matching captions have words besides SOT and EOT")
+        raise NotDrawnError("no two matching captions have words other than SOT and EOT")
     margin = torch.cat(margins).double().cpu().numpy()
     edges = np.linspace(margin.min(), margin.max() + 1e-6, 41)
     return {
@@ -181,11 +181,10 @@ def draw_unmatched(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-unmatched",
-        "A histogram over frames of how much better they match their own caption's words than others'.",
+        "A histogram over frames of how much better they match the words of their own caption than those of others.",
         [Scalar("frames that match no word of their caption better than words of others", "unmatched.share", " %")],
-        "In the spirit of DPDV, Fig. 1, by a criterion of its own: a frame's match is its largest cosine with a "
-        "word. The share that the paper prints is counted by sentence with CLIP4Clip on MSR-VTT-9k, and not "
-        "comparable.",
+        "Similar to DPDV, Fig. 1, but with a different criterion: a frame's match is its largest cosine with a word. "
+        "The published share is counted by sentence with CLIP4Clip on MSR-VTT-9k, so it is not comparable.",
     )
 
 

@@ -93,11 +93,11 @@ def encode_run(card: Card, cards: Path) -> EncodedSplit:
     """
     results = card.results or {}
     if card.checkpoint is None or not Path(card.checkpoint).is_file():
-        raise MissingAssetError(f"the weights of run {card.name}, {card.checkpoint}, are gone")
+        raise MissingAssetError(f"the weights of run {card.name} are missing: {card.checkpoint}")
     config = {name: results["config"][name] for name in ("seed_everything", "model", "data")}
     module, data = from_recipe([], [f"--config={yaml.safe_dump(config)}"])
     if not isinstance(module, RetrievalModule):
-        raise RecipeError(f"{type(module).__name__} ranks no videos, so there is nothing to draw of it")
+        raise RecipeError(f"{type(module).__name__} does not rank videos, so there are no figures")
     saved = torch.load(card.checkpoint, map_location="cpu", weights_only=True)
     module.on_load_checkpoint(saved)
     module.load_state_dict(saved["state_dict"])

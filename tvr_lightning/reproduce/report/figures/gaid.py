@@ -100,12 +100,12 @@ def draw_gate(arrays: Arrays, key: str) -> Iterator[Chart]:
     """Draw the histogram of the gate, and its weights over the waveforms of two videos."""
     figures, (axis,) = new_figure(1)
     axis.stairs(arrays["histogram"], arrays["edges"], fill=True, alpha=0.5, color=COLOURS[0])
-    axis.set_xlabel("weight of the sound in a frame")
+    axis.set_xlabel("weight of the audio in a frame")
     axis.set_ylabel("share of the frames")
-    alt = "A histogram over the frames with sound of the weight that the gate gives it."
-    scalars = [Scalar("mean weight of sound", "gate.mean")]
+    alt = "A histogram, over the frames with audio, of the weight that the gate gives the audio."
+    scalars = [Scalar("mean weight of the audio", "gate.mean")]
     if not np.isnan(arrays["silent_mean"]):
-        scalars.append(Scalar("mean weight where there is none", "gate.silent_mean"))
+        scalars.append(Scalar("mean weight in frames without audio", "gate.silent_mean"))
     yield to_chart(figures, f"{key}-gate", alt, scalars, "Matching pairs of the test split.")
     for place, caption in enumerate(arrays.get("captions", [])):
         figures, (wave,) = new_figure(1)
@@ -119,13 +119,13 @@ def draw_gate(arrays: Arrays, key: str) -> Iterator[Chart]:
         gate.spines["top"].set_visible(False)
         gate.plot(arrays["times"][place], arrays["weights"][place], marker="o", color=NEGATIVE)
         gate.set_ylim(0, 1)
-        gate.set_ylabel("weight of the sound")
+        gate.set_ylabel("weight of the audio")
         alt = "A waveform over time with the gate's weight of each frame as a line above it."
         drawn = to_chart(figures, f"{key}-gate{place}", alt)
         frames = picture_of(arrays["strips"][place], "The frames of its video")
         html = render("captioned.html", caption=caption, frames=frames, chart=drawn)
-        title = "The video that listens most" if place == 0 else "The video that listens least"
-        yield Chart(alt, title, html=html, note="GAID, Fig. 5; the gate as the matching caption opens it.")
+        title = "The video with the largest audio weight" if place == 0 else "The video with the smallest audio weight"
+        yield Chart(alt, title, html=html, note="GAID, Fig. 5; the gate for the matching caption.")
 
 
-FIGURES = (FigureKind("gate", "How much frames listen", measure_gate, draw_gate, gated),)
+FIGURES = (FigureKind("gate", "Weight of the audio per frame", measure_gate, draw_gate, gated),)

@@ -99,8 +99,8 @@ def draw_geometry(arrays: Arrays, key: str) -> Iterator[Chart]:
         "Histograms over matching and other pairs of the increments' angles and lengths, and of the distances of "
         "texts and videos before and after the correction.",
         scalars,
-        "GARE, Figs. 3 and 8, after training, on the test split; dashed is before the correction. The course over "
-        "training that Fig. 8 shows is not recorded.",
+        "GARE, Figs. 3 and 8, after training, on the test split; values before the correction are dashed. The changes "
+        "during training that Fig. 8 shows are not recorded.",
     )
 
 
@@ -173,8 +173,8 @@ def draw_gradients(arrays: Arrays, key: str) -> Iterator[Chart]:
         "plain_anchor": "all pairs",
         "positive": "matching pairs",
         "negative": "other pairs",
-        "anchor": "increments held",
-        "total": "through psi too",
+        "anchor": "increments constant",
+        "total": "including psi",
     }
     figures, axes = new_figure(len(panels))
     for axis, (title, names) in zip(axes, panels, strict=True):
@@ -196,8 +196,8 @@ def draw_gradients(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-gradients",
-        "Four panels of mean and deviation over texts of the gradient in every dimension: without increments and "
-        "with, from matching and from other pairs.",
+        "Four panels of mean and deviation over texts of the gradient in every dimension: without and with "
+        "increments, from matching and from other pairs.",
         scalars,
         "GARE, Figs. 2, 4 and 7: text-to-video InfoNCE with the run's temperature, pooled videos held constant, "
         "after training.",
@@ -274,9 +274,9 @@ def draw_steps(arrays: Arrays, key: str) -> Iterator[Chart]:
         figures,
         f"{key}-steps",
         "Two line charts of the mean error of AdamW's step against the analytic step, of matching and other pairs.",
-        note="GARE, Fig. 9 and Eqs. 41 to 43, for further steps that train a copy of the trained weights on one "
-        "fixed batch of matching test pairs, by AdamW with its defaults at the recipe's rate; the radius, which "
-        "the paper leaves implicit, is the text's longest increment. The paper shows training itself.",
+        note="GARE, Fig. 9 and Eqs. 41 to 43, for additional steps that train a copy of the trained weights on one "
+        "fixed batch of matching test pairs, with AdamW's defaults at the recipe's learning rate; the radius, which "
+        "the paper does not specify, is the text's longest increment. The paper shows the training itself.",
     )
 
 

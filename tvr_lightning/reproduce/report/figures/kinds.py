@@ -104,7 +104,7 @@ def measure(encoded: EncodedSplit, kinds: Sequence[FigureKind] = KINDS) -> Array
         except NotDrawnError as error:
             own = {"missing": np.array(str(error))}
         except FAILURES as error:
-            again = "once that is mended, delete this run's file in figures/ to measure it again"
+            again = "after fixing it, delete this run's file in figures/ to measure it again"
             own = {"missing": np.array(f"{shortened(error)}; {again}")}
         arrays.update({f"{kind.name}.{name}": value for name, value in own.items()})
     return arrays
@@ -138,4 +138,4 @@ def _read(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise FiguresError(f"{path} is damaged ({error}); delete it, and `tvr report` makes it again") from error
+        raise FiguresError(f"{path} is damaged ({error}). Delete it and rerun `tvr report`.") from error

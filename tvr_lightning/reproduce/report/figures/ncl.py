@@ -76,7 +76,7 @@ def _normalized(encoded: EncodedSplit) -> Arrays:
         except EmptyQueueError:
             return {"normalized.missing": np.array("the queues of training queries are empty")}
         if bank is None:
-            reason = "it rests on a bank of the training split, which is not encoded for figures"
+            reason = "it needs a bank of the training split, which is not encoded for figures"
             return {"normalized.missing": np.array(reason)}
     evaluator = Evaluator(module.score, temperature=module.score_temperature(), measure_balance=True)
     index = (encoded.text_index, encoded.video_index)
@@ -119,18 +119,21 @@ def draw_balance(arrays: Arrays, key: str) -> Iterator[Chart]:
         rates.set_xlabel("mass over share, from")
         rates.set_ylabel("errors, %")
         rates.legend()
-    scalars = [Scalar(f"normalisation error, {words}", f"balance.{name}.error") for name, words in _DIRECTIONS.items()]
+    scalars = [Scalar(f"normalization error, {words}", f"balance.{name}.error") for name, words in _DIRECTIONS.items()]
     if "normalized.t2v.error" in arrays:
         for name, words in _DIRECTIONS.items():
-            scalars.append(Scalar(f"normalised, {words}", f"balance.normalized.{name}.error"))
-    lacking = f" Normalised not drawn: {arrays['normalized.missing']}." if "normalized.missing" in arrays else ""
+            scalars.append(Scalar(f"normalized, {words}", f"balance.normalized.{name}.error"))
+    lacking = (
+        f" Normalized scores are not drawn: {arrays['normalized.missing']}." if "normalized.missing" in arrays else ""
+    )
     yield to_chart(
         figures,
         f"{key}-balance",
         "For both directions a histogram of the items' retrieval mass relative to their share, and lines of the "
         "false negative and false positive rates by that mass.",
         scalars,
-        "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless said." + lacking,
+        "NCL, Eq. 5 and Figs. 2 and 3, with the run's temperature; before post-processing unless stated otherwise."
+        + lacking,
     )
 
 
@@ -205,14 +208,14 @@ def draw_modalities(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield to_chart(
         figures,
         f"{key}-modalities",
-        "Bars of the mean cosines within and between texts and videos, and a map of texts and videos in the plane.",
+        "Bars of the mean cosines within and between texts and videos, and a two-dimensional map of texts and videos.",
         [
             Scalar("distance of the modal means", "modalities.mean_distance"),
             Scalar("length of the texts' mean", "modalities.text_mean"),
             Scalar("length of the videos' mean", "modalities.video_mean"),
         ],
         "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on "
-        "each other." + ("" if "map" in arrays else f" Map not drawn: it needs {LEAST_POINTS} matching pairs."),
+        "each other." + ("" if "map" in arrays else f" The map is not drawn: it needs {LEAST_POINTS} matching pairs."),
     )
 
 

@@ -52,13 +52,13 @@ def _chart(dataset: str, entries: list[Entry]) -> Chart:
         axes[0].scatter([], [], marker="D", facecolors="none", edgecolors=COLOURS[1], label="published")
     figures[0].legend(loc="lower left", ncols=2, borderaxespad=0.1)
     left_out = " Only the best runs of this dataset are drawn." if len(entries) > len(shown) else ""
-    unlike = "" if all(entry.view.comparable for entry in shown) else " Runs that do not compare have no printed mark."
+    unlike = "" if all(entry.view.comparable for entry in shown) else " Runs that are not comparable have no such dot."
     return to_chart(
         figures,
         f"overview-{dataset.replace(' ', '-')}",
-        f"Dots of the measured R@1 of {dataset} with intervals, beside what is published; the leaderboard has them as "
-        "numbers.",
-        note=f"Bars are 95 % intervals over queries; the print has none.{left_out}{unlike}",
+        f"Dots of the measured R@1 of {dataset} with intervals, next to the published R@1; the leaderboard lists the "
+        "values.",
+        note=f"Bars are 95 % intervals over queries; the papers publish none.{left_out}{unlike}",
         title=f"Published and measured: {dataset}",
     )
 

@@ -62,8 +62,9 @@ def draw_sheet(arrays: Arrays, key: str) -> Iterator[Chart]:
     yield Chart(
         "Queries with the frames of their best three videos.",
         html=render("sheet.html", key=key, queries=queries),
-        note="The query's own video is framed green; queries run from the best found to the worst (TC-MGC, Figs. 9 "
-        f"and 14). Ranks are the card's; tied videos share theirs. {_before(str(arrays['post_processing']))}",
+        note="The query's own video has a green frame; queries are ordered from the best to the worst rank (TC-MGC, "
+        f"Figs. 9 and 14). Ranks are those of the run card; tied videos share a rank. "
+        f"{_before(str(arrays['post_processing']))}",
     )
 
 
@@ -71,7 +72,8 @@ def _before(post_processing: str) -> str:
     if not post_processing:
         return "The run's scores are not post-processed."
     return (
-        f"The three best and their scores are those before post-processing; the ranks went through {post_processing}."
+        f"The three best videos and their scores are those before post-processing; ranks are those after "
+        f"{post_processing}."
     )
 
 

@@ -67,7 +67,7 @@ def draw_similarity(arrays: Arrays, key: str) -> Iterator[Chart]:
             Scalar("mean of other pairs", "similarity.negative_mean"),
             Scalar("chance that another pair outscores a matching one", "similarity.overlap", " %"),
         ],
-        "DPDV, Fig. S1, and GAID, Fig. 6, show them of a baseline too: see between runs.",
+        "DPDV, Fig. S1, and GAID, Fig. 6, also show those of a baseline: see the comparisons of runs.",
     )
 
 

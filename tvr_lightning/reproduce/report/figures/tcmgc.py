@@ -164,13 +164,13 @@ def draw_attention(arrays: Arrays, key: str) -> Iterator[Chart]:
         axis.set_xlabel("frame")
         scale = figures[0].colorbar(shown, ax=[strip, axis], fraction=0.06, pad=0.03)
         scale.ax.set_title("weight", loc="left")
-        alt = "A row of frames, and below it a heat map of the sentence and the words, one row each, over them."
+        alt = "A row of frames above a heat map with one row each for the sentence and the words, over the frames."
         drawn = to_chart(figures, f"{key}-attention{place}", alt)
         html = render("captioned.html", caption=caption, frames=None, chart=drawn)
         yield Chart(
             alt,
             html=html,
-            note="TC-MGC, Fig. 11, which joins words and frames by lines; weights are means over heads.",
+            note="TC-MGC, Fig. 11, which connects words and frames with lines; weights are means over heads.",
         )
 
 

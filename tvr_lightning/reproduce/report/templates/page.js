@@ -14,7 +14,7 @@ if (filters) {
       line.hidden = !wanted;
       shown += wanted;
     }
-    filters.querySelector("output").textContent = `${shown} of ${lines.length} lines`;
+    filters.querySelector("output").textContent = `${shown} of ${lines.length} rows`;
   };
   const order = (heading) => {
     const headings = [...heading.parentElement.children], place = headings.indexOf(heading);
@@ -98,7 +98,7 @@ document.querySelectorAll(".contest").forEach((section) => {
     more.addEventListener("click", () => {
       items.forEach((item) => { item.hidden = false; });
       more.hidden = true;
-      items[FEW].focus(); // the reader goes on where the shown ones ended
+      items[FEW].focus(); // the reader continues after the ones already shown
     });
     const higher = contest.better[winner][loser];
     const told = items.length ? (items.length < higher ? `; ${items.length} of them:` : ":") : "; none of those that were drawn.";
