@@ -148,7 +148,7 @@ def test_a_run_explains_itself(run):
     assert f"- Warning: {SYNTHETIC}" in page
     assert results["marks"] == [SYNTHETIC]
     assert f"| text-to-video | {results['text_to_video']['R@1']:.1f} |" in page
-    for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet", "curves.csv", "log.txt"):
+    for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet", "metrics.csv", "log.txt"):
         assert named in page
     assert "the subfolders `test/` and `predict/`" in page
     said = (run / "log.txt").read_text(encoding="utf-8")
@@ -156,7 +156,7 @@ def test_a_run_explains_itself(run):
     assert "SumR" in said
     assert f"Wrote {run / 'results.json'}" in said
     assert "Epoch" not in said
-    curves = pd.read_csv(run / "curves.csv")
+    curves = pd.read_csv(run / "metrics.csv")
     assert set(curves["name"]) >= {"train/loss", "val/t2v_R@1"}
     assert curves[curves["name"] == "train/loss"]["step"].tolist() == [0, 1, 2, 3]
     assert f"tvr test --ckpt_path {run}/checkpoints/last.ckpt" in page

@@ -91,7 +91,7 @@ def test_results_config_checkpoints_and_resuming_do_not_depend_on_the_logger(nam
     run = tmp_path / "runs" / "xpool-msrvtt" / "version_0"
     made = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     assert made >= {"results.json", "results.csv", "config.yaml", "checkpoints/last.ckpt", "checkpoints/best.ckpt"}
-    assert made >= {"curves.csv", "log.txt", "run.md", "ranks.parquet"}
+    assert made >= {"metrics.csv", "log.txt", "run.md", "ranks.parquet"}
     assert LikeWandb.logged + LikeMlflow.logged > 0 or name in ("csv", "none")
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 1
     results = json.loads((run / "results.json").read_text())

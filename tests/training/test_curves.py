@@ -1,4 +1,4 @@
-"""`curves.csv`: what is logged, and what a run that goes on makes of it."""
+"""`metrics.csv`: what is logged, and what a run that goes on makes of it."""
 
 import pandas as pd
 

@@ -11,12 +11,12 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-FILE = "curves.csv"
+FILE = "metrics.csv"
 COLUMNS = ("epoch", "step", "name", "value")
 
 
 class CurvesLogger(Logger):
-    """Writes what is logged to `curves.csv`: one row per value, in the order in which they come.
+    """Writes what is logged to `metrics.csv`: one row per value, in the order in which they come.
 
     A run that goes on drops the rows of steps that it takes again.
 
