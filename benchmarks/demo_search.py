@@ -41,7 +41,7 @@ def ask(run: Path, videos: Path, out: Path) -> bool:
     files = [str(videos / "videos" / f"{video}.mp4") for video in sorted(set(texts["video"]))]
     shutil.rmtree(out, ignore_errors=True)
     captions, checkpoint = videos / "captions.parquet", run / "checkpoints" / "last.ckpt"
-    status = tvr(["index", *files, "--out", str(out), "--captions", str(captions), "--ckpt", str(checkpoint)])
+    status = tvr(["index", *files, "--out", str(out), "--captions", str(captions), "--ckpt_path", str(checkpoint)])
     if status:
         raise SystemExit(status)
     known = texts[texts["rank"] == 1]

@@ -6,7 +6,7 @@ synthetic one; a hit is a first moment within ten seconds of its clip. Peak memo
 video, beside one that indexes its first ten minutes. Whatever is done, the videos, the indexes' figures, the captions
 that were asked, stays in the work folder, and a run that was broken off goes on from there.
 
-Command: python benchmarks/long_videos.py --ckpt CHECKPOINT --synthetic FOLDER --clips FOLDER --work FOLDER
+Command: python benchmarks/long_videos.py --ckpt_path CHECKPOINT --synthetic FOLDER --clips FOLDER --work FOLDER
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def captions_of(folder: Path, clips: list[Path]) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ckpt", type=Path, required=True, help="the demo's checkpoint")
+    parser.add_argument("--ckpt_path", type=Path, required=True, help="the demo's checkpoint")
     parser.add_argument("--synthetic", type=Path, help="folder of a synthetic msrvtt dataset")
     parser.add_argument("--clips", type=Path, help="folder of real clips")
     parser.add_argument("--work", type=Path, required=True, help="where videos and indexes are written")

@@ -5,7 +5,7 @@ captions of the first of these videos in the test table. Thirty do not: the firs
 speak of stars or rings, which are no more than a shape away, and fifteen everyday sights that are not among the
 sentences of the scale. The threshold is the package's own.
 
-Command: python benchmarks/relevance.py --ckpt CHECKPOINT --synthetic FOLDER --work FOLDER
+Command: python benchmarks/relevance.py --ckpt_path CHECKPOINT --synthetic FOLDER --work FOLDER
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def auc(fitting: list[float], absent: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ckpt", required=True)
+    parser.add_argument("--ckpt_path", required=True)
     parser.add_argument("--synthetic", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     arguments = parser.parse_args()

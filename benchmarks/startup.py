@@ -117,7 +117,7 @@ def make_index(folder: Path) -> Path:
     words = ["fit", "--config", "tcmgc", "--config", "fixture", "--config", str(overlay)]
     tvr([*words, "--results.directory", str(folder / "runs")])
     (checkpoint,) = folder.glob("runs/*/version_0/checkpoints/last.ckpt")
-    tvr(["index", str(folder / "msrvtt" / "videos"), "--out", str(folder / "index"), "--ckpt", str(checkpoint)])
+    tvr(["index", str(folder / "msrvtt" / "videos"), "--out", str(folder / "index"), "--ckpt_path", str(checkpoint)])
     os.dup2(quiet, 1)
     return folder / "index"
 

@@ -101,7 +101,12 @@ def test_what_a_checkpoint_names_is_not_imported_to_evaluate_it(run, fixture_roo
         "model: {init_args: {encoder: {init_args: {width: 64}}}}\n"
     )
     recipes = [RECIPES / "clip4clip.yaml", RECIPES / "fixture.yaml", tmp_path / "data.yaml"]
-    audit = ["audit", *(f"--config={recipe}" for recipe in recipes), "--videos=4", f"--ckpt={tmp_path / 'last.ckpt'}"]
+    audit = [
+        "audit",
+        *(f"--config={recipe}" for recipe in recipes),
+        "--videos=4",
+        f"--ckpt_path={tmp_path / 'last.ckpt'}",
+    ]
     assert main(audit) == 0
     assert "strangers" not in sys.modules
 
@@ -399,7 +404,7 @@ def test_the_help_of_a_verb_has_the_options_that_it_takes(verb, capsys):
 def test_help_keeps_an_ellipsis_and_lists_choices_once(capsys):
     assert main(["verify-released", "--help"]) == 0
     assert "xpool.pth, gare.bin, ... options:" in " ".join(capsys.readouterr().out.split())
-    assert main(["data", "get", "--help"]) == 0
+    assert main(["data", "download", "--help"]) == 0
     said = capsys.readouterr().out
     assert said.count("msrvtt") == 1
     assert "lsmdc" not in said

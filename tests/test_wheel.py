@@ -76,7 +76,7 @@ def test_fit_index_and_search_outside_a_checkout(installed):
     verbs = [
         ["data", "synth", "msrvtt", "--videos", "12", "--workers", "1"],
         ["fit", "--config", "clip4clip", "--config", "recipes/fixture.yaml", *SMALL],
-        ["index", clip, "--out", "index", "--ckpt", checkpoint],
+        ["index", clip, "--out", "index", "--ckpt_path", checkpoint],
         ["search", "a red star", "--index", "index"],
         ["reproduce", "gare-1", "--only", "gare", "--dry-run"],
     ]

@@ -92,10 +92,10 @@ AT_ONCE = {
     "extract --config gaer": "--config gaer: no such file; did you mean recipes/gare.yaml?",
     "evaluate nowhere.npy": "nowhere.npy: no such file; looked for it at ",
     "index nowhere": "nowhere: no such file or folder; looked for it at ",
-    "index empty --ckpt nowhere.ckpt": "nowhere.ckpt: no such file; looked for it at ",
+    "index empty --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such file; looked for it at ",
     "search dog": "index: no such folder; make one with tvr index VIDEOS... --out index",
     "search dog --index a.txt": "a.txt is a file; name a folder",
-    "search dog --threshold 2": "search: threshold is 2; it must be at least 0 and at most 1",
+    "search dog --min_relevance 2": "search: min_relevance is 2; it must be at least 0 and at most 1",
     "serve --index nowhere": "nowhere: no such folder; make one with tvr index VIDEOS... --out nowhere",
     "serve --port 99999": "serve: port is 99999; it must be at least 0 and at most 65535",
     "report nowhere": "nowhere: no such folder; create one with tvr reproduce TABLE --out nowhere",
@@ -150,7 +150,7 @@ LATER = {
     "evaluate a.txt --ids a.txt": "a.txt",
     "caption --config data/msrvtt --out captions.csv": "out is captions.csv; it must be a .parquet file",
     "extract --config clip4clip --config fixture --actors 2": "--actors and --address are options of the ray engine.",
-    "index empty --ckpt a.txt --weights none": "--ckpt and --weights conflict, since a checkpoint contains its own",
+    "index empty --ckpt_path a.txt --weights none": "--ckpt_path and --weights conflict, since a checkpoint contains its own",
 }
 
 

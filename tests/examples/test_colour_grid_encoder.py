@@ -130,7 +130,7 @@ def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
     assert f"features from the store {store}: text, frames;" in caplog.text
 
     videos, out = sorted(map(str, (tmp_path / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")
-    index = ["index", *videos, "--out", out, "--ckpt", str(run / "checkpoints" / "last.ckpt")]
+    index = ["index", *videos, "--out", out, "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
     trust = ["--trust", "examples.colour_grid_encoder"]
     assert main(index) == 1
     assert "--trust examples.colour_grid_encoder" in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_it_trains_ten_steps_and_searches(tmp_path, capsys):
     assert json.loads((run / "results.json").read_text())["audit"]["passed"] is True
     videos, out = sorted(map(str, (tmp_path / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")
     trust = ["--trust", "examples.dual_softmax_loss"]
-    index = ["index", *videos, "--out", out, "--ckpt", str(run / "checkpoints" / "last.ckpt")]
+    index = ["index", *videos, "--out", out, "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
     assert main(index) == 1
     assert "--trust examples.dual_softmax_loss" in capsys.readouterr().err
     assert main([*index, *trust]) == 0

@@ -101,7 +101,7 @@ def test_without_a_network_or_a_repository_there_is_one_sentence(kept, tmp_path)
 
 def test_the_command_asks_the_hub_that_the_environment_names(kept, tmp_path):
     with serving(MSVD, kept) as hub:
-        command = [sys.executable, "-m", "tvr_lightning.cli", "data", "get", "msvd", "--to=got"]
+        command = [sys.executable, "-m", "tvr_lightning.cli", "data", "download", "msvd", "--to=got"]
         environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_TELEMETRY": "1"}
         environment.pop("HF_HUB_OFFLINE", None)
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)

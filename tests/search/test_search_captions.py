@@ -78,7 +78,7 @@ def test_words_of_captions_choose_videos(videos, said, tmp_path, sources):
 
 def test_the_command_line_shows_captions(videos, said, tmp_path, checkpoints, capsys):
     out = str(tmp_path / "index")
-    options = ["--out", out, "--store", "exact", "--ckpt", str(checkpoints["clip4clip"]), "--captions", str(said)]
+    options = ["--out", out, "--store", "exact", "--ckpt_path", str(checkpoints["clip4clip"]), "--captions", str(said)]
     assert main(["index", str(videos), *options]) == 0
     assert "2 videos have captions" in capsys.readouterr().out
     assert main(["search", "a", "--index", out, "--caption", "grass"]) == 0
@@ -157,7 +157,7 @@ def test_a_captioner_describes_only_what_is_new(tmp_path, sources):
 def test_captions_may_be_csv_or_json_lines(gallery, checkpoints, tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode())
     out = str(tmp_path / "index")
-    options = ["--out", out, "--store", "exact", "--ckpt", str(checkpoints["clip4clip"])]
+    options = ["--out", out, "--store", "exact", "--ckpt_path", str(checkpoints["clip4clip"])]
     assert main(["index", str(gallery), *options, "--captions", str(tmp_path / name)]) == 0
     assert captions(out) == {"clip0.mp4": ["a dog", 'then, it "barks"']}
 
@@ -211,7 +211,7 @@ def test_index_advises_what_it_has(gallery, tmp_path, monkeypatch, capsys, optio
     for other in ("recipes/", "tvr fit", "encoder.weights", "Traceback"):
         assert other not in said
     if options[1] == "nowhere.pt":
-        assert "--ckpt FILE" in said
+        assert "--ckpt_path FILE" in said
         assert "--weights FILE" in said
     assert not (tmp_path / "index").exists()
 

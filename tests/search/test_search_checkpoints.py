@@ -41,7 +41,7 @@ def outside(tmp_path):
 
 def test_a_method_outside_the_package_is_searched_with_where_the_user_trusts_it(outside, gallery, tmp_path, capsys):
     out = str(tmp_path / "index")
-    command = ["index", str(gallery), "--out", out, "--store", "exact", "--ckpt", str(outside)]
+    command = ["index", str(gallery), "--out", out, "--store", "exact", "--ckpt_path", str(outside)]
     assert main(command) == 1
     said = capsys.readouterr().err
     assert "names examples.dual_softmax_loss.DualSoftmaxLoss" in said
@@ -172,7 +172,9 @@ def test_a_malformed_checkpoint_ends_in_a_sentence_and_leaves_nothing(
     saved = torch.load(checkpoints["clip4clip"], weights_only=True)
     spoil(saved)
     torch.save(saved, tmp_path / "bad.ckpt")
-    assert main(["index", str(gallery), "--out", str(tmp_path / "index"), "--ckpt", str(tmp_path / "bad.ckpt")]) == 1
+    assert (
+        main(["index", str(gallery), "--out", str(tmp_path / "index"), "--ckpt_path", str(tmp_path / "bad.ckpt")]) == 1
+    )
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith(f"tvr: {tmp_path / 'bad.ckpt'}: ")
     assert said in line

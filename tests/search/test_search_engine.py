@@ -141,7 +141,7 @@ def test_an_absent_package_is_named(indexed, monkeypatch):
 
 def test_the_command_line(gallery, checkpoints, tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "index")
-    ckpts = [item for path in checkpoints.values() for item in ("--ckpt", str(path))]
+    ckpts = [item for path in checkpoints.values() for item in ("--ckpt_path", str(path))]
     assert main(["index", str(gallery), "--out", out, "--store", "exact", *ckpts]) == 0
     assert "8 videos added" in capsys.readouterr().out
     assert main(["search", "a", "red", "square", "--index", out, "--top", "2", "--rerank", "clip4clip", "--json"]) == 0

@@ -502,7 +502,7 @@ def test_what_several_cannot_serve_is_said(several, made, far, capsys):
 
 def test_a_busy_index_is_named(made):
     with Searcher(made / "c") as searcher:
-        app = create_app(searcher, ServerOptions(max_waiting=1))
+        app = create_app(searcher, ServerOptions(max_pending=1))
         with serving(app) as address, opened(made, address.rstrip("/")) as source:
             limit: ConcurrencyLimit = app.state.limit
             with limit.enter():

@@ -278,12 +278,12 @@ def test_what_cannot_become_an_index_leaves_nothing_and_says_so(
     out = tmp_path / "index"
     if there:
         out.mkdir()
-    ckpt = ["--ckpt", str(checkpoints["clip4clip"])]
+    ckpt = ["--ckpt_path", str(checkpoints["clip4clip"])]
     for words, said in (
         ([str(tmp_path / "broken"), *ckpt], "no video could be read: " + str(tmp_path / "broken" / "fake.mp4")),
         ([str(tmp_path / "empty"), *ckpt], "no videos in"),
         ([*ckpt], "No videos are given"),
-        ([str(gallery), "--ckpt", str(tmp_path / "nowhere.ckpt")], "no such file"),
+        ([str(gallery), "--ckpt_path", str(tmp_path / "nowhere.ckpt")], "no such file"),
         ([str(gallery), *ckpt, "--store", "elastic"], "no vector store"),
     ):
         assert main(["index", *words, "--out", str(out)]) == 1
@@ -294,7 +294,7 @@ def test_what_cannot_become_an_index_leaves_nothing_and_says_so(
     assert list(user_state.rglob("*.json")) == remembered
 
 
-@pytest.mark.parametrize("weights", [["--ckpt", "nowhere.ckpt"], ["--transcribe", "nowhere.pt"]])
+@pytest.mark.parametrize("weights", [["--ckpt_path", "nowhere.ckpt"], ["--transcribe", "nowhere.pt"]])
 def test_a_new_index_refuses_a_folder_with_other_files_before_weights_are_loaded(gallery, tmp_path, capsys, weights):
     out = tmp_path / "index"
     write_foreign_files(out)
@@ -315,7 +315,7 @@ def test_a_database_of_another_program_is_refused_and_unchanged(gallery, tmp_pat
     with contextlib.closing(sqlite3.connect(out / "catalog.sqlite")) as other, other:
         other.execute("CREATE TABLE books (title TEXT)")
     before = (out / "catalog.sqlite").read_bytes()
-    assert main(["index", str(gallery), "--out", str(out), "--ckpt", str(checkpoints["clip4clip"])]) == 2
+    assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(checkpoints["clip4clip"])]) == 2
     assert "catalog.sqlite is a database of another program" in capsys.readouterr().err
     with pytest.raises(SearchError, match="database of another program"):
         Searcher(out)
@@ -331,7 +331,7 @@ def checkpoint_that(code, checkpoints, folder):
     content = torch.load(checkpoints["clip4clip"])
     content["hyper_parameters"]["encoder"]["class_path"] = "eventful.Encoder"
     torch.save(content, folder / "eventful.ckpt")
-    return ["--ckpt", str(folder / "eventful.ckpt"), "--trust", "eventful"]
+    return ["--ckpt_path", str(folder / "eventful.ckpt"), "--trust", "eventful"]
 
 
 @pytest.mark.parametrize("new_folder", [True, False])
@@ -367,7 +367,7 @@ def test_a_failure_after_a_kill_removes_nothing_of_the_user(
     write_foreign_files(out)
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "fake.mp4").write_text("<html>I am an mp4</html>")
-    ckpt = ["--out", str(out), "--ckpt", str(checkpoints["clip4clip"])]
+    ckpt = ["--out", str(out), "--ckpt_path", str(checkpoints["clip4clip"])]
     assert main(["index", str(tmp_path / "videos"), *ckpt])
     assert "no video could be read" in capsys.readouterr().err
     assert foreign_files_are_intact(out)
@@ -496,7 +496,10 @@ def largest_file(size):
 
 
 def test_a_full_disk_costs_a_batch_and_ends_in_a_sentence(gallery, tmp_path, checkpoints, capsys):
-    ckpt, whole = ["--ckpt", str(checkpoints["clip4clip"]), "--store", "exact", "--batch_size", "2"], tmp_path / "whole"
+    ckpt, whole = (
+        ["--ckpt_path", str(checkpoints["clip4clip"]), "--store", "exact", "--batch_size", "2"],
+        tmp_path / "whole",
+    )
     assert main(["index", str(gallery), "--out", str(whole), *ckpt]) == 0
     kept = set()
     size = max(path.stat().st_size for path in whole.iterdir())

@@ -80,7 +80,7 @@ def test_what_cannot_be_asked(searcher, picture, options, said):
 
 
 def test_the_command_line_takes_pictures_clips_and_what_is_not_wanted(indexed, gallery, picture, capsys):
-    words = ["--video", str(gallery / "clip1.mp4"), "--video", str(gallery / "clip2.mp4"), "--picture", str(picture)]
+    words = ["--video", str(gallery / "clip1.mp4"), "--video", str(gallery / "clip2.mp4"), "--image", str(picture)]
     common = ["--index", str(indexed), "--device", "cpu", "--json"]
     assert main(["search", *words, *common]) == 0
     assert json.loads(capsys.readouterr().out)["query"] == "clip1.mp4, clip2.mp4, red.png"

@@ -32,7 +32,7 @@ def real_index(folder, captions, checkpoints, tmp_path_factory):
     out = tmp_path_factory.mktemp("real") / "index"
     bank = out.with_name("bank.txt")
     bank.write_text("\n".join(captions.values()), encoding="utf-8")
-    ckpts = [word for path in checkpoints.values() for word in ("--ckpt", str(path))]
+    ckpts = [word for path in checkpoints.values() for word in ("--ckpt_path", str(path))]
     assert main(["index", str(folder), "--out", str(out), "--bank", str(bank), *ckpts]) == 0
     return out
 

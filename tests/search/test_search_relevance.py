@@ -60,7 +60,7 @@ def test_where_nothing_matches_it_is_said(indexed, searcher, capsys, monkeypatch
     assert searcher.search("a cat").notes == ["nothing here matches well; these are the closest"]
     none = searcher.search("a cat", threshold=0.5)
     assert (none.weak, none.results, none.notes) == (True, [], ["nothing here matches well"])
-    assert main(["search", "a cat", "--index", str(indexed), "--threshold", "0.5", "--device", "cpu"]) == 0
+    assert main(["search", "a cat", "--index", str(indexed), "--min_relevance", "0.5", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == "note: nothing here matches well\n"
     assert main(["search", "a cat", "--index", str(indexed), "--json", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out)["weak"] is True

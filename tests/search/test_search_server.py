@@ -225,7 +225,7 @@ def test_only_so_many_searches_wait():
 
 
 def test_too_many_searches_get_429(searcher):
-    app = create_app(searcher, ServerOptions(max_waiting=1))
+    app = create_app(searcher, ServerOptions(max_pending=1))
     client = TestClient(app, base_url=LOCAL)
     with app.state.limit.enter():
         assert client.get("/api/search", params={"query": "a"}).status_code == 429

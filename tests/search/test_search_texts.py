@@ -180,7 +180,7 @@ def test_several_ask_at_once_and_each_block_is_encoded_by_one(searcher):
 
 
 def test_texts_take_a_place_among_the_searches_and_none_for_other_sites(searcher):
-    app = create_app(searcher, ServerOptions(max_waiting=1))
+    app = create_app(searcher, ServerOptions(max_pending=1))
     client = TestClient(app, base_url="http://127.0.0.1")
     video = searcher.catalog.videos()[0].id
     with app.state.limit.enter():

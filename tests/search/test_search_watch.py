@@ -123,7 +123,7 @@ def test_200_searches_at_once_while_a_folder_is_watched(videos, sources, tmp_pat
     watcher = ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
     assert any("2 kept" in line for line in iter(watcher.stdout.readline, ""))
     statuses, stop = Counter(), threading.Event()
-    with Searcher(out) as searcher, serving(create_app(searcher, ServerOptions(max_waiting=256))) as made:
+    with Searcher(out) as searcher, serving(create_app(searcher, ServerOptions(max_pending=256))) as made:
         address = made.removeprefix("http://").rstrip("/")
         gate = threading.Barrier(200)
 

@@ -42,7 +42,7 @@ QUERIES = "half of the queries"
 
 def run_audit(
     config: list[str],
-    ckpt: File | None = None,
+    ckpt_path: File | None = None,
     videos: Annotated[int, Range(at_least=LEAST_ITEMS)] = 64,
     seed: int = 0,
     overrides: Sequence[str] = (),
@@ -51,15 +51,15 @@ def run_audit(
 
     Args:
         config: recipe files; later ones override earlier ones.
-        ckpt: checkpoint of the recipe; by default the recipe's starting weights are audited.
+        ckpt_path: checkpoint of the recipe; by default the recipe's starting weights are audited.
         videos: number of videos of the test split, with their texts, to audit on.
         seed: seed for sampling videos, orders, and partners.
         overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     with shown("audit: building the method"):
         method, data = from_recipe(config, overrides)
-    if ckpt is not None:
-        checkpoint = read_checkpoint(ckpt)
+    if ckpt_path is not None:
+        checkpoint = read_checkpoint(ckpt_path)
         method.on_load_checkpoint(checkpoint)
         method.load_state_dict(checkpoint["state_dict"])
     with shown(f"audit: scoring the same pairs of up to {videos} videos repeatedly"):

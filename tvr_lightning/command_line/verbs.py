@@ -61,9 +61,9 @@ VERBS = (
         ("dataset",),
     ),
     Verb(
-        "data get",
+        "data download",
         "download a dataset that is openly available on the Hugging Face Hub",
-        "tvr_lightning.verbs.data:data_get",
+        "tvr_lightning.verbs.data:data_download",
         ("dataset",),
         go_on=AGAIN,
     ),
@@ -116,7 +116,9 @@ VERBS = (
         "tvr_lightning.audit.run:run_audit",
         sections=("model", "data"),
     ),
-    Verb("index", "make videos searchable", "tvr_lightning.verbs.search:run_index", ("videos",), ("ckpt", "trust")),
+    Verb(
+        "index", "make videos searchable", "tvr_lightning.verbs.search:run_index", ("videos",), ("ckpt_path", "trust")
+    ),
     Verb(
         "search",
         "find videos in an index by words or by an example",

@@ -44,7 +44,7 @@ def run_reproduce(
     minutes: Count | None = None,
     gpus: Annotated[int, Range(at_least=0)] | None = None,
     memory_gib: Count | None = None,
-    at_once: Count | None = None,
+    max_parallel_jobs: Count | None = None,
 ) -> int:
     """Rerun published tables, and write the results next to the published ones as markdown, CSV, and LaTeX.
 
@@ -69,10 +69,16 @@ def run_reproduce(
         minutes: time limit of a SLURM job in minutes; 1440 by default.
         gpus: number of GPUs of a SLURM job, equal to the recipe's devices; 1 by default.
         memory_gib: memory of a SLURM job in GiB; 64 by default.
-        at_once: maximum number of SLURM jobs in the queue; 16 by default.
+        max_parallel_jobs: maximum number of SLURM jobs in the queue; 16 by default.
     """
     recipes = recipes_folder(recipes)
-    asked = {"partition": partition, "minutes": minutes, "gpus": gpus, "memory_gib": memory_gib, "at_once": at_once}
+    asked = {
+        "partition": partition,
+        "minutes": minutes,
+        "gpus": gpus,
+        "memory_gib": memory_gib,
+        "max_parallel_jobs": max_parallel_jobs,
+    }
     slurm = _slurm_options(engine, asked)
     plan = make_plan(
         [load_table(name, recipes) for name in dict.fromkeys(tables)],

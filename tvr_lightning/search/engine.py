@@ -383,7 +383,7 @@ class Searcher:
         if rerank != NONE and rerank not in self.scorers:
             raise SearchError(
                 f"rerank: the index has no scorer {rerank!r}, only {', '.join(self.scorers)} and none. Index also with "
-                "--ckpt of that method."
+                "--ckpt_path of that method."
             )
         if top < 1 or candidates < 1:
             raise SearchError(f"top ({top}) and candidates ({candidates}) must be at least 1")

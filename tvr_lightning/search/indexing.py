@@ -255,7 +255,7 @@ def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, tru
             model = Scorer(source, device, trust)
         except MissingWeightsError as error:
             raise SearchError(
-                f"{error.looked_for}. Name a checkpoint with --ckpt FILE, or a file of weights of "
+                f"{error.looked_for}. Name a checkpoint with --ckpt_path FILE, or a file of weights of "
                 f"{source.architecture} with --weights FILE (OpenAI archive or state dict, open_clip .pt or "
                 ".safetensors). To only try out the search, use --weights none: random weights, meaningless results."
             ) from error
@@ -274,7 +274,7 @@ def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, tru
         found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
     if found:
         raise SearchError(
-            f"{catalog.folder}: {found}. Index into a new folder, or drop --ckpt and --weights to use those of the "
+            f"{catalog.folder}: {found}. Index into a new folder, or drop --ckpt_path and --weights to use those of the "
             "index."
         )
     return models

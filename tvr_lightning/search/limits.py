@@ -71,7 +71,7 @@ class ConcurrencyLimit:
 
     def __init__(self, places: int, what: str = "searches", error: type[SearchError] = TooManyError) -> None:
         if places < 1:
-            raise SearchError(f"max_waiting is {places}; it must be at least 1")
+            raise SearchError(f"max_pending is {places}; it must be at least 1")
         self.places, self.what, self.error = places, what, error
         self.inside = 0
         self._lock = threading.Lock()

@@ -55,7 +55,7 @@ class Question:
         if self.query or not (self.video or self.picture):
             return
         if self.rerank is not None or self.normalize != "none" or self.threshold is not None:
-            raise SearchError("Examples are compared frame by frame. Drop --rerank, --normalize, and --threshold.")
+            raise SearchError("Examples are compared frame by frame. Drop --rerank, --normalize, and --min_relevance.")
 
     def plain(self) -> dict[str, Any]:
         """Return the attributes by name."""

@@ -103,7 +103,7 @@ class ServerOptions:
         port: to listen on.
         token: what clients must show; None asks TVR_SEARCH_TOKEN, and beyond this machine draws one.
         most_upload: bytes of an example clip.
-        max_waiting: searches and texts that may run and wait at once, and uploads that may be under way.
+        max_pending: searches and texts that may run and wait at once, and uploads that may be under way.
         upload_seconds: how long an upload may take.
         videos: files and folders whose videos may be handed out; none for those that this user indexed here.
         max_decoding: uploads that are decoded and encoded at once.
@@ -117,7 +117,7 @@ class ServerOptions:
     port: int = 8321
     token: str | None = None
     most_upload: int = 64 * 2**20
-    max_waiting: int = 16
+    max_pending: int = 16
     upload_seconds: float = 120.0
     videos: tuple[Path, ...] = ()
     max_decoding: int = 2
@@ -126,8 +126,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if self.max_decoding < 1 or self.max_undecoded < 0:
             raise SearchError("max_decoding must be at least 1, and max_undecoded at least 0")
-        if not 0 <= self.port <= 65535 or self.most_upload < 1 or self.max_waiting < 1:
-            raise SearchError("port must be between 0 and 65535, and max_upload_mib and max_waiting at least 1")
+        if not 0 <= self.port <= 65535 or self.most_upload < 1 or self.max_pending < 1:
+            raise SearchError("port must be between 0 and 65535, and max_upload_mib and max_pending at least 1")
         if self.videos:
             resolve_roots(self.videos)
 
@@ -150,7 +150,7 @@ def create_app(
     """
     source = LocalIndex(searched, options.videos) if isinstance(searched, Searcher) else searched
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
-    app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_waiting)
+    app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_pending)
     app.state.decoding = ConcurrencyLimit(options.max_decoding + options.max_undecoded, "uploads", OverloadedError)
     sweep_uploads()
     _guard(app, token, local=is_local(options.host))
@@ -334,7 +334,7 @@ class _Searches:
     def __init__(self, app: FastAPI, options: ServerOptions) -> None:
         self.limit: ConcurrencyLimit = app.state.limit
         self.metrics: Metrics = app.state.metrics
-        self._pool = ThreadPoolExecutor(options.max_waiting, "tvr-search")
+        self._pool = ThreadPoolExecutor(options.max_pending, "tvr-search")
 
     async def run(self, request: Request, work: Callable[[GivenUp], T]) -> T:
         """Run work while the client is there.
@@ -361,7 +361,7 @@ class _Searches:
 
 def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: _Searches) -> None:
     examples = Examples()
-    uploads = ConcurrencyLimit(options.max_waiting, "uploads")  # each takes room on the disk before it is searched for
+    uploads = ConcurrencyLimit(options.max_pending, "uploads")  # each takes room on the disk before it is searched for
     decoding: ConcurrencyLimit = app.state.decoding  # each takes memory and a processor
     decoders = ThreadPoolExecutor(options.max_decoding, "tvr-decode")
 

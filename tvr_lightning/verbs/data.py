@@ -47,7 +47,7 @@ def data_import(
     return 1 if done.absent else 0
 
 
-def data_get(dataset: Dataset, to: NewFolder | None = None, annotations_only: bool = False) -> int:
+def data_download(dataset: Dataset, to: NewFolder | None = None, annotations_only: bool = False) -> int:
     """Download a dataset that is openly available on the Hugging Face Hub; rerun the command to resume.
 
     Args:

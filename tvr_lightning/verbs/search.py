@@ -28,7 +28,7 @@ Index = Annotated[
 def run_index(
     videos: Sequence[Annotated[Path, Place("either")]] = (),
     out: NewFolder = Path("index"),
-    ckpt: list[File] | None = None,
+    ckpt_path: list[File] | None = None,
     weights: str | None = None,
     architecture: str = "ViT-B-32",
     frames: Count = 12,
@@ -55,7 +55,7 @@ def run_index(
     Args:
         videos: video files and folders; those already in the index by default.
         out: folder of the index.
-        ckpt: checkpoints of one or more methods; the vectors of the first find candidates, and each can rank them.
+        ckpt_path: checkpoints of one or more methods; the vectors of the first find candidates, and each can rank them.
         weights: weights of a CLIP with averaged frames, without a checkpoint: a file, an open_clip tag, or none.
         architecture: open_clip name of that CLIP.
         frames: number of frames per video, without a checkpoint.
@@ -83,17 +83,18 @@ def run_index(
         from tvr_lightning.search.segments import LENGTH, Segments
         from tvr_lightning.search.watching import Watch
 
-    if ckpt and weights:
+    if ckpt_path and weights:
         raise SearchError(
-            "--ckpt and --weights conflict, since a checkpoint contains its own weights. Drop one of them."
+            "--ckpt_path and --weights conflict, since a checkpoint contains its own weights. Drop one of them."
         )
-    sources = [ScorerSource(checkpoint=str(path)) for path in ckpt or []]
+    sources = [ScorerSource(checkpoint=str(path)) for path in ckpt_path or []]
     new = not (out / "catalog.sqlite").is_file()
     if not sources and (weights or new):
         sources = [ScorerSource(None, architecture, weights or "openai", seed, frames, sampling)]
         if weights == "none":
             print(
-                "WARNING: The weights are RANDOM, so results are meaningless. Use --ckpt or --weights.", file=sys.stderr
+                "WARNING: The weights are RANDOM, so results are meaningless. Use --ckpt_path or --weights.",
+                file=sys.stderr,
             )
     try:
         queries = None if bank is None else bank.read_text(encoding="utf-8").splitlines()
@@ -133,7 +134,7 @@ def run_search(
     query: Sequence[str] = (),
     index: list[Index] | None = None,
     video: list[File] | None = None,
-    picture: list[File] | None = None,
+    image: list[File] | None = None,
     without: str = "",
     top: Count = 10,
     rerank: str | None = None,
@@ -143,7 +144,7 @@ def run_search(
     longest: NotNegative | None = None,
     path: str | None = None,
     caption: str | None = None,
-    threshold: Share | None = None,
+    min_relevance: Share | None = None,
     json: bool = False,
     patience: Annotated[float, Range(above=0, at_most=600)] = 10.0,
     store: str | None = None,
@@ -156,7 +157,7 @@ def run_search(
         query: description of the videos to find.
         index: folder of the index, or address of a tvr serve; can be repeated, "index" by default.
         video: example clip instead of or in addition to text; can be repeated.
-        picture: example image instead of or in addition to text; can be repeated.
+        image: example image instead of or in addition to text; can be repeated.
         without: description of content that results should not show.
         top: number of results.
         rerank: scorer that ranks the candidates, such as gare, tcmgc or gaid; none keeps the order of the vectors.
@@ -166,17 +167,17 @@ def run_search(
         longest: maximum duration of a video in seconds.
         path: text that a video's path contains.
         caption: words that a video's captions contain, all of them.
-        threshold: minimum relevance of results, from 0 to 1: the share of unrelated queries that would score lower.
+        min_relevance: minimum relevance of results, from 0 to 1: the share of unrelated queries that would score lower.
         json: print JSON.
         patience: seconds that each of several indexes may take; the others answer without it.
         store: address of the index's vectors, such as s3://BUCKET/PATH, for an index that another user made.
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
         device: device for the methods; a GPU by default if available.
     """
-    clips, pictures = ([str(Path(each).absolute()) for each in given or []] for given in (video, picture))
+    clips, images = ([str(Path(each).absolute()) for each in given or []] for given in (video, image))
     question = Question(
         " ".join(query), clips, top, rerank, candidates, normalize, shortest, longest, path, caption,
-        threshold, pictures, without,
+        min_relevance, images, without,
     )  # fmt: skip
     indexes = index or [UNNAMED]
     # These say how the index is to be opened, which a server has done in its own way.
@@ -198,7 +199,7 @@ def run_serve(
     port: Annotated[int, Range(at_least=0, at_most=65535)] = 8321,
     token: str | None = None,
     max_upload_mib: Count = 64,
-    max_waiting: Count = 16,
+    max_pending: Count = 16,
     videos: list[Folder] | None = None,
     store: str | None = None,
     trust: list[str] | None = None,
@@ -213,7 +214,7 @@ def run_serve(
         port: port to listen on.
         token: token that clients send in a header, or once in the page's address; TVR_SEARCH_TOKEN by default.
         max_upload_mib: maximum size of an example clip in MiB.
-        max_waiting: maximum number of running and pending searches; further requests get status 429.
+        max_pending: maximum number of running and pending searches; further requests get status 429.
         videos: folder whose videos may be served, can be repeated; the folders that you indexed by default.
         store: address of the index's vectors, such as s3://BUCKET/PATH, for an index that another user made.
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
@@ -225,7 +226,7 @@ def run_serve(
         from tvr_lightning.search.server import ServerOptions, serve
 
     named = tuple(videos or ())
-    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_waiting, videos=named)
+    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=named)
     source, silent = open_indexes(index or [UNNAMED], patience, _device(device), store, trust or (), named)
     for sentence in silent:
         print(f"note: {sentence}; it is asked again with every search", file=sys.stderr)

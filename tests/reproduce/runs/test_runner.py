@@ -110,7 +110,7 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
 
 def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
     plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
-    engine = SlurmEngine(SlurmOptions(at_once=1), tmp_path / "jobs", cluster="local")
+    engine = SlurmEngine(SlurmOptions(max_parallel_jobs=1), tmp_path / "jobs", cluster="local")
     engine.poll_seconds = 0.2
     (card,) = run_plan(plan, folders, [].append, engine).values()
     assert card.status == "finished", card.error

@@ -99,17 +99,17 @@ class SlurmOptions:
         minutes: longest time of a run.
         gpus: of a run; as many processes are started, so it must be the recipe's number of devices.
         memory_gib: main memory of a run.
-        at_once: most jobs in the queue.
+        max_parallel_jobs: maximum number of jobs in the queue.
     """
 
     partition: str | None = None
     minutes: int = 1440
     gpus: int = 1
     memory_gib: int = 64
-    at_once: int = 16
+    max_parallel_jobs: int = 16
 
     def __post_init__(self) -> None:
-        for name, least in (("minutes", 1), ("gpus", 0), ("memory_gib", 1), ("at_once", 1)):
+        for name, least in (("minutes", 1), ("gpus", 0), ("memory_gib", 1), ("max_parallel_jobs", 1)):
             if getattr(self, name) < least:
                 raise EngineError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
 
@@ -134,7 +134,7 @@ class SlurmEngine:
             import submitit
         except ImportError as error:
             raise EngineError("--engine slurm needs submitit: pip install 'tvr-lightning[slurm]'") from error
-        self.at_once = options.at_once
+        self.at_once = options.max_parallel_jobs
         self._folder = folder
         self._kind: Any = submitit.SlurmJob if cluster == "slurm" else submitit.LocalJob
         self._executor: Any = submitit.AutoExecutor(folder=folder, cluster=cluster)
