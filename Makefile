@@ -113,7 +113,7 @@ zero-shot: $(VENV)/.complete
 # Extracts features once, then trains the papers' heads on them.
 heads: $(VENV)/.complete
 	$(BIN)/tvr extract --config recipes/$(if $(filter gaid,$(HEADS)),gaid,clip4clip).yaml $(ON) --config recipes/heads.yaml \
-	  --what '$(WHAT)' --out $(FEATURES)
+	  --parts '$(WHAT)' --out $(FEATURES)
 	for head in $(HEADS); do $(BIN)/tvr fit --config recipes/$$head.yaml $(ON) --config recipes/heads.yaml \
 	  --data.init_args.features $(FEATURES) --results.directory $(RUNS)/heads || exit 1; done
 

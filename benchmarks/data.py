@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--clips", type=int, default=60, help="how many clips")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each way")
-    parser.add_argument("--workers", type=int, default=2, help="processes that read")
+    parser.add_argument("--num_workers", type=int, default=2, help="processes that read")
     parser.add_argument("--write", type=Path, help="page to write")
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)

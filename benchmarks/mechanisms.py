@@ -173,7 +173,7 @@ def planned(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Plan:
     if args.seeds < 2:
         parser.error(f"--seeds is {args.seeds}; an interval takes at least 2")
     if args.workers < 1:
-        parser.error(f"--workers is {args.workers}; training takes at least 1")
+        parser.error(f"--num_workers is {args.workers}; training takes at least 1")
     keys = chosen(args.claims, (claim.key for claim in CLAIMS), "claim", parser)
     worlds = chosen(args.worlds, WORLDS, "world", parser)
     arms = chosen(args.arms, (arm.name for claim in CLAIMS for arm in claim.arms), "arm", parser)
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", metavar="WORLD", help="only claims in these worlds")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms, each with its baseline")
     parser.add_argument("--seeds", type=int, help="5 by default, 2 with --quick")
-    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--num_workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument(
         "--quick", action="store_true", help="two points, two seeds, a quarter of the steps: two minutes"
     )

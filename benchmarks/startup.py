@@ -45,7 +45,7 @@ BOTH = {
     "import tvr_lightning": ["-c", "import tvr_lightning"],
     "tvr --help": [*TVR, "--help"],
     "tvr fit --help": [*TVR, "fit", "--help"],
-    "tvr fit --help-all (all options)": [*TVR, "fit", "--help-all"],
+    "tvr fit --help_all (all options)": [*TVR, "fit", "--help_all"],
     "tvr index --help": [*TVR, "index", "--help"],
     "tvr search --help": [*TVR, "search", "--help"],
     "tvr search --tpo 3 dog (a typo)": [*TVR, "search", "--tpo", "3", "dog"],
@@ -113,7 +113,7 @@ def make_index(folder: Path) -> Path:
     )
     quiet = os.dup(1)
     os.dup2(2, 1)  # the page alone goes to the output
-    tvr(["data", "synth", "msrvtt", "--root", str(folder), "--videos", "24", "--workers", "1"])
+    tvr(["data", "synth", "msrvtt", "--root", str(folder), "--videos", "24", "--num_workers", "1"])
     words = ["fit", "--config", "tcmgc", "--config", "fixture", "--config", str(overlay)]
     tvr([*words, "--results.directory", str(folder / "runs")])
     (checkpoint,) = folder.glob("runs/*/version_0/checkpoints/last.ckpt")

@@ -226,7 +226,7 @@ def main() -> int:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--papers", action="store_true", help="the papers' sizes instead of small ones")
     parser.add_argument("--data", help="parent folder of a synthetic MSR-VTT")
-    parser.add_argument("--workers", type=int, default=2, help="processes that decode")
+    parser.add_argument("--num_workers", type=int, default=2, help="processes that decode")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--papers-dropout", action="store_true", help="only with dropout, as the papers train")
     parser.add_argument("--batch", type=int, help="pairs, in the place of 128 or 16")

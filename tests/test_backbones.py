@@ -33,7 +33,7 @@ def made(target: str, **variables: str) -> list[list[str]]:
     """The `tvr` commands of a target of the Makefile, with shell loops unrolled by the shell itself."""
     settings = [f"{name}={value}" for name, value in variables.items()]
     said = subprocess.run(
-        ["make", "--silent", "--dry-run", "-o", "/nowhere/.complete", target, "VENV=/nowhere", *settings],
+        ["make", "--silent", "--dry_run", "-o", "/nowhere/.complete", target, "VENV=/nowhere", *settings],
         cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "MAKEFLAGS": ""},
     ).stdout  # fmt: skip
     shown = said.replace("/nowhere/bin/tvr ", "tvr ")
@@ -84,7 +84,7 @@ def test_the_heads_of_all_papers_train_on_one_store(root, tmp_path, monkeypatch)
 
 def test_patches_and_sound_are_stored_for_those_that_need_them():
     what = [made("heads", HEADS=heads)[0] for heads in ("gare ncl", "gare dpdv", "gaid")]
-    assert [command[command.index("--what") + 1] for command in what] == [
+    assert [command[command.index("--parts") + 1] for command in what] == [
         "[text, frames]", "[text, frames, patches]", "[text, frames, audio]",
     ]  # fmt: skip
     assert [Path(command[2]).stem for command in what] == ["clip4clip", "clip4clip", "gaid"]

@@ -64,25 +64,25 @@ def test_the_last_weights_are_those_of_an_epoch_that_was_not_validated(fixture_r
 
 def test_eval_memory_is_the_budget_of_scoring(fixture_root, tmp_path):
     options = overlay(fixture_root, tmp_path)
-    method, _ = from_recipe([], [*options, "--eval-memory", "512MiB"])
+    method, _ = from_recipe([], [*options, "--eval_memory", "512MiB"])
     assert method.evaluation_config.memory_gib == 0.5
     recall = "--model.init_args.evaluation.recall=[1,50]"
-    method, _ = from_recipe([], [*options, recall, "--eval-memory=4GiB"])
+    method, _ = from_recipe([], [*options, recall, "--eval_memory=4GiB"])
     assert method.evaluation_config.memory_gib == 4
     assert method.evaluation_config.recall == [1, 50]
 
 
 def test_eval_memory_is_refused_where_no_pairs_are_scored(fixture_root, tmp_path, capsys):
     recipes = [f"--config={RECIPES / name}.yaml" for name in ("dpdv-vqa", "fixture", "fixture-vqa")]
-    options = [f"--data.init_args.root={fixture_root}", f"--results.directory={tmp_path}", "--eval-memory=1GiB"]
+    options = [f"--data.init_args.root={fixture_root}", f"--results.directory={tmp_path}", "--eval_memory=1GiB"]
     assert main(["test", *recipes, *options]) == 1
-    assert "--eval-memory supports retrieval methods only" in capsys.readouterr().err
+    assert "--eval_memory supports retrieval methods only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["4", "4GB", "0GiB", "much"])
 def test_an_unreadable_eval_memory_says_what_is_expected(size, fixture_root, tmp_path, capsys):
-    assert main(["test", *overlay(fixture_root, tmp_path), f"--eval-memory={size}"]) == 1
-    assert f"--eval-memory {size}: expected a size such as 4GiB" in capsys.readouterr().err
+    assert main(["test", *overlay(fixture_root, tmp_path), f"--eval_memory={size}"]) == 1
+    assert f"--eval_memory {size}: expected a size such as 4GiB" in capsys.readouterr().err
 
 
 def test_what_a_checkpoint_names_is_not_imported_to_evaluate_it(run, fixture_root, tmp_path, monkeypatch, capsys):
@@ -291,14 +291,14 @@ TYPOS = {
     "fit --config recipes/gare.yaml --data.init_args.batchsize 3": "has no option batchsize. Available: batch_size",
     "fit --config recipes/gare.yaml --model.init_args.gare.poolin x": "has no option poolin. Available: pooling",
     "fit --config recipes/gaer.yaml": "no such file; did you mean recipes/gare.yaml?",
-    "index --num-workers 3": "index has no option --num-workers",
-    "serve --index nowhere --max-upload-mb 3": "serve has no option",
+    "index --num_workers 3": "index has no option --num_workers",
+    "serve --index nowhere --max_upload_mib 3": "serve has no option",
     "extract --numworkers 3": "extract has no option --numworkers. Did you mean --num_workers?",
     "search --tpo 3 dog": "search has no option --tpo. Did you mean --top?",
     "reproduce gare1": "There is no table 'gare1'",
     "published --paper gari": "No published row has paper 'gari'",
     "audit --config recipes/gare.yaml --videos many": "audit: videos is many; expected a whole number",
-    "extract --config clip4clip --what smell": "what is smell; expected text, frames, patches, audio or all",
+    "extract --config clip4clip --parts smell": "what is smell; expected text, frames, patches, audio or all",
     "test": "test needs a checkpoint (--ckpt_path FILE) or a recipe, such as tvr test --config tcmgc",
     "caption --config fixture": "No dataset is given. Name one before the overlays, such as --config data/msrvtt",
 }
@@ -350,7 +350,7 @@ def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):
     assert max(map(len, lines)) <= 120
     assert any("gare" in line and "tcmgc" in line for line in lines)
     with pytest.raises(SystemExit) as ended:
-        main(["fit", "--help-all"])
+        main(["fit", "--help_all"])
     assert ended.value.code == 0
     assert "--checkpoints.every_n_steps" in capsys.readouterr().out
 
@@ -413,16 +413,16 @@ def test_help_keeps_an_ellipsis_and_lists_choices_once(capsys):
 def test_verbs_that_take_recipes_take_their_options(fixture_root, tmp_path, capsys):
     data = ["--data.init_args.root", str(fixture_root), "--data.init_args.num_workers=0"]
     recipes = ["--config", str(RECIPES / "clip4clip.yaml"), "--config", str(RECIPES / "fixture.yaml")]
-    assert main(["data", "stats", *recipes, *data, "--data.init_args.split=full", "--workers", "1"]) == 0
+    assert main(["data", "stats", *recipes, *data, "--data.init_args.split=full", "--num_workers", "1"]) == 0
     whole = capsys.readouterr().out
-    assert main(["data", "stats", *recipes, *data, "--workers", "1"]) == 0
+    assert main(["data", "stats", *recipes, *data, "--num_workers", "1"]) == 0
     assert whole != capsys.readouterr().out
     assert (
         main(["audit", *recipes, *data, "--videos", "8", "--model.init_args.evaluation.normalization=DualSoftmax"]) == 0
     )
     assert "uses the whole set of test queries" in capsys.readouterr().out
     out = str(tmp_path / "features")
-    small = ["--model.init_args.encoder.init_args.width=64", "--what", "[text, frames]", "--num_workers=0"]
+    small = ["--model.init_args.encoder.init_args.width=64", "--parts", "[text, frames]", "--num_workers=0"]
     assert main(["extract", *recipes, *data, *small, "--out", out]) == 0
     assert main(["extract", str(fixture_root), "--data.init_args.frames=2", "--out", out]) == 1
     assert "--data.init_args.frames=2 overrides an option of a recipe. Add --config FILE." in capsys.readouterr().err
@@ -443,7 +443,7 @@ class Watched(io.StringIO):
 @pytest.mark.parametrize(
     ("verb", "said"),
     [
-        ("data check --workers 1", "checking MSR-VTT: "),
+        ("data check --num_workers 1", "checking MSR-VTT: "),
         ("audit --videos 4", "audit: scoring the same pairs of up to 4 videos repeatedly, 0:00:0"),
         (
             "caption --splits [test] --segments 2 --frames 1 --num_workers 0 --out {out} --model {model}",

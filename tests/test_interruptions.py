@@ -87,7 +87,14 @@ def test_an_interrupted_training_ends_in_a_sentence(root, tmp_path, ended):
 def test_an_interrupted_look_at_the_videos_ends_in_a_sentence(root, tmp_path, ended):
     here = tmp_path / "here.yaml"
     here.write_text(f"data: {{init_args: {{root: {root}}}}}\n")
-    words = ["data", "check", f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={here}", "--decode", "--workers=2"]
+    words = [
+        "data",
+        "check",
+        f"--config={RECIPES / 'clip4clip.yaml'}",
+        f"--config={here}",
+        "--decode",
+        "--num_workers=2",
+    ]
     status, error = forked_and_interrupted(words, tmp_path, lambda pid: processes(pid) >= LOOKING, ended)
     assert status == 130, error
     assert "Traceback" not in error

@@ -64,7 +64,7 @@ def environment(tmp_path) -> dict[str, str]:
 def test_the_container_s_script_indexes_and_serves(environment, ended):
     pytest.importorskip("lancedb")
     pytest.importorskip("uvicorn")
-    command = ["sh", str(ROOT / "docker" / "search.sh"), "--workers", "1"]
+    command = ["sh", str(ROOT / "docker" / "search.sh"), "--num_workers", "1"]
     server = ended(subprocess.Popen(command, env=environment, start_new_session=True))
     address = f"http://127.0.0.1:{environment['TVR_PORT']}/api/search?query=a%20red%20star"
     request = urllib.request.Request(address, headers={"Authorization": "Bearer secret"})

@@ -46,7 +46,7 @@ def test_a_bare_name_is_this_project_s_recipe_anywhere_and_a_file_of_that_name_t
 def test_tables_are_found_anywhere_and_an_unknown_one_names_the_nearest(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TVR_DATA", raising=False)
-    assert main(["reproduce", "gare-1", "--only", "gare", "--dry-run", "--overlay", "hardware/cpu"]) == 0
+    assert main(["reproduce", "gare-1", "--only", "gare", "--dry_run", "--overlay", "hardware/cpu"]) == 0
     assert "gare-1/gare" in capsys.readouterr().out
     unknown = said(["reproduce", "gare-99"], capsys)
     assert "There is no table 'gare-99'. The most similar names are gare-" in unknown
@@ -84,7 +84,7 @@ def test_measuring_without_weights_names_the_option_that_needs_none(tmp_path, ca
     weights = tmp_path / "ViT-B-32.pt"
     recipe.write_text(f"model: {{init_args: {{encoder: {{init_args: {{weights: {weights}}}}}}}}}\n")
     found = said(["profile", f"--config={RECIPES / 'gare.yaml'}", f"--config={recipe}"], capsys)
-    assert "add --random-weights" in found
+    assert "add --random_weights" in found
     assert f"looked for at {weights}: no such file" in found
 
 

@@ -343,7 +343,7 @@ def test_a_copied_run_is_tested_with_its_own_weights_wherever_it_is_carried_out(
     for path in finished.glob("*/*/checkpoints/*"):
         path.rename(path.with_suffix(".gone"))
     try:
-        more = ("--checkpoints.resume=true", "--eval-memory=1GiB", "--results.select_on=test")
+        more = ("--checkpoints.resume=true", "--eval_memory=1GiB", "--results.select_on=test")
         assert main(options(fixture_root, tmp_path / "copy", "clip4clip.yaml", *more)) == 0
     finally:
         for path in finished.glob("*/*/checkpoints/*"):

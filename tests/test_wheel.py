@@ -74,11 +74,11 @@ def test_fit_index_and_search_outside_a_checkout(installed):
     checkpoint = "runs/clip4clip-msrvtt/version_0/checkpoints/last.ckpt"
     clip = "fixture/msrvtt/videos/video0.mp4"
     verbs = [
-        ["data", "synth", "msrvtt", "--videos", "12", "--workers", "1"],
+        ["data", "synth", "msrvtt", "--videos", "12", "--num_workers", "1"],
         ["fit", "--config", "clip4clip", "--config", "recipes/fixture.yaml", *SMALL],
         ["index", clip, "--out", "index", "--ckpt_path", checkpoint],
         ["search", "a red star", "--index", "index"],
-        ["reproduce", "gare-1", "--only", "gare", "--dry-run"],
+        ["reproduce", "gare-1", "--only", "gare", "--dry_run"],
     ]
     printed = installed.run(sys.executable, "-c", PROGRAM, json.dumps(verbs))
     assert Path(printed.splitlines()[0]).is_relative_to(installed.site)

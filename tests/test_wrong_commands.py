@@ -150,7 +150,7 @@ LATER = {
     "evaluate a.txt --ids a.txt": "a.txt",
     "caption --config data/msrvtt --out captions.csv": "out is captions.csv; it must be a .parquet file",
     "extract --config clip4clip --config fixture --actors 2": "--actors and --address are options of the ray engine.",
-    "index empty --ckpt_path a.txt --weights none": "--ckpt_path and --weights conflict, since a checkpoint contains its own",
+    "index empty --ckpt_path a.txt --weights none": "--ckpt_path and --weights conflict, since a checkpoint",
 }
 
 

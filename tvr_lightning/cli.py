@@ -88,7 +88,7 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
 
             print(lightning_help(verb.words, verb.help, RECIPES))
             return 0
-        if "--help-all" in rest:
+        if "--help_all" in rest:
             return _help_all(verb.words)
         look_at_files(verb.words, rest)
         return _lightning(verb.words, rest, from_command_line)

@@ -93,7 +93,7 @@ class RecipeCLI(LightningCLI):
         parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
         parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
         short = "memory budget for scoring, such as 4GiB; overrides model.init_args.evaluation.memory_gib"
-        parser.add_argument("--eval-memory", type=str | None, default=None, help=short)
+        parser.add_argument("--eval_memory", type=str | None, default=None, help=short)
         parser.link_arguments("data.init_args.words", "model.init_args.words")
         parser.link_arguments("data.init_args.frames", "model.init_args.frames")
         # Question answering holds a method; links to arguments that a class does not have are left out.
@@ -219,7 +219,7 @@ class RecipeCLI(LightningCLI):
             return
         method = self.options.model.init_args
         if "evaluation" not in method:
-            raise RecipeError("--eval-memory supports retrieval methods only; question answering does not score pairs")
+            raise RecipeError("--eval_memory supports retrieval methods only; question answering does not score pairs")
         try:
             budget = gibibytes(size)
         except ValueError as error:

@@ -446,7 +446,7 @@ def changed_settings(then: Any, now: Any, name: str = "") -> Iterator[str]:
     """
     if name in ANYWHERE:
         return
-    if name == "model.init_args.evaluation":  # --eval-memory makes the defaults explicit
+    if name == "model.init_args.evaluation":  # --eval_memory makes the defaults explicit
         then, now = (value or asdict(EvaluationConfig()) for value in (then, now))
     if isinstance(then, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*then, *now]):

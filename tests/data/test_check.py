@@ -60,7 +60,7 @@ def test_videos_without_sound_are_warned_of_and_the_exit_status_is_that_of_healt
     recipe = healthy / "here.yaml"
     recipe.write_text(f"data: {{init_args: {{root: {healthy}}}}}\n")
     write_video(MSRVTT(root=str(healthy)).read_split("train").videos[0].path, 40)
-    command = ["data", "check", f"--config={overlay}", f"--config={recipe}", "--workers=1"]
+    command = ["data", "check", f"--config={overlay}", f"--config={recipe}", "--num_workers=1"]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "No problems found. 1 warning: 1 silent." in said

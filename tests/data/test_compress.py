@@ -125,7 +125,7 @@ def test_after_a_kill_the_same_command_goes_on(originals, copies, tmp_path, ende
     command = [
         sys.executable, "-c", "import sys; from tvr_lightning.cli import main; sys.exit(main())", "data", "compress",
         f"--config={RECIPES / 'data' / 'msrvtt.yaml'}", f"--data.init_args.root={originals}", f"--out={out}",
-        "--fps=2", "--size=32", "--workers=1",
+        "--fps=2", "--size=32", "--num_workers=1",
     ]  # fmt: skip
     running = ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
     manifest = out / "msrvtt" / MANIFEST
@@ -184,7 +184,7 @@ def test_a_video_that_cannot_be_read_is_named_and_the_others_are_copied(original
     gone.unlink()
     command = [
         "data", "compress", f"--config={RECIPES / 'data' / 'msrvtt.yaml'}", f"--data.init_args.root={originals}",
-        f"--out={tmp_path / 'out'}", "--fps=2", "--size=32", "--frames=jpeg", "--workers=1",
+        f"--out={tmp_path / 'out'}", "--fps=2", "--size=32", "--frames=jpeg", "--num_workers=1",
     ]  # fmt: skip
     assert main(command) == 1
     said = capsys.readouterr().out.splitlines()
@@ -219,7 +219,7 @@ def test_folders_that_hold_something_else_are_refused(originals, copies, tmp_pat
 
 def test_the_command_makes_copies_like_clip4clip_and_names_contradictions(originals, tmp_path, capsys):
     command = ["data", "compress", f"--config={RECIPES / 'data' / 'msrvtt.yaml'}", f"--data.init_args.root={originals}"]
-    command += [f"--out={tmp_path / 'out'}", "--workers=1", "--like=clip4clip"]
+    command += [f"--out={tmp_path / 'out'}", "--num_workers=1", "--like=clip4clip"]
     assert main([*command, "--fps=4"]) == 1
     assert "not 4 fps" in capsys.readouterr().err
     assert main(command) == 0

@@ -124,7 +124,7 @@ def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
     torch.save(named, encoder)
     (tmp_path / "weights.yaml").write_text(json.dumps(stored))
     extract = ["extract", *recipes, f"--config={tmp_path / 'weights.yaml'}", "--out", store, "--device=cpu"]
-    assert main([*extract, "--what=all", "--num_workers=0"]) == 0
+    assert main([*extract, "--parts=all", "--num_workers=0"]) == 0
     overlays = [f"--config={FEATURES}", f"--config={tmp_path / 'stored.yaml'}"]
     assert main(["fit", *recipes, *overlays, f"--results.directory={tmp_path / 'heads'}"]) == 0
     assert f"features from the store {store}: text, frames;" in caplog.text

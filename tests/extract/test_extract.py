@@ -233,7 +233,7 @@ def test_an_encoder_without_patches_is_not_asked_for_them(dataset, tmp_path):
     encoder = WithoutPatches(width=64, image_size=32, text_layers=1, vision_layers=1)
     source = source_of_data(MSRVTT(root=str(dataset), **DATA), ["test"])
     assert extract(source, encoder, None, options(tmp_path / "all")).written.keys() == {"text", "frames"}
-    with pytest.raises(ValueError, match="--what patches: WithoutPatches gives none"):
+    with pytest.raises(ValueError, match="--parts patches: WithoutPatches gives none"):
         extract(source, encoder, None, options(tmp_path / "named", what=["patches"]))
 
 
@@ -244,9 +244,9 @@ def test_files_and_folders_need_no_annotations(tmp_path):
     source = source_of_files([tmp_path / "deep", tmp_path / "b.MKV"], Preparation(32), frames=3)
     extract(source, encoders()[0], None, options(tmp_path / "store"))
     assert FeatureStore(tmp_path / "store").parts == ["frames", "patches"]
-    with pytest.raises(ValueError, match="--what text: there are no texts"):
+    with pytest.raises(ValueError, match="--parts text: there are no texts"):
         extract(source, encoders()[0], None, options(tmp_path / "store", what=["text"]))
-    with pytest.raises(ValueError, match="--what audio: there is no audio encoder"):
+    with pytest.raises(ValueError, match="--parts audio: there is no audio encoder"):
         extract(source, encoders()[0], None, options(tmp_path / "store", what=["audio"]))
     with pytest.raises(MissingAssetError, match="no such file or folder"):
         source_of_files([tmp_path / "nowhere"], Preparation(32))

@@ -261,7 +261,7 @@ def command(folder: Path, *arguments: str) -> list[str]:
         (("--arms", "GARF"), "there is no arm 'GARF'; did you mean 'GARE'? There are: "),
         (("--claims", "colour"), "there is no claim 'colour'. There are: 'conditioning'"),
         (("--seeds", "1"), "--seeds is 1; an interval takes at least 2"),
-        (("--workers", "0"), "--workers is 0; training takes at least 1"),
+        (("--num_workers", "0"), "--num_workers is 0; training takes at least 1"),
         (("--worlds", "cone", "--claims", "gap"), "nothing is left of claims, worlds and arms"),
     ],
 )
@@ -278,7 +278,7 @@ def test_what_does_not_exist_is_refused_in_a_sentence(benchmark, monkeypatch, ca
 @pytest.mark.slow
 def test_a_killed_run_keeps_its_heads_and_does_not_train_them_again(tmp_path, ended):
     records = tmp_path / "records.jsonl"
-    arguments = command(tmp_path, "--quick", "--claims", "normalisation", "--workers", "2")
+    arguments = command(tmp_path, "--quick", "--claims", "normalisation", "--num_workers", "2")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = ended(
         subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, cwd=tmp_path, start_new_session=True)

@@ -36,7 +36,7 @@ def data(tmp_path_factory, monkeypatch) -> Path:
 
 
 def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys):
-    words = ["verify-released", str(stand_ins), "--workers", "0"]
+    words = ["verify-released", str(stand_ins), "--num_workers", "0"]
     assert main(words) == 1
     printed = capsys.readouterr().out
     assert "More than 0.3 R@1 from the published result: clip4clip, gare, tcmgc" in printed
@@ -59,7 +59,7 @@ def test_what_differs_from_the_print_ends_with_status_1(stand_ins, data, capsys)
 
 def test_a_checkpoint_that_is_none_fails_and_says_so(stand_ins, data, tmp_path, capsys):
     (tmp_path / "gare.bin").write_bytes((stand_ins / "tcmgc.bin").read_bytes())
-    assert main(["verify-released", str(tmp_path), "--workers", "0"]) == 1
+    assert main(["verify-released", str(tmp_path), "--num_workers", "0"]) == 1
     assert "these are TC-MGC's names" in capsys.readouterr().out
 
 

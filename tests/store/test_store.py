@@ -192,7 +192,7 @@ def test_a_store_made_otherwise_is_refused_with_both_values(store):
 
 
 def test_a_part_that_is_not_there_names_the_command_that_adds_it(store):
-    with pytest.raises(StoreError, match=r"has no part 'audio', only frames. Add it with: tvr extract .*--what audio"):
+    with pytest.raises(StoreError, match=r"has no part 'audio', only frames. Add it with: tvr extract .*--parts audio"):
         FeatureStore(store).require("audio", {})
 
 

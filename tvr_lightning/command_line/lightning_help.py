@@ -1,4 +1,4 @@
-"""The help of fit, validate, test and predict on one screen: what people type; `--help-all` has every option."""
+"""The help of fit, validate, test and predict on one screen: what people type; `--help_all` has every option."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def lightning_help(verb: str, what: str, recipes: Path) -> str:
     lines += ["", "common options:", *(f"  {name:<32} {said}" for name, said in options.items()), ""]
     lines += ["examples:", *(f"  {example.format(recipe='recipes/gare.yaml')}" for example in examples), ""]
     lines.append(
-        f"All options: tvr {verb} --help-all. Options of one class: tvr {verb} --model.help GARE, --data.help MSRVTT"
+        f"All options: tvr {verb} --help_all. Options of one class: tvr {verb} --model.help GARE, --data.help MSRVTT"
     )
     return "\n".join(lines)

@@ -61,7 +61,7 @@ class AudioEncoder(nn.Module, ABC):
         if isinstance(video, VideoFeatures):
             if video.audio is None or video.audio_mask is None:
                 raise ValueError(
-                    "The stored features contain no audio. Add it to the store: `tvr extract --what audio`"
+                    "The stored features contain no audio. Add it to the store: `tvr extract --parts audio`"
                 )
             return video.audio, video.audio_mask
         if video.audio is None:

@@ -62,5 +62,5 @@ def gibibytes(size: str) -> float:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])iB\s*", size)
     if found is None or not float(found[1]):
-        raise ValueError(f"--eval-memory {size}: expected a size such as 4GiB or 512MiB")
+        raise ValueError(f"--eval_memory {size}: expected a size such as 4GiB or 512MiB")
     return float(found[1]) * 1024.0 ** ("KMGT".index(found[2]) - 2)

@@ -63,7 +63,7 @@ class ExtractOptions:
             raise ValueError("--actors and --address are options of the ray engine. Drop them, or set --engine ray.")
         if not self.what:
             raise ValueError(
-                f"There is nothing to extract. Set --what to all, one of {', '.join(PARTS)}, or [text, frames]."
+                f"There is nothing to extract. Set --parts to all, one of {', '.join(PARTS)}, or [text, frames]."
             )
 
 
@@ -165,5 +165,5 @@ def parts_of(
     }
     for part in what:
         if lacking.get(part):
-            raise ValueError(f"--what {part}: {lacking[part]}")
+            raise ValueError(f"--parts {part}: {lacking[part]}")
     return [part for part in PARTS if part in what or ("all" in what and not lacking.get(part))]

@@ -1,1 +1,1 @@
-"""Datasets as people hold them, brought into the layout that this package reads: `tvr data import`, `tvr data download`."""
+"""Download datasets and convert common dataset layouts: `tvr data download` and `tvr data import`."""

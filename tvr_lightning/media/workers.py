@@ -33,7 +33,7 @@ def worker_died(error: RuntimeError) -> WorkerDiedError | None:
     if not str(error).startswith("DataLoader worker"):
         return None
     return WorkerDiedError(
-        f"{error}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, --num-workers) "
+        f"{error}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, --num_workers) "
         "or smaller batches, or increase shared memory (docker: --shm-size)."
     )
 

@@ -66,13 +66,13 @@ class Line:
         return {name: self.measured[name] - value for name, value in self.published.items() if name in self.measured}
 
 
-def run_verify_released(checkpoints: Folder, tolerance: NotNegative = TOLERANCE, workers: Workers = 2) -> int:
+def run_verify_released(checkpoints: Folder, tolerance: NotNegative = TOLERANCE, num_workers: Workers = 2) -> int:
     """Evaluate the authors' released checkpoints on $TVR_DATA; the exit status is 1 if a result is not as published.
 
     Args:
         checkpoints: folder with the authors' files, named by method: xpool.pth, gare.bin, ...
         tolerance: maximum difference from the published R@1, in percentage points.
-        workers: number of processes that decode.
+        num_workers: number of processes that decode.
     """
     if not os.environ.get("TVR_DATA"):
         raise ReleasedError("The papers' test videos are required. Set TVR_DATA to their parent folder.")
@@ -83,7 +83,7 @@ def run_verify_released(checkpoints: Folder, tolerance: NotNegative = TOLERANCE,
             f"{checkpoints} contains no checkpoint. Expected the authors' files, named by method ({expected}) with one "
             f"of the suffixes {', '.join(SUFFIXES)}."
         )
-    lines = [_verified(name, file, workers) for name, file in files.items()]
+    lines = [_verified(name, file, num_workers) for name, file in files.items()]
     print("\n".join(table_of(lines)))
     failed = [line for line, file in zip(lines, files.values(), strict=True) if file is not None and not line.measured]
     apart = [line for line in lines if any(abs(value) > tolerance for value in line.differences().values())]

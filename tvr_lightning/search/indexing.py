@@ -274,8 +274,8 @@ def _scorers(catalog: Catalog, sources: Sequence[ScorerSource], device: str, tru
         found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
     if found:
         raise SearchError(
-            f"{catalog.folder}: {found}. Index into a new folder, or drop --ckpt_path and --weights to use those of the "
-            "index."
+            f"{catalog.folder}: {found}. Index into a new folder, or drop --ckpt_path and --weights to use "
+            "those of the index."
         )
     return models
 

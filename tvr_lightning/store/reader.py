@@ -238,7 +238,7 @@ class FeatureStore:
         if part not in self._parts:
             raise StoreError(
                 f"The feature store {self.path} has no part {part!r}, only {', '.join(self._parts) or 'nothing yet'}"
-                f"{self._why()}. Add it with: tvr extract --config ... --what {part} --out {self.path}"
+                f"{self._why()}. Add it with: tvr extract --config ... --parts {part} --out {self.path}"
             )
         return self._parts[part]
 

@@ -65,7 +65,7 @@ def data_download(dataset: Dataset, to: NewFolder | None = None, annotations_onl
 def data_check(
     config: list[str],
     decode: bool = False,
-    workers: Count | None = None,
+    num_workers: Count | None = None,
     report: NewFile | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -74,11 +74,11 @@ def data_check(
     Args:
         config: recipe files or data overlays; later ones override earlier ones.
         decode: also decode every video.
-        workers: number of processes that check videos; by default one per core.
+        num_workers: number of processes that check videos; by default one per core.
         report: JSON file for the report, in addition to the printed one.
         overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
-    found = check(data_from_recipe(config, overrides), decode=decode, workers=workers or os.cpu_count() or 1)
+    found = check(data_from_recipe(config, overrides), decode=decode, workers=num_workers or os.cpu_count() or 1)
     print_report(found)
     if report is not None:
         write_report(found, report)
@@ -92,7 +92,7 @@ def data_compress(
     size: Annotated[int, Range(at_least=LEAST_SIZE)] = 224,
     frames: Frames = "h264",
     like: Like | None = None,
-    workers: Count | None = None,
+    num_workers: Count | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
     """Write small copies of a dataset's videos for training; rerun the command to resume and to update changed videos.
@@ -106,28 +106,28 @@ def data_compress(
         size: length of a frame's short side in pixels.
         frames: encoding of the frames: h264, or jpeg, which takes more disk space and is faster to read.
         like: source of the copies: clip4clip for the frames and sizes of CLIP4Clip's script.
-        workers: number of processes that decode and encode; by default one per core.
+        num_workers: number of processes that decode and encode; by default one per core.
         overrides: options that override the recipes, such as `--data.init_args.root=FOLDER`.
     """
     data = data_from_recipe(config, overrides)
     how = Compression(fps, size, frames, "bicubic" if like else data.preparation.interpolation, like)
-    done = compress_dataset(data, out, how, workers=workers or os.cpu_count() or 1)
+    done = compress_dataset(data, out, how, workers=num_workers or os.cpu_count() or 1)
     for line in done.lines():
         print(line)
     return 1 if done.unread else 0
 
 
-def data_stats(config: list[str], workers: Count | None = None, overrides: Sequence[str] = ()) -> int:
+def data_stats(config: list[str], num_workers: Count | None = None, overrides: Sequence[str] = ()) -> int:
     """Print the numbers of videos and captions, caption lengths in tokens, durations, and the share with audio.
 
     Args:
         config: recipe files or data overlays; later ones override earlier ones.
-        workers: number of processes that read videos; by default one per core.
+        num_workers: number of processes that read videos; by default one per core.
         overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     data = data_from_recipe(config, overrides)
     tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
-    print_stats(stats(data, tokens, workers=workers or os.cpu_count() or 1))
+    print_stats(stats(data, tokens, workers=num_workers or os.cpu_count() or 1))
     return 0
 
 

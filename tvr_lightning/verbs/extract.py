@@ -42,7 +42,7 @@ def extract_features(
     videos: Sequence[Annotated[Path, Place("either")]] = (),
     config: list[str] | None = None,
     out: NewFolder = Path("features"),
-    what: What | list[What] = "all",
+    parts: What | list[What] = "all",
     verify_sample: Count = 8,
     verify: bool = False,
     architecture: str = "ViT-B-32",
@@ -66,7 +66,7 @@ def extract_features(
         videos: video files and folders, instead of a recipe; annotations are not needed.
         config: recipe files, which set data and encoders; later ones override earlier ones.
         out: folder of the feature store.
-        what: parts to extract: text, frames, patches, or audio; several as `[text, frames]`; or all.
+        parts: parts to extract: text, frames, patches, or audio; several as `[text, frames]`; or all.
         verify_sample: number of items that `--verify` recomputes.
         verify: compare a sample of a finished store with recomputed features, and write nothing.
         architecture: open_clip name of the encoder, without a recipe.
@@ -91,7 +91,7 @@ def extract_features(
         raise RecipeError(f"{overrides[0]} overrides an option of a recipe. Add --config FILE.")
     options = ExtractOptions(
         str(out),
-        what=[what] if isinstance(what, str) else what,
+        what=[parts] if isinstance(parts, str) else parts,
         batch_size=batch_size,
         num_workers=num_workers,
         dtype=dtype,

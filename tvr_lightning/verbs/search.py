@@ -46,7 +46,7 @@ def run_index(
     segment_length: float | None = None,
     segment_overlap: float | None = None,
     batch_size: Count = 16,
-    workers: Count = 2,
+    num_workers: Count = 2,
     device: str | None = None,
     prune: bool = False,
 ) -> int:
@@ -73,7 +73,7 @@ def run_index(
         segment_length: length of a window, and maximum length of a shot, in seconds; 20 by default.
         segment_overlap: overlap of windows in seconds; 0 by default.
         batch_size: number of videos per pass through an encoder.
-        workers: number of threads that decode.
+        num_workers: number of threads that decode.
         device: device for the encoders; a GPU by default if available.
         prune: removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
     """
@@ -111,7 +111,7 @@ def run_index(
         store,
         queries,
         batch_size,
-        workers,
+        num_workers,
         chosen,
         captions=captions,
         captioner=captioner,

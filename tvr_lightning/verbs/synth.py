@@ -17,7 +17,7 @@ def data_synth(
     root: NewFolder = Path("fixture"),
     videos: Annotated[int, Range(at_least=LEAST_VIDEOS)] = 500,
     seed: int = 0,
-    workers: Count | None = None,
+    num_workers: Count | None = None,
 ) -> int:
     """Write a synthetic dataset of playable mp4 files in the layout of a real dataset.
 
@@ -26,7 +26,7 @@ def data_synth(
         root: parent folder, in which the dataset gets its own folder.
         videos: total number of videos; a fifth is the test split.
         seed: random seed; the same seed gives the same dataset.
-        workers: number of processes that render; by default one per core.
+        num_workers: number of processes that render; by default one per core.
     """
-    print(f"Wrote {synthesize(dataset, root, videos, seed, workers=workers or os.cpu_count() or 1)}")
+    print(f"Wrote {synthesize(dataset, root, videos, seed, workers=num_workers or os.cpu_count() or 1)}")
     return 0

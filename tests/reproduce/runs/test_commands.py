@@ -27,7 +27,7 @@ def test_a_run_is_planned_again_by_its_command(tmp_path, capsys, share, short):
         make_card(plan.runs[needed], tmp_path / "cards", 1.0)
     words = shlex.split(command_of(card))
     assert words[0] == "tvr"
-    assert main([*words[1:], f"--out={tmp_path}", f"--recipes={RECIPES}", "--dry-run"]) == 0
+    assert main([*words[1:], f"--out={tmp_path}", f"--recipes={RECIPES}", "--dry_run"]) == 0
     said = capsys.readouterr().out
     assert "gare-1/gare" in said
     assert "nothing left to run" in said

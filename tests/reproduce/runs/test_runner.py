@@ -256,7 +256,7 @@ def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):
 def test_the_verb_shows_its_plan_without_running_anything(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("TVR_DATA", raising=False)
     verb = Verb("reproduce", "", "tvr_lightning.reproduce.reproduce_verb:run_reproduce", ("tables",))
-    words = ["gare-1", "ncl-1", "--dry-run", "--seeds", "0,1", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"]
+    words = ["gare-1", "ncl-1", "--dry_run", "--seeds", "0,1", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"]
     assert run_reproduce(**parser_of(verb).parse_args(words).as_dict()) == 0
     said = capsys.readouterr().out
     assert "SYNTHETIC FIXTURE" in said

@@ -44,7 +44,7 @@ class _WithoutData(RecipeCLI):
             self.check_present([])
         except MissingAssetError as error:
             raise RecipeError(
-                f"The recipe's weights are missing. Trained weights are not required; add --random-weights. {error}"
+                f"The recipe's weights are missing. Trained weights are not required; add --random_weights. {error}"
             ) from error
 
 
