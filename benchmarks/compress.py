@@ -82,7 +82,7 @@ def compare(runs: Path) -> None:
     for path in sorted(runs.glob("runs-*-*/*/version_0/results.json")):
         arm, _, seed = path.parts[len(runs.parts)].removeprefix("runs-").rpartition("-")
         record = json.loads(path.read_text())
-        found.setdefault(record["read_as"].get("data", "originals"), {})[int(seed)] = record["sum_of_recalls"]
+        found.setdefault(record["preprocessing"].get("data", "originals"), {})[int(seed)] = record["sum_of_recalls"]
     print("\n| trained and tested on | SumR by seed | mean | minus originals, 95 % |\n|---|---|---:|---:|")
     first = found["originals"]
     for arm, sums in sorted(found.items(), key=lambda item: item[0] != "originals"):

@@ -25,7 +25,7 @@ def make_card(run: PlannedRun, cards: Path, quality: float, queries: int = 60, *
     found = {
         "text_to_video": rows[0], "video_to_text": rows[1], "sum_of_recalls": sum_of_recalls(*rows),
         "texts": queries, "videos": queries, "partial": False, "post_processing": None, "transductive": False,
-        "marks": [], "audit": asdict(Verdict(True)), "weights": asdict(Weights("last")),
+        "warnings": [], "audit": asdict(Verdict(True)), "weights": asdict(Weights("last")),
     }  # fmt: skip
     return _written(run, cards, found, dict(zip(DIRECTIONS, ((each, own) for each in ranks), strict=True)), changes)
 

@@ -151,7 +151,7 @@ def test_a_run_explains_itself(run):
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     assert page.startswith("# CLIP4Clip on synthetic MSR-VTT\n")
     assert f"- Warning: {SYNTHETIC}" in page
-    assert results["marks"] == [SYNTHETIC]
+    assert results["warnings"] == [SYNTHETIC]
     assert f"| text-to-video | {results['text_to_video']['R@1']:.1f} |" in page
     for named in ("tvr fit --config=", "results.json", "config.yaml", "ranks.parquet", "metrics.csv", "log.txt"):
         assert named in page

@@ -73,7 +73,7 @@ def test_every_method_trains_on_every_kind_of_encoder(data, models, tmp_path, ki
 def test_a_method_with_patches_trains_on_an_encoder_with_an_attention_pool(data, models, tmp_path, capsys):
     results = fit_and_test(tmp_path, data, models["pe"], "ucofia")
     assert results["partial"] is False
-    assert results["read_as"] == {
+    assert results["preprocessing"] == {
         "words_asked": 24, "words": 12, "preparation": "32 pixels, bilinear both sides, squashed",
     }  # fmt: skip
     assert capsys.readouterr().err.count("words is 24, but") <= 2  # once in each of the two verbs

@@ -234,7 +234,7 @@ def card_of(name: str, results: dict[str, Any], recipe: dict[str, Any]) -> str:
         for direction, key in (("text-to-video", "text_to_video"), ("video-to-text", "video_to_text"))
     ]
     weights = replace(Weights(**results["weights"]), run=None)
-    remarks = [*results["marks"], *(["PARTIAL: not the whole split was ranked"] if results["partial"] else [])]
+    remarks = [*results["warnings"], *(["PARTIAL: not the whole split was ranked"] if results["partial"] else [])]
     if results["post_processing"]:
         remarks.append(f"scores were normalized by {results['post_processing']}")
     audit = results.get("audit")

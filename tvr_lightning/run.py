@@ -388,7 +388,7 @@ class RunCLI(RecipeCLI):
             "config": plain(self._parser(self.subcommand), self.options),
             "precision": str(self.trainer.precision),
             "seed": self.options.get("seed_everything"),
-            "read_as": {
+            "preprocessing": {
                 "words_asked": self.datamodule.words,
                 "words": self.model.encoder.positions(self.datamodule.words),
                 "preparation": self.datamodule.preparation.describe(),
@@ -417,7 +417,7 @@ class RunCLI(RecipeCLI):
             protocol=self.datamodule.read_split("val" if self.subcommand == "validate" else "test").protocol,
             evaluation=self.model.evaluation,
             learnt_answers=len(self.model.vocabulary),
-            marks=self.datamodule.marks,
+            warnings=self.datamodule.warnings,
             **run,
         )
         print_answer_results(results)

@@ -35,7 +35,7 @@ UNSCORED = {
     "bottleneck", "norm_variance", "direction", "divergence",  # losses of GARE and DPDV
 }  # fmt: skip
 # How the videos and texts of one dataset are read; another dataset may be read in its own way.
-READING = {"frames", "words", "seconds", "sampling", "antialias", "audio", "audio_align", "audio_seconds"}
+READING = {"frames", "words", "seconds", "sampling", "antialias", "audio", "audio_alignment", "audio_seconds"}
 # What belongs to a dataset and says nothing of another one.
 OF_DATASET = {
     "split", "seconds", "captions", "features", "holdout", "max_train_videos", "captions_per_epoch", "train_sampling",

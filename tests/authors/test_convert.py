@@ -173,4 +173,4 @@ def test_gaid_with_wav2vec2_features_is_tested_with_wav2vec2_on_the_whole_track(
     assert torch.equal(loaded.audio_projection.weight, checkpoint["linear.weight"])
     assert all(map(torch.equal, loaded.audio_encoder.state_dict().values(), encoder.state_dict().values()))
     data = torch.load(tmp_path / "out.ckpt", weights_only=True)["datamodule_hyper_parameters"]
-    assert (data["audio"], data["audio_align"], data["audio_seconds"]) == ("wav2vec2", "clip30", 60)
+    assert (data["audio"], data["audio_alignment"], data["audio_seconds"]) == ("wav2vec2", "clip30", 60)

@@ -56,7 +56,7 @@ def test_copies_have_the_ids_layout_and_captions_of_their_originals_and_train(or
         assert other.texts == one.texts
         assert [v.video_id for v in other.videos] == [v.video_id for v in one.videos]
         assert [v.path.relative_to(copies) for v in other.videos] == [v.path.relative_to(originals) for v in one.videos]
-    assert after.marks == before.marks == [SYNTHETIC]
+    assert after.warnings == before.warnings == [SYNTHETIC]
     assert before.copies is None
     assert after.copies.how.describe() == "compressed 2 fps 32"
     info = probe(videos(copies)[0])
@@ -252,5 +252,5 @@ def test_the_card_says_that_the_run_saw_copies(originals, copies, tmp_path, caps
     assert main(["fit", *options]) == 0
     assert "data: compressed 2 fps 32" in capsys.readouterr().out
     (results,) = (tmp_path / "runs").glob("*/version_0/results.json")
-    assert json.loads(results.read_text())["read_as"]["data"] == "compressed 2 fps 32"
+    assert json.loads(results.read_text())["preprocessing"]["data"] == "compressed 2 fps 32"
     assert "data: compressed 2 fps 32" in results.with_name("run.md").read_text()

@@ -16,7 +16,7 @@ SHARED = {
     "root", "split", "frames", "words", "image_size", "resize_mode", "interpolation",
     "batch_size", "eval_batch_size", "num_workers", "sampling",
     "train_sampling", "augmentation", "captions_per_epoch", "on_corrupt", "holdout", "max_train_videos", "seed",
-    "features", "audio", "audio_align", "audio_seconds", "captions",
+    "features", "audio", "audio_alignment", "audio_seconds", "captions",
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ DATASETS = [
 OF_THE_DATASET = {"split", "frames", "words", "captions_per_epoch", "holdout", "max_train_videos"}
 OF_THE_METHOD = {
     "sampling", "train_sampling", "augmentation", "image_size", "resize_mode", "interpolation", "antialias",
-    "batch_size", "drop_last", "reshuffle", "seed", "features", "audio", "audio_align", "audio_seconds", "captions",
+    "batch_size", "drop_last", "reshuffle", "seed", "features", "audio", "audio_alignment", "audio_seconds", "captions",
 }  # fmt: skip
 OF_THE_MACHINE = {"root", "num_workers", "eval_batch_size", "on_corrupt"}
 

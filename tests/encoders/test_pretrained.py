@@ -150,11 +150,11 @@ def test_a_file_of_an_architecture_whose_tags_differ_says_under_which_it_was_pub
     path.touch()
     with caplog.at_level(logging.WARNING):
         assert find_weights("ViT-H-14", str(path)).pixels.resize_mode == "shortest"
-    assert "Set encoder.prepared_as to the tag that it was published under: laion2b_s32b_b79k" in caplog.text
+    assert "Set encoder.preprocessing to the tag that it was published under: laion2b_s32b_b79k" in caplog.text
     caplog.clear()
     assert find_weights("ViT-H-14", str(path), "dfn5b").pixels.resize_mode == "squash"
     assert not caplog.records
-    with pytest.raises(ValueError, match=r"encoder\.prepared_as is 'dfn'; the tags of ViT-H-14: .*dfn5b"):
+    with pytest.raises(ValueError, match=r"encoder\.preprocessing is 'dfn'; the tags of ViT-H-14: .*dfn5b"):
         find_weights("ViT-H-14", str(path), "dfn")
 
 

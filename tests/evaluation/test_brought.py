@@ -91,7 +91,7 @@ def test_every_file_of_one_matrix_gives_one_table(folder, case, capsys):
     assert "EXTERNAL SCORES: single.npy" in capsys.readouterr().out
     for file in ("named.npz", "named.pt", "bare.pt", "pairs.parquet"):
         found = evaluated(file, "--ids=single.csv")
-        for part in ("text_to_video", "video_to_text", "intervals", "texts", "videos", "marks", "partial"):
+        for part in ("text_to_video", "video_to_text", "intervals", "texts", "videos", "warnings", "partial"):
             assert found[part] == plain[part], (file, part)
 
 
@@ -104,7 +104,7 @@ def test_a_bank_follows_its_ids(folder, case):
     options = ("single.npy", "--ids=single.csv", "--normalization=QueryBankNorm")
     plain = evaluated(*options, "--bank_texts=bank.npy", "--bank_videos=bank_videos.npy")
     found = evaluated(*options, "--bank_texts=bank_texts.npz", "--bank_videos=bank_videos.npz")
-    for part in ("text_to_video", "video_to_text", "intervals", "marks"):
+    for part in ("text_to_video", "video_to_text", "intervals", "warnings"):
         assert found[part] == plain[part], part
 
 
@@ -131,7 +131,7 @@ def test_pairs_that_are_not_listed_come_last_and_the_table_says_so(folder):
     (folder / "ids.csv").write_text("video_id\nv0\nv1\nv2\n")
     found = evaluated("few.parquet", "--ids=ids.csv")
     assert found["partial"]
-    assert "6 of 9 pairs have no score" in found["marks"][0]
+    assert "6 of 9 pairs have no score" in found["warnings"][0]
     assert found["text_to_video"]["MnR"] == pytest.approx((1 + 2 + 2) / 3)  # the third text is at chance among three
 
 

@@ -185,7 +185,7 @@ def test_when_no_match_was_seen_there_is_no_number():
     evaluation = Evaluator(cosine, recall=(1, 50)).evaluate(texts[one], one, videos[[5]], torch.tensor([5]), truth)
     assert list(evaluation.text_to_video) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
     assert all(value != value for value in evaluation.video_to_text.values())
-    assert evaluation.marks == ["nothing was ranked: no text was read together with its video"]
+    assert evaluation.warnings == ["nothing was ranked: no text was read together with its video"]
     assert evaluation.partial
 
 
@@ -242,7 +242,7 @@ def test_a_released_protocol_gets_each_videos_own_caption_and_is_marked(captions
     evaluation = evaluate(evaluator, texts, videos, truth)
     assert pairs == {(text, int(video)) for text, video in enumerate(truth.video_of_text)}
     assert evaluation.text_to_video["R@1"] == 100.0
-    assert evaluation.marks == [LEAKS]
+    assert evaluation.warnings == [LEAKS]
     assert evaluation.protocol == "all captions, as released"
 
 
@@ -313,7 +313,7 @@ def evaluate_in_a_process(rank: int, world: int) -> dict:
         evaluation = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)
         for ranks in (evaluation.text_to_video_ranks, evaluation.video_to_text_ranks):
             result.setdefault(name, []).append([ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()])
-        result[name].append(evaluation.marks)
+        result[name].append(evaluation.warnings)
     # Only one block of videos has the NaN, and all processes stop.
     videos.frames[0] = float("nan")
     with pytest.raises(ValueError, match="14 of 112 scores are NaN") as raised:
@@ -332,7 +332,7 @@ def test_processes_share_the_work_and_agree_with_one(world):
         for i, ranks in enumerate((evaluation.text_to_video_ranks, evaluation.video_to_text_ranks)):
             expected = [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
             assert all(result[name][i] == expected for result in results), name
-        assert all(result[name][2] == evaluation.marks for result in results), name
+        assert all(result[name][2] == evaluation.warnings for result in results), name
     messages = [result["message"] for result in results]
     assert sum("against video 0" in message for message in messages) == 1
     assert sum("in another process" in message for message in messages) == world - 1

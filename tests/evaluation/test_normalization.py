@@ -80,10 +80,10 @@ def test_dual_softmax_of_scores_below_zero_is_marked_and_warned_of_once(offset, 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         evaluation = evaluate_scores(similarity, GroundTruth(torch.arange(9), 9, "Toy", "test", "pairs"), normalizer)
-    marks = ["some scores are below zero, and dual softmax can reverse their order"] if offset else []
-    assert evaluation.marks == marks
+    expected = ["some scores are below zero, and dual softmax can reverse their order"] if offset else []
+    assert evaluation.warnings == expected
     assert [str(warning.message) for warning in caught] == [
-        f"{normalizer.name}: {mark}. Choose another normalization." for mark in marks
+        f"{normalizer.name}: {mark}. Choose another normalization." for mark in expected
     ]
 
 

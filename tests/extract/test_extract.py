@@ -286,7 +286,7 @@ def test_a_store_of_another_encoder_or_sampling_is_refused_with_both(dataset, ex
         ({"image_size": 64}, "store has '32 pixels.* this run '64 pixels"),
         ({"resize_mode": "squash"}, "shortest side, centre crop', this run '32 pixels, bicubic both sides, squashed'"),
         ({"words": 13}, "store has '12 words', this run '13 words'"),
-        ({"audio_align": "clip30"}, "store has 'whisper duration 30s', this run 'whisper clip30 30s'"),
+        ({"audio_alignment": "clip30"}, "store has 'whisper duration 30s', this run 'whisper clip30 30s'"),
     ):
         with pytest.raises(StoreError, match=message):
             data_of(dataset, features=str(extracted[0]), **change).setup()

@@ -246,13 +246,13 @@ def test_a_zip_is_unpacked_and_gone_on_with(tmp_path):
     data = MSRVTT(root=str(tmp_path))
     data.setup()
     assert [text.text for text in data.read_split("test").texts] == ["caption 2", "caption 3"]
-    assert data.marks == []
+    assert data.warnings == []
 
 
 def test_an_imported_synthetic_dataset_stays_marked(tmp_path):
     folder = synthesize("msrvtt", tmp_path / "made", 8, 0, workers=1, progress=False)
     assert "SYNTHETIC.txt" in bring("msrvtt", folder, tmp_path / "data").written
-    assert MSRVTT(root=str(tmp_path / "data")).marks == [SYNTHETIC]
+    assert MSRVTT(root=str(tmp_path / "data")).warnings == [SYNTHETIC]
 
 
 def test_parts_of_a_tar_are_joined_and_a_missing_one_is_named(tmp_path):

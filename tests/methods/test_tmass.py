@@ -144,12 +144,12 @@ def test_results_of_the_released_protocol_say_that_ground_truth_leaks(protocol, 
     )
     if protocol == "query":
         trainer.test(made, datamodule=Stored(text, video), verbose=False)
-        assert LEAKS not in made.evaluation.marks
+        assert LEAKS not in made.evaluation.warnings
         assert "as released" not in made.evaluation.protocol
     else:
         with pytest.warns(UserWarning, match="ground truth leaks into the ranking"):
             trainer.test(made, datamodule=Stored(text, video), verbose=False)
-        assert LEAKS in made.evaluation.marks
+        assert LEAKS in made.evaluation.warnings
         assert "as released" in made.evaluation.protocol
     made.eval()
     similarity = made.score_as_released(text, video, text) if protocol == "as-released" else made.score(text, video)

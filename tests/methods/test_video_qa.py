@@ -215,7 +215,7 @@ def test_a_run_leaves_a_table_with_everything_counted(run, root):
     assert evaluation["unknown_answers"] == sum(entry["answer"] not in answers for entry in asked)
     assert evaluation["majority"] == pytest.approx(100 * sum(e["answer"] == answers[0] for e in asked) / len(asked))
     assert results["trained_on"] == results["dataset"] == "synthetic MSRVTT-QA"
-    assert results["marks"] == [SYNTHETIC]
+    assert results["warnings"] == [SYNTHETIC]
     assert "DPDV" in results["method"]
     assert (run / "checkpoints" / "best.ckpt").is_file()
 

@@ -46,10 +46,10 @@ def said(folder: Path, video_id: str) -> list[str]:
 def test_results_on_a_synthetic_dataset_are_marked_and_those_on_real_data_are_not(dataset):
     folder = dataset("msrvtt")
     truth = MSRVTT(root=str(folder.parent)).ground_truth("test")
-    assert (truth.dataset, truth.marks) == ("synthetic MSR-VTT", [SYNTHETIC])
+    assert (truth.dataset, truth.warnings) == ("synthetic MSR-VTT", [SYNTHETIC])
     (folder / SYNTHETIC_FILE).unlink()  # which a dataset of an earlier version does not have either
     truth = MSRVTT(root=str(folder.parent)).ground_truth("test")
-    assert (truth.dataset, truth.marks) == ("MSR-VTT", [])
+    assert (truth.dataset, truth.warnings) == ("MSR-VTT", [])
     dataset("msrvtt")
     assert (folder / SYNTHETIC_FILE).is_file()
 

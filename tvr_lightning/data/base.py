@@ -86,7 +86,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         seed: seed for order, selected captions, random frames, augmentation, and held-out videos.
         features: feature store written by `tvr extract`; videos and texts are read from it and not decoded.
         audio: audio encoder for which audio is read; "none" reads no audio. Stored features include their own.
-        audio_align: alignment of audio with the frames (`AudioOptions`).
+        audio_alignment: alignment of audio with the frames (`AudioOptions`).
         audio_seconds: maximum length of the audio of a clip in seconds.
         captions: file with additional descriptions (`data.recover_captions`), a path or a name in the dataset's folder;
             training pairs then include the descriptions of their video.
@@ -125,7 +125,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         seed: int = 0,
         features: str | None = None,
         audio: Literal["none", "whisper", "wav2vec2"] = "none",
-        audio_align: AudioAlignment = "duration",
+        audio_alignment: AudioAlignment = "duration",
         audio_seconds: float = 60.0,
         captions: str | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.seed = seed
         self.features = features
         self.captions = captions
-        self.audio = None if audio == "none" else AudioOptions(audio, audio_align, audio_seconds)
+        self.audio = None if audio == "none" else AudioOptions(audio, audio_alignment, audio_seconds)
         self.tokenise: Callable[[list[str]], Tokens] | None = None  # a model sets its encoder's `caption_tokens`
         self.skipped: dict[SplitName, list[str]] = {}
         self.training_sampler: TrainingSampler | None = None
@@ -238,14 +238,14 @@ class TextVideoDataModule(LightningDataModule, ABC):
         return Path(root).expanduser() / self.directory
 
     @property
-    def marks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Marks of every result on this dataset: `SYNTHETIC` if `tvr data synth` wrote its folder."""
         return [SYNTHETIC] if (self.folder / SYNTHETIC_FILE).is_file() else []
 
     @property
     def full_title(self) -> str:
         """Title of the dataset, with "synthetic" in front if it is."""
-        return f"synthetic {self.title}" if self.marks else self.title
+        return f"synthetic {self.title}" if self.warnings else self.title
 
     def missing_annotations(self, stage: str | None = None) -> list[str]:
         """Say which annotation files of a Lightning stage (None: of all) are absent, one sentence each."""
@@ -419,7 +419,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return which video every text of a split describes, with the names that results carry."""
-        return GroundTruth.of(self.full_title, self.load_split(name), self.marks)
+        return GroundTruth.of(self.full_title, self.load_split(name), self.warnings)
 
     # Loaders
 

@@ -168,7 +168,7 @@ def _jobs(data: TextVideoDataModule, source: Path, folder: Path, copies: Copies)
     files = {path for name in names for path in data.required_files(name)}
     if data.captions is not None:
         files.add(find_captions(data.captions, data.folder))
-    if data.marks:
+    if data.warnings:
         files.add(data.folder / SYNTHETIC_FILE)
     for path in sorted(files):
         if path.resolve().is_relative_to(source):

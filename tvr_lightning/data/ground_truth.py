@@ -21,7 +21,7 @@ class GroundTruth:
         dataset: name of the dataset, such as `MSR-VTT`.
         split: name of the split, such as `test`.
         protocol: how the split is queried, such as `1k-A, one caption per video`.
-        marks: Marks of every result on the dataset.
+        warnings: Marks of every result on the dataset.
 
     Raises:
         ValueError: a text describes a video outside the split, or there is no text or no video.
@@ -32,7 +32,7 @@ class GroundTruth:
     dataset: str
     split: str
     protocol: str
-    marks: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         where = f"{self.dataset} {self.split}"
@@ -50,7 +50,7 @@ class GroundTruth:
             raise ValueError(f"{where}: text {text} describes video {wrong}, but the split has {self.videos} videos")
 
     @classmethod
-    def of(cls, dataset: str, split: Split, marks: Sequence[str] = ()) -> GroundTruth:
+    def of(cls, dataset: str, split: Split, warnings: Sequence[str] = ()) -> GroundTruth:
         """Return the pairing of a split, under the dataset's title and with its marks."""
         return cls(
             video_of_text=torch.tensor([text.video for text in split.texts], dtype=torch.int64),
@@ -58,7 +58,7 @@ class GroundTruth:
             dataset=dataset,
             split=split.name,
             protocol=split.protocol,
-            marks=list(marks),
+            warnings=list(warnings),
         )
 
     @property

@@ -47,8 +47,8 @@ class ClipEncoder(OpenClipEncoder):
         gradient_checkpointing: use less memory at the cost of time.
         freeze: parameters that are not trained.
         compile_towers: compile the transformers' blocks with torch.compile; the first steps then take longer.
-        prepared_as: open_clip tag whose frame preprocessing applies to a weights file, if the tags of the architecture
-            differ in it.
+        preprocessing: open_clip tag whose frame preprocessing applies to a weights file, if the tags of the
+            architecture differ in it.
         tokenizer: folder with the files of the text tower's tokenizer, instead of the Hugging Face Hub repository that
             open_clip names.
         language: language of the captions, such as `zho_Hans`, if the tokenizer marks it (NLLB).
@@ -71,12 +71,12 @@ class ClipEncoder(OpenClipEncoder):
         gradient_checkpointing: bool = False,
         freeze: FreezeRule = "none",
         compile_towers: bool = False,
-        prepared_as: str | None = None,
+        preprocessing: str | None = None,
         tokenizer: str | None = None,
         language: str | None = None,
         patch_shift: bool = False,
     ):
-        source = find_weights(architecture, weights, prepared_as)
+        source = find_weights(architecture, weights, preprocessing)
         state = None if source.path is None else read_state_dict(source.path)
         configuration = model_configuration(architecture)
         configuration["quick_gelu"] = _quick_gelu(configuration, source.quick_gelu, state)
@@ -107,12 +107,12 @@ class ClipEncoder(OpenClipEncoder):
         *,
         architecture: str = "ViT-B-32",
         weights: str | None = "openai",
-        prepared_as: str | None = None,
+        preprocessing: str | None = None,
         tokenizer: str | None = None,
         **options: Any,
     ) -> list[Path]:
         """Return the file of the weights and the folders of tokenizer and text tower; see `Encoder.required_files`."""
-        path = find_weights(architecture, weights, prepared_as).path
+        path = find_weights(architecture, weights, preprocessing).path
         text = _text_tower(architecture, model_configuration(architecture)["text_cfg"])
         found = [] if path is None else [path]
         if text.get("hf_model_name"):

@@ -111,14 +111,14 @@ def _folder_settings(folder: Path, section: str) -> dict[str, Any]:
     return content.get(section) or {}
 
 
-def find_weights(architecture: str, weights: str | None, prepared_as: str | None = None) -> WeightSource:
+def find_weights(architecture: str, weights: str | None, preprocessing: str | None = None) -> WeightSource:
     """Find what `weights` names, downloading a tag through open_clip where it is not cached.
 
     Args:
         architecture: open_clip's name, with or without `-quickgelu`, or `local-dir:/path`.
         weights: path of a file, an open_clip tag of this architecture, `folder` for the weights in a `local-dir:`, or
             None or "none".
-        prepared_as: tag whose frames' preparation a file shares, where the architecture's tags differ in it.
+        preprocessing: tag whose frames' preparation a file shares, where the architecture's tags differ in it.
 
     Raises:
         MissingWeightsError: no such file, or a tag that is neither cached nor downloadable.
@@ -130,17 +130,17 @@ def find_weights(architecture: str, weights: str | None, prepared_as: str | None
         pixels = PixelPreparation.of(_folder_settings(folder, "preprocess_cfg"), f"{folder}/open_clip_config.json")
         return WeightSource(_weights_beside(folder, weights), bool(configuration.get("quick_gelu", False)), pixels)
     tags = _tags(architecture)
-    if prepared_as is not None and prepared_as not in tags:
-        raise ValueError(f"encoder.prepared_as is {prepared_as!r}; the tags of {architecture}: {', '.join(tags)}")
+    if preprocessing is not None and preprocessing not in tags:
+        raise ValueError(f"encoder.preprocessing is {preprocessing!r}; the tags of {architecture}: {', '.join(tags)}")
     if weights is None or weights == "none":
-        return WeightSource(None, None, _preparation(tags, prepared_as) or PixelPreparation())
+        return WeightSource(None, None, _preparation(tags, preprocessing) or PixelPreparation())
     path = Path(weights).expanduser()
     if path.is_file():
-        agreed = _preparation(tags, prepared_as)
+        agreed = _preparation(tags, preprocessing)
         if agreed is None:
             logger.warning(
                 "%s does not record the preprocessing of its training frames, and the tags of %s differ in it. Using "
-                "CLIP's preprocessing. Set encoder.prepared_as to the tag that it was published under: %s",
+                "CLIP's preprocessing. Set encoder.preprocessing to the tag that it was published under: %s",
                 path,
                 architecture,
                 ", ".join(tags),
@@ -155,7 +155,9 @@ def find_weights(architecture: str, weights: str | None, prepared_as: str | None
             f"QuickGELU mismatch: the architecture {architecture} uses QuickGELU, but open_clip's weights {weights!r} "
             f"were trained with GELU. Use the architecture {_without_suffix(architecture)}"
         )
-    pixels = PixelPreparation.of(tags[prepared_as] if prepared_as else tag, f"open_clip's tag {prepared_as or weights}")
+    pixels = PixelPreparation.of(
+        tags[preprocessing] if preprocessing else tag, f"open_clip's tag {preprocessing or weights}"
+    )
     found = None if do_weights_follow() else _obtain(architecture, weights, tag)
     # An architecture that asks for QuickGELU without saying so in its name (roberta-ViT-B-32) has no other weights.
     return WeightSource(found, quick_gelu or bool(configuration.get("quick_gelu", False)), pixels)
@@ -192,9 +194,9 @@ def _tags(architecture: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _preparation(tags: dict[str, dict[str, Any]], prepared_as: str | None) -> PixelPreparation | None:
+def _preparation(tags: dict[str, dict[str, Any]], preprocessing: str | None) -> PixelPreparation | None:
     """Return how frames are prepared for weights that do not say it: as their tags agree; None where these differ."""
-    named = tags if prepared_as is None else {prepared_as: tags[prepared_as]}
+    named = tags if preprocessing is None else {preprocessing: tags[preprocessing]}
     found = {PixelPreparation.of(settings, f"open_clip's tag {tag}") for tag, settings in named.items()}
     return None if len(found) > 1 else next(iter(found), PixelPreparation())
 

@@ -152,8 +152,8 @@ class AnswerResults:
         select_on: which split chose them, None where nobody says. checkpoint: file of the weights, if any.
         skipped: files that could not be read, each with its reason.
         config: the resolved configuration. precision, seed: of the run.
-        marks: What a reader must know before comparing.
-        read_as: how captions and frames reached the encoder: token positions asked for and taken, the preparation.
+        warnings: What a reader must know before comparing.
+        preprocessing: how captions and frames reached the encoder: token positions requested and used, preparation.
         environment: package versions, git revision, machine, command, date.
     """
 
@@ -171,8 +171,8 @@ class AnswerResults:
     precision: str
     seed: int | None
     weights: Weights = field(default_factory=lambda: Weights("unknown"))
-    marks: list[str] = field(default_factory=list)
-    read_as: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=lambda: environment())
     schema: int = 1
 
@@ -209,7 +209,7 @@ def answer_captions(results: AnswerResults) -> list[str]:
         lines.append(f"{found.without_video} questions are omitted, since their videos could not be read")
     if found.partial:
         lines.append("PARTIAL: not all questions of the split were answered; not comparable with other results")
-    lines.extend(f"Warning: {mark}" for mark in [*results.marks, *results.weights.warnings()])
+    lines.extend(f"Warning: {mark}" for mark in [*results.warnings, *results.weights.warnings()])
     if results.skipped:
         lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
     return lines

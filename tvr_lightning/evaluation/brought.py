@@ -59,13 +59,13 @@ def evaluate_scores(
         ValueError: it cannot work on a matrix.
     """
     banks = banks or Banks()
-    marks: list[str] = []
+    warnings: list[str] = []
     counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
     ones = torch.ones(truth.texts, dtype=torch.float64)
     texts = videos = scores
     left_out = int((scores == NOT_FOUND).sum())
     if left_out:
-        marks.append(f"{left_out} of {scores.numel()} pairs have no score and are ranked last")
+        warnings.append(f"{left_out} of {scores.numel()} pairs have no score and are ranked last")
     if normalizer is not None:
         if left_out:
             raise ScoresError(f"{normalizer.name} needs the scores of all pairs, but {left_out} have none")
@@ -74,12 +74,12 @@ def evaluate_scores(
         if not normalizer.needs_bank or banks.texts is not None:
             texts = normalize_scores(normalizer, scores, banks.texts, "text-to-video", ones, counts)
         else:
-            marks.append("text-to-video is not normalized: no scores of training texts were given")
+            warnings.append("text-to-video is not normalized: no scores of training texts were given")
         if not normalizer.needs_bank or banks.videos is not None:
             bank = None if banks.videos is None else banks.videos.T
             videos = normalize_scores(normalizer, scores.T, bank, "video-to-text", counts, ones).T
         else:
-            marks.append("video-to-text is not normalized: no scores of training videos were given")
+            warnings.append("video-to-text is not normalized: no scores of training videos were given")
     ranks = text_to_video_ranks(texts, truth.video_of_text), video_to_text_ranks(videos, truth.video_of_text)
     rows = summarize(ranks[0], recall), summarize(ranks[1], recall)
     return Evaluation.of(
@@ -91,7 +91,7 @@ def evaluate_scores(
         videos=truth.videos,
         texts_without_video=0,
         partial=bool(left_out),
-        marks=marks,
+        warnings=warnings,
     )
 
 

@@ -42,7 +42,7 @@ class Evaluation:
         partial: some texts or videos of the split were not seen.
         post_processing: name of the score normalisation, or None.
         transductive: the post-processing says that it uses the test set as a whole.
-        marks: what a reader must know before comparing.
+        warnings: what a reader must know before comparing.
         measured: what the post-processing has to say of itself, in percent by name: the recall of candidates.
         balance: per direction, how evenly its gallery is retrieved; empty where it was not asked for.
         audit: what an audit for leakage says of the method and its options; None without one.
@@ -62,7 +62,7 @@ class Evaluation:
     partial: bool
     post_processing: str | None = None
     transductive: bool = False
-    marks: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
     balance: dict[Direction, Balance] = field(default_factory=dict)
     audit: Verdict | None = None
@@ -85,10 +85,10 @@ class Evaluation:
             normalizer: that the scores were post-processed with.
             seen: how many texts and videos took part, and the marks, as attributes.
         """
-        marks = [*truth.marks, *seen.pop("marks")]
+        warnings = [*truth.warnings, *seen.pop("warnings")]
         if normalizer is not None:
-            for mark in normalizer.marks():
-                marks.append(mark)
+            for mark in normalizer.warnings():
+                warnings.append(mark)
                 rank_zero_warn(f"{normalizer.name}: {mark}. Choose another normalization.")
         named: dict[str, Any] = {"dataset": truth.dataset, "split": truth.split, "protocol": truth.protocol}
         return cls(
@@ -99,7 +99,7 @@ class Evaluation:
             video_to_text_ranks=ranks[1],
             post_processing=normalizer.name if normalizer else None,
             transductive=normalizer.transductive if normalizer else False,
-            marks=marks,
+            warnings=warnings,
             **(named | seen),
         )
 
@@ -356,7 +356,7 @@ class Evaluator:
         ranks = Ranks(nothing, nothing, nothing)
         row = dict.fromkeys([*(f"R@{k}" for k in self.recall), "MdR", "MnR", "RSum"], float("nan"))
         evaluation = self._evaluation((row, dict(row)), (ranks, ranks), seen, truth, normalizer)
-        evaluation.marks.append("nothing was ranked: no text was read together with its video")
+        evaluation.warnings.append("nothing was ranked: no text was read together with its video")
         return evaluation
 
     def _evaluation(
@@ -379,7 +379,7 @@ class Evaluator:
             videos=videos,
             texts_without_video=seen.dropped,
             partial=texts < truth.texts or videos < truth.videos,
-            marks=[LEAKS] if leaks else [],
+            warnings=[LEAKS] if leaks else [],
         )
 
 

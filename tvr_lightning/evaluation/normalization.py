@@ -99,7 +99,7 @@ class Normalizer(ABC):
         """
         return {}
 
-    def marks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return what readers of the fitted post-processing's results must know; by default nothing."""
         return []
 
@@ -184,7 +184,7 @@ class DualSoftmax(Normalizer):
 
         return adjust
 
-    def marks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return a mark if a score of either direction is below zero."""
         mark = "some scores are below zero, and dual softmax can reverse their order"
         return [mark] if any(self._negative.values()) else []
@@ -403,9 +403,9 @@ class NormalizerChain(Normalizer):
         """Return what each normaliser has to say, given the (N,) video of each text."""
         return {name: value for each in self.normalizers for name, value in each.measured(video_of_text).items()}
 
-    def marks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return the marks of each normalizer."""
-        return [mark for each in self.normalizers for mark in each.marks()]
+        return [mark for each in self.normalizers for mark in each.warnings()]
 
 
 def _keep_left_out(adjustment: Adjustment) -> Adjustment:

@@ -43,7 +43,7 @@ class Results:
         partial: some texts or videos of the split were not ranked (limited batches, skipped files).
         post_processing: name of the score normalisation, or None.
         transductive: whether the post-processing saw the test set as a whole, as measured where there was an audit.
-        marks: what a reader must know before comparing, such as "leaks ground truth".
+        warnings: what a reader must know before comparing, such as "leaks ground truth".
         trained_on: the dataset whose training split made the weights, where the checkpoint says so.
         weights: which weights these are, as their checkpoint says.
         select_on: which split chose them: `last` is none, the weights of the last step; None where nobody says.
@@ -57,8 +57,8 @@ class Results:
         intervals: per direction and metric, where they were drawn: `low` and `high` of the 95 % bootstrap interval over
             queries.
         audit: verdict of the audit for leakage, as `Verdict` has it; None where there was none.
-        read_as: how captions and frames reached the encoder: token positions asked for and taken, the preparation;
-            `data` where the videos were copies of `tvr data compress`.
+        preprocessing: how captions and frames reached the encoder: token positions requested and used, preparation;
+            `data` if the videos were copies of `tvr data compress`.
         environment: package versions, git revision, machine, command, date.
     """
 
@@ -74,7 +74,7 @@ class Results:
     partial: bool
     post_processing: str | None
     transductive: bool
-    marks: list[str]
+    warnings: list[str]
     select_on: SelectOn | None
     checkpoint: str | None
     skipped: list[str]
@@ -87,7 +87,7 @@ class Results:
     measured: dict[str, float] = field(default_factory=dict)
     intervals: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     audit: dict[str, Any] | None = None
-    read_as: dict[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=lambda: environment())
     schema: int = 1
 
@@ -157,7 +157,7 @@ def results_of(
     seed: int | None,
     weights: Weights | None = None,
     trained_on: str | None = None,
-    read_as: dict[str, Any] | None = None,
+    preprocessing: dict[str, Any] | None = None,
 ) -> Results:
     """Join an evaluation with what it depends on."""
     seen = evaluation.audit.transductive if evaluation.audit else {}
@@ -174,7 +174,7 @@ def results_of(
         partial=evaluation.partial,
         post_processing=evaluation.post_processing,
         transductive=any(seen.values()) if seen else evaluation.transductive,
-        marks=list(evaluation.marks),
+        warnings=list(evaluation.warnings),
         select_on=select_on,
         checkpoint=checkpoint,
         skipped=skipped,
@@ -186,7 +186,7 @@ def results_of(
         balance={direction: found.plain() for direction, found in evaluation.balance.items()},
         measured=evaluation.measured,
         audit=asdict(evaluation.audit) if evaluation.audit else None,
-        read_as=read_as or {},
+        preprocessing=preprocessing or {},
     )
 
 
@@ -228,8 +228,8 @@ def captions(results: Results) -> list[str]:
         f"SumR {results.sum_of_recalls:.1f} · {results.texts} texts, {results.videos} videos",
         results.weights.caption(),
     ]
-    if "data" in results.read_as:
-        lines.append(f"data: {results.read_as['data']}")
+    if "data" in results.preprocessing:
+        lines.append(f"data: {results.preprocessing['data']}")
     if results.trained_on and results.trained_on != results.dataset:
         lines.append(f"Cross-domain: trained on {results.trained_on}, tested on {results.dataset}")
     if results.post_processing:
@@ -249,7 +249,7 @@ def captions(results: Results) -> list[str]:
         lines.append(NOT_AUDITED if results.audit is None else str(Verdict(**results.audit)))
     if results.partial:
         lines.append("PARTIAL: not all texts and videos of the split were ranked; not comparable with other results")
-    lines.extend(f"Warning: {mark}" for mark in [*results.marks, *results.weights.warnings()])
+    lines.extend(f"Warning: {mark}" for mark in [*results.warnings, *results.weights.warnings()])
     if results.skipped:
         lines.append(f"Skipped {len(results.skipped)} files: " + "; ".join(results.skipped[:5]))
     return lines

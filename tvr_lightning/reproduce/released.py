@@ -131,7 +131,7 @@ def _verified(name: str, file: Path | None, workers: int) -> Line:
     evaluation = method.evaluation
     assert evaluation is not None  # of the test that has just ended
     line.measured = {"t2v": evaluation.text_to_video["R@1"], "v2t": evaluation.video_to_text["R@1"]}
-    line.remark = "; ".join([*evaluation.marks, *(["PARTIAL"] if evaluation.partial else []), "not audited"])
+    line.remark = "; ".join([*evaluation.warnings, *(["PARTIAL"] if evaluation.partial else []), "not audited"])
     return line
 
 

@@ -248,4 +248,4 @@ def _audio_options(module: RetrievalModule, data: dict[str, Any]) -> AudioOption
     kind: AudioKind = data.get("audio", "none")
     if kind not in get_args(AudioKind):  # converted checkpoints do not say
         kind = "wav2vec2" if "Wav2Vec2" in type(module.audio_encoder).__name__ else "whisper"
-    return AudioOptions(kind, data.get("audio_align", "duration"), data.get("audio_seconds", 60.0))
+    return AudioOptions(kind, data.get("audio_alignment", "duration"), data.get("audio_seconds", 60.0))

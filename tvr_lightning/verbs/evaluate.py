@@ -119,14 +119,14 @@ def _split_of(
         raise OptionError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
     if ids is not None:
         split = _split_of_ids(ids)
-        title, marks = ids.stem, []
+        title, warnings = ids.stem, []
     else:
         dataset = data_from_recipe(config or [], [*([f"--data={data}"] if data else []), *overrides])
         absent = dataset.missing_annotations("test")
         if absent:
             raise MissingData(dataset.directory, absent, dataset.layout)
-        split, title, marks = dataset.read_split("test"), dataset.full_title, dataset.marks
-    return GroundTruth.of(title, split, marks), [video.video_id for video in split.videos]
+        split, title, warnings = dataset.read_split("test"), dataset.full_title, dataset.warnings
+    return GroundTruth.of(title, split, warnings), [video.video_id for video in split.videos]
 
 
 def _split_of_ids(file: Path) -> Split:

@@ -15,7 +15,7 @@ from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.published import printed_figure, published_rows
-from tvr_lightning.reproduce.report.cells import MARKS, NOT_COMPARABLE, view_table
+from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, WARNINGS, view_table
 from tvr_lightning.reproduce.report.formats import comma_separated, latex, markdown, write_tables
 from tvr_lightning.reproduce.report.page import page
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
@@ -90,7 +90,7 @@ def test_runs_of_datasets_that_are_marked_as_synthetic_are_not_either(tmp_path):
     plan = make_plan([table], setting)
     (key,) = plan.chosen["gare-1/gare"]
     card = make_card(plan.runs[key], tmp_path, 2.0)
-    card.results["marks"] = [SYNTHETIC]
+    card.results["warnings"] = [SYNTHETIC]
     made = view_table(table, with_cards(plan.runs_of(table), {key: card}), tmp_path)
     assert NOT_COMPARABLE in made.title
     assert not made.comparable
@@ -99,17 +99,17 @@ def test_runs_of_datasets_that_are_marked_as_synthetic_are_not_either(tmp_path):
 LEAKING = {"audit": asdict(Verdict(False, ["told the ground truth"], recall_with_help=100, recall_without_help=2))}
 MARKED = {
     "leaks": LEAKING,
-    "leaks as released": {"marks": [LEAKS]},
+    "leaks as released": {"warnings": [LEAKS]},
     "not audited": {"audit": None},
     "audit stopped": {"audit": asdict(Verdict(False, problem="out of memory"))},
     "overridden": {"weights": asdict(Weights("last", overridden=["data.init_args.frames 2 (the checkpoint: 12)"]))},
-    "all": LEAKING | {"weights": asdict(Weights("last", overridden=["frames"])), "marks": [SYNTHETIC]},
+    "all": LEAKING | {"weights": asdict(Weights("last", overridden=["frames"])), "warnings": [SYNTHETIC]},
     "none": {},
 }
 
 
 @pytest.mark.parametrize(
-    ("changes", "marks"),
+    ("changes", "warnings"),
     [
         ("leaks", ["leaks"]),
         ("leaks as released", ["leaks"]),
@@ -120,7 +120,7 @@ MARKED = {
         ("none", []),
     ],
 )
-def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_marks(tmp_path, changes, marks):
+def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_warnings(tmp_path, changes, warnings):
     table = load_table("gare-1", RECIPES)
     plan = make_plan([table], Setting(RECIPES, tmp_path))
     (key,) = plan.chosen["gare-1/gare"]
@@ -128,18 +128,18 @@ def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_marks(tmp_pa
     card.results |= MARKED[changes]
     made = view_table(table, with_cards(plan.runs_of(table), {key: card}), tmp_path)
     row = next(row for row in csv.DictReader(io.StringIO(comma_separated(made))) if row["measured"])
-    assert row["marks"] == ", ".join(marks)
-    name = f"{row['method']} [{', '.join(marks)}]" if marks else row["method"]
+    assert row["warnings"] == ", ".join(warnings)
+    name = f"{row['method']} [{', '.join(warnings)}]" if warnings else row["method"]
     html = page([made], [])
     for text in (markdown(made), latex(made)):
         assert f"{name} |" in text or f"{name} &" in text
-        assert ("Marks: " in text) is bool(marks)
-    shown = f'<small class="warn">{", ".join(marks)}</small>'
-    assert html.count(shown) == (3 if marks else 0)  # in both directions of the table, and in the leaderboard
-    assert html.count("Marks: ") == (2 if marks else 0)
-    for mark in marks:
-        assert f"{mark}: {MARKS[mark]}" in markdown(made)
-    if "leaks" in marks and changes != "leaks as released":
+        assert ("Warnings: " in text) is bool(warnings)
+    shown = f'<small class="warn">{", ".join(warnings)}</small>'
+    assert html.count(shown) == (3 if warnings else 0)  # in both directions of the table, and in the leaderboard
+    assert html.count("Warnings: ") == (2 if warnings else 0)
+    for mark in warnings:
+        assert f"{mark}: {WARNINGS[mark]}" in markdown(made)
+    if "leaks" in warnings and changes != "leaks as released":
         assert any("told the ground truth" in note for note in made.notes)
     if changes == "overridden":
         assert any("frames 2 (the checkpoint: 12)" in note for note in made.notes)

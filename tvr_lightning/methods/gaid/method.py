@@ -21,9 +21,9 @@ Deviations:
 - silence: released feeds zeros, and wav2vec2's projection then adds its bias; here a frame without sound is zero
   behind the projection too.
 - sound of other lengths than 30 s: paper concatenates and resamples longer sound (A.1); released pads and cuts to 30 s;
-  here `data.init_args.audio_align` decides.
+  here `data.init_args.audio_alignment` decides.
 - length of wav2vec 2.0's audio: released encodes the whole track; here encodes the first `data.init_args.audio_seconds`
-  of it, also with `audio_align: clip30`, and the recipes set 60.
+  of it, also with `audio_alignment: clip30`, and the recipes set 60.
 - draws of T-MASS's perturbation (`STP`): released anew for every pair; here one set of draws per evaluation meets all
   pairs, so that a score depends on its pair alone.
 - several captions per video, as released: released fuses under the first caption and pools under that of the query's

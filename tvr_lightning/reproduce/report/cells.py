@@ -29,7 +29,7 @@ from tvr_lightning.reproduce.tables import TableRecipe
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
 NOTE_LENGTH = 400
-MARKS = {
+WARNINGS = {
     "leaks": "ground truth leaks into the scores",
     "not audited": "no leakage audit was completed",
     "overridden": "scored with other options than in training",
@@ -145,10 +145,10 @@ class Line:
         return " ".join(card.key for card in self.cards)
 
     @property
-    def marks(self) -> list[str]:
-        """Those of MARKS that hold for any of its cards."""
-        found = {mark for card in self.cards for mark in _marks(card.results or {})}
-        return [mark for mark in MARKS if mark in found]
+    def warnings(self) -> list[str]:
+        """Those of WARNINGS that hold for any of its cards."""
+        found = {mark for card in self.cards for mark in _warnings(card.results or {})}
+        return [mark for mark in WARNINGS if mark in found]
 
     def measured(self, metric: Printed) -> Measured | None:
         """Return what was measured of a metric; None where nothing was, or the table lacks the metric."""
@@ -208,7 +208,7 @@ class TableView:
         comparable: whether measured numbers may be set against the published ones.
         runs: what stands behind the measured numbers.
         statistics: sentences on differences and resolution.
-        notes: what a reader must know: notes of the print, failed runs, marks, skipped files.
+        notes: what a reader must know: notes of the print, failed runs, warnings, skipped files.
         unprinted: recalls of its runs in a direction of which the print has no line; in no format's table.
     """
 
@@ -253,19 +253,19 @@ class TableView:
 
 def legend_of(lines: Iterable[Line]) -> str:
     """Return the meaning of the marks of lines as one sentence; empty without any."""
-    found = {mark for line in lines for mark in line.marks}
-    meanings = "; ".join(f"{mark}: {meaning}" for mark, meaning in MARKS.items() if mark in found)
-    return f"Marks: {meanings}." if meanings else ""
+    found = {mark for line in lines for mark in line.warnings}
+    meanings = "; ".join(f"{mark}: {meaning}" for mark, meaning in WARNINGS.items() if mark in found)
+    return f"Warnings: {meanings}." if meanings else ""
 
 
-def _marks(results: dict[str, Any]) -> set[str]:
-    """Return those of MARKS that hold for a run."""
-    audit, marks = results.get("audit"), results.get("marks", [])
+def _warnings(results: dict[str, Any]) -> set[str]:
+    """Return those of WARNINGS that hold for a run."""
+    audit, warnings = results.get("audit"), results.get("warnings", [])
     held = {
-        "leaks": LEAKS in marks or bool(audit and audit["leaks"]),
+        "leaks": LEAKS in warnings or bool(audit and audit["leaks"]),
         "not audited": audit is None or audit["problem"] is not None,
         "overridden": bool(results.get("weights", {}).get("overridden")),
-        "synthetic": SYNTHETIC in marks,
+        "synthetic": SYNTHETIC in warnings,
     }
     return {mark for mark, holds in held.items() if holds}
 
@@ -372,7 +372,7 @@ def _circumstances(runs: MadeRuns) -> tuple[bool, str | None]:
     """Whether any run was made on synthetic data, and the recipe that was laid on top of any."""
     made = [pair for pairs in runs.values() for pair in pairs]
     synthetic = any(
-        run.fixture_videos is not None or (card and SYNTHETIC in (card.results or {}).get("marks", []))
+        run.fixture_videos is not None or (card and SYNTHETIC in (card.results or {}).get("warnings", []))
         for run, card in made
     )
     overlays = [run.overlay["path"] for run, _ in made if run.overlay is not None]
@@ -473,7 +473,9 @@ def _notes(lines: Sequence[Line], runs: MadeRuns) -> list[str]:
             if card.status == "failed":
                 notes.append(f"Run {name} FAILED (see {card.key}.json): {_shortened(card.error or '')}")
             results = card.results or {}
-            notes += [f"Run {name}: {mark}" for mark in results.get("marks", []) if mark != SYNTHETIC]  # in the title
+            notes += [
+                f"Run {name}: {mark}" for mark in results.get("warnings", []) if mark != SYNTHETIC
+            ]  # in the title
             if (audit := results.get("audit")) is not None and not audit["passed"]:
                 notes.append(f"Run {name}: {Verdict(**audit)}")
             overridden = results.get("weights", {}).get("overridden", [])

@@ -98,7 +98,7 @@ def _latex(view: TableView) -> str:
 def comma_separated(*views: TableView) -> str:
     """Return one row per printed line and metric, every figure in a column of its own, with the cards' names."""
     names = ("method", "variant", "dataset", "backbone", "direction")
-    columns = ["title", *names, "metric", *_CELL_COLUMNS, "baseline", "run", "cards", "marks", "remarks"]
+    columns = ["title", *names, "metric", *_CELL_COLUMNS, "baseline", "run", "cards", "warnings", "remarks"]
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
@@ -107,7 +107,7 @@ def comma_separated(*views: TableView) -> str:
             common = {name: getattr(line.published, name) for name in names}
             common |= {"title": view.title, "run": line.run, "baseline": line.baseline}
             common["cards"] = " ".join(f"{card.key}.json" for card in line.cards)
-            common["marks"] = ", ".join(line.marks)
+            common["warnings"] = ", ".join(line.warnings)
             common["remarks"] = "; ".join(line.published.remarks())
             for metric, cell in line.cells.items():
                 if cell.published is None and cell.measured is None:
@@ -126,7 +126,7 @@ def _head(view: TableView) -> list[str]:
 def _rows(view: TableView) -> list[list[str]]:
     return [
         [
-            (line.names[0] or MISSING) + (f" [{', '.join(line.marks)}]" if line.marks else ""),
+            (line.names[0] or MISSING) + (f" [{', '.join(line.warnings)}]" if line.warnings else ""),
             *(name or MISSING for name in line.names[1:]),
             *(line.cells[metric].text(column) or MISSING for metric, column in view.columns),
         ]

@@ -40,7 +40,7 @@ def _chart(dataset: str, entries: list[Entry]) -> Chart:
             axis.annotate(
                 _label(entry, shown), (0, place), (0, 5), xycoords=("axes fraction", "data"), textcoords="offset points"
             )
-            _marks(axis, place, entry, direction)
+            _warnings(axis, place, entry, direction)
         axis.set_ylim(len(shown) - 0.5, -0.9)
         axis.set_yticks([])
         axis.spines["left"].set_visible(False)
@@ -68,12 +68,12 @@ def _label(entry: Entry, shown: Sequence[Entry]) -> str:
     name = entry.line.names[0] or ""
     alike = [other for other in shown if other.line.names[0] == name]
     told = f" {entry.backbone}" if len({other.backbone for other in alike}) > 1 else ""
-    told += f" [{', '.join(entry.line.marks)}]" if entry.line.marks else ""
+    told += f" [{', '.join(entry.line.warnings)}]" if entry.line.warnings else ""
     room = max(_NAME - len(told), 12)
     return f"{name if len(name) <= room else f'{name[: room - 1]}…'}{told}"
 
 
-def _marks(axis: Axes, place: int, entry: Entry, direction: str) -> None:
+def _warnings(axis: Axes, place: int, entry: Entry, direction: str) -> None:
     line = entry.lines.get(direction)
     found = line.measured("R@1") if line else None
     if found is not None:
