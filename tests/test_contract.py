@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from tvr_lightning.testing import MethodContract, method_recipes
+from tvr_lightning.testing import MethodTestSuite, method_recipes
 
 RECIPES = method_recipes(Path(__file__).parent.parent / "recipes")
 for title, recipe in RECIPES.items():
     name = f"Test{title.replace(' ', '')}"
-    globals()[name] = type(name, (MethodContract,), {"recipe": recipe, "together": tuple(RECIPES.values())})
+    globals()[name] = type(name, (MethodTestSuite,), {"recipe": recipe, "together": tuple(RECIPES.values())})
 
 
 def test_every_method_of_the_package_is_found_by_a_recipe():

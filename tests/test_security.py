@@ -8,7 +8,7 @@ import torch
 
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import AnnotationError
-from tvr_lightning.data.video_files import VideoFolder, path_below
+from tvr_lightning.data.video_files import VideoFiles, path_below
 from tvr_lightning.synthetic import synthesize
 
 PROJECT = Path(__file__).parent.parent
@@ -19,14 +19,14 @@ def test_names_that_leave_the_folder_are_refused(name, tmp_path):
     (tmp_path / "secret.mp4").touch()
     (tmp_path / "videos").mkdir()
     with pytest.raises(AnnotationError, match="leads out of the folder"):
-        VideoFolder(tmp_path / "videos", ".mp4").find(name)
+        VideoFiles(tmp_path / "videos", ".mp4").find(name)
     with pytest.raises(AnnotationError, match="leads out of the folder"):
         path_below(tmp_path / "videos", name)
 
 
 def test_names_in_the_folder_are_found_or_expected_there(tmp_path):
     (tmp_path / "a..b.mp4").touch()
-    videos = VideoFolder(tmp_path, ".mp4")
+    videos = VideoFiles(tmp_path, ".mp4")
     assert videos.find("a..b") == tmp_path / "a..b.mp4"
     assert videos.find("..c") == tmp_path / "..c.mp4"
 

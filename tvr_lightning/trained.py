@@ -38,7 +38,8 @@ UNSCORED = {
 READING = {"frames", "words", "seconds", "sampling", "antialias", "audio", "audio_alignment", "audio_seconds"}
 # What belongs to a dataset and says nothing of another one.
 OF_DATASET = {
-    "split", "seconds", "captions", "features", "holdout", "max_train_videos", "captions_per_epoch", "train_sampling",
+    "split", "seconds", "extra_captions", "features", "holdout", "max_train_videos", "captions_per_epoch",
+    "train_sampling",
 }  # fmt: skip
 # Links between model and data fill these in.
 LINKED = {"words", "frames"}

@@ -14,7 +14,7 @@ import pytest
 from broken_videos import cut_off
 
 from tvr_lightning.cli import main
-from tvr_lightning.data import MSRVTT, Folder
+from tvr_lightning.data import MSRVTT, VideoFolder
 from tvr_lightning.data.compress import CopiesNotWrittenError, compress_dataset
 from tvr_lightning.data.copies import MANIFEST, CopiesError, read_copies
 from tvr_lightning.data.records import SYNTHETIC
@@ -235,9 +235,9 @@ def test_videos_of_one_s_own_are_copied_with_their_table(originals, tmp_path):
         shutil.copy(source, folder / "videos" / name)
     rows = ["video,caption,split", "a.mp4,a thing,train", "b.mov,another,train", "videos/deep/c.mp4,third,test"]
     (folder / "captions.csv").write_text("\n".join(rows) + "\n")
-    done = compress_dataset(Folder(root=str(folder)), tmp_path / "out", HOW, progress=False)
+    done = compress_dataset(VideoFolder(root=str(folder)), tmp_path / "out", HOW, progress=False)
     assert (done.unread, done.new) == ([], 4)
-    data = Folder(root=str(tmp_path / "out"))
+    data = VideoFolder(root=str(tmp_path / "out"))
     found = [video.path.relative_to(tmp_path / "out").as_posix() for video in data.load_split("train").videos]
     assert found == ["videos/a.mp4", "videos/b.mp4"]
 

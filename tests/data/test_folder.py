@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tvr_lightning.cli import main
-from tvr_lightning.data import Folder
+from tvr_lightning.data import VideoFolder
 from tvr_lightning.data.check import check
 from tvr_lightning.data.records import AnnotationError, MissingData
 from tvr_lightning.synthetic import synthesize
@@ -39,8 +39,8 @@ def root(tmp_path_factory) -> Path:
     return root
 
 
-def data(root: Path, **options) -> Folder:
-    return Folder(root=str(root), frames=2, num_workers=0, batch_size=4, **options)
+def data(root: Path, **options) -> VideoFolder:
+    return VideoFolder(root=str(root), frames=2, num_workers=0, batch_size=4, **options)
 
 
 def test_splits_follow_the_table_and_nothing_is_wrong(root):
@@ -172,4 +172,4 @@ def test_a_method_trains_and_is_tested_on_it(root, tmp_path):
     assert main(["fit", *options]) == 0
     (results,) = tmp_path.glob("*/version_0/results.json")
     found = json.loads(results.read_text())
-    assert (found["dataset"], found["texts"], found["videos"]) == ("Folder", 5, 4)
+    assert (found["dataset"], found["texts"], found["videos"]) == ("VideoFolder", 5, 4)

@@ -11,12 +11,12 @@ from tvr_lightning.cli import main
 from tvr_lightning.data import TextVideoDataModule
 from tvr_lightning.recipe import data_from_recipe
 
-DATASETS = ["ActivityNet", "Charades", "DiDeMo", "Folder", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
+DATASETS = ["ActivityNet", "Charades", "DiDeMo", "VideoFolder", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
 SHARED = {
     "root", "split", "frames", "words", "image_size", "resize_mode", "interpolation",
     "batch_size", "eval_batch_size", "num_workers", "sampling",
     "train_sampling", "augmentation", "captions_per_epoch", "on_corrupt", "holdout", "max_train_videos", "seed",
-    "features", "audio", "audio_alignment", "audio_seconds", "captions",
+    "features", "audio", "audio_alignment", "audio_seconds", "extra_captions",
 }  # fmt: skip
 
 
@@ -74,4 +74,4 @@ def test_a_recipe_that_misspells_an_option_is_refused_by_name(tmp_path: Path, ca
 
 def test_questions_refuse_the_captions_of_retrieval():
     with pytest.raises(ValueError, match="Unset captions"):
-        rooms.MSRVTTQA(captions="captions.parquet")
+        rooms.MSRVTTQA(extra_captions="captions.parquet")

@@ -9,7 +9,8 @@ from tvr_lightning.data import TextVideoDataModule
 
 OVERLAYS = sorted((Path(__file__).parents[2] / "recipes" / "data").glob("*.yaml"))
 DATASETS = [
-    rooms.ActivityNet, rooms.Charades, rooms.DiDeMo, rooms.Folder, rooms.LSMDC, rooms.MSRVTT, rooms.MSVD, rooms.VATEX,
+    rooms.ActivityNet, rooms.Charades, rooms.DiDeMo, rooms.VideoFolder, rooms.LSMDC, rooms.MSRVTT, rooms.MSVD,
+    rooms.VATEX,
 ]  # fmt: skip
 
 # Every argument that datasets share belongs to the dataset, to the method or to the machine. A change of class keeps
@@ -17,7 +18,8 @@ DATASETS = [
 OF_THE_DATASET = {"split", "frames", "words", "captions_per_epoch", "holdout", "max_train_videos"}
 OF_THE_METHOD = {
     "sampling", "train_sampling", "augmentation", "image_size", "resize_mode", "interpolation", "antialias",
-    "batch_size", "drop_last", "reshuffle", "seed", "features", "audio", "audio_alignment", "audio_seconds", "captions",
+    "batch_size", "drop_last", "reshuffle", "seed", "features", "audio", "audio_alignment", "audio_seconds",
+    "extra_captions",
 }  # fmt: skip
 OF_THE_MACHINE = {"root", "num_workers", "eval_batch_size", "on_corrupt"}
 

@@ -86,7 +86,7 @@ def test_a_name_is_a_path_or_a_file_of_the_dataset(tmp_path, monkeypatch):
 
 
 def test_training_pairs_bring_the_descriptions_of_their_video(synthetic_msrvtt):
-    data = MSRVTT(root=str(synthetic_msrvtt), captions="captions.parquet", **SMALL)
+    data = MSRVTT(root=str(synthetic_msrvtt), extra_captions="captions.parquet", **SMALL)
     data.setup("fit")
     captions = read_captions(synthetic_msrvtt / "msrvtt" / "captions.parquet")
     for batch in data.train_dataloader():
@@ -97,7 +97,7 @@ def test_training_pairs_bring_the_descriptions_of_their_video(synthetic_msrvtt):
 
 
 def test_evaluation_neither_reads_nor_needs_the_file(synthetic_msrvtt):
-    data = MSRVTT(root=str(synthetic_msrvtt), captions="nowhere.parquet", **SMALL)
+    data = MSRVTT(root=str(synthetic_msrvtt), extra_captions="nowhere.parquet", **SMALL)
     data.setup("test")
     for loader in data.test_dataloader():
         assert not hasattr(next(iter(loader)), "extras")
@@ -110,13 +110,13 @@ def test_videos_without_a_description_are_named(synthetic_msrvtt, tmp_path):
     ids = [video.video_id for video in data.read_split("train").videos]
     some = tmp_path / "some.parquet"
     write_captions(some, rows(*((video_id, 0, "x") for video_id in ids[2:]), (ids[0], 0, "")))
-    data = MSRVTT(root=str(synthetic_msrvtt), captions=str(some), **SMALL)
+    data = MSRVTT(root=str(synthetic_msrvtt), extra_captions=str(some), **SMALL)
     data.setup("fit")
     with pytest.raises(CaptionsFileError, match=rf"2 of the {len(ids)} training videos .*1 of its captions are empty"):
         data.train_dataloader()
     others = tmp_path / "others.parquet"
     write_captions(others, rows(("elsewhere", 0, "x")))
-    data = MSRVTT(root=str(synthetic_msrvtt), captions=str(others), **SMALL)
+    data = MSRVTT(root=str(synthetic_msrvtt), extra_captions=str(others), **SMALL)
     data.setup("fit")
     with pytest.raises(CaptionsFileError, match=r"describes none of the .* but others, such as elsewhere"):
         data.train_dataloader()

@@ -321,7 +321,7 @@ def test_the_verb_describes_a_recipes_training_videos_for_dpdv_to_read(videos, f
     overlay = Path(__file__).parents[2] / "recipes" / "data" / "msrvtt.yaml"
     # The recipe may name the very file that is to be written.
     recipe = tmp_path / "data.yaml"
-    recipe.write_text(f"data: {{init_args: {{root: {root}, captions: {out}, num_workers: 0}}}}")
+    recipe.write_text(f"data: {{init_args: {{root: {root}, extra_captions: {out}, num_workers: 0}}}}")
     quick = ["--segments=2", "--frames=1", "--image_size=28", "--max_new_tokens=3", "--num_workers=0", "--device=cpu"]
     words = ["caption", f"--config={overlay}", f"--config={recipe}", f"--out={out}", f"--model={folder}", *quick]
     assert main(words) == 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Findings, Split, SplitBuilder, SplitName, VideoRecord, read_table
-from tvr_lightning.data.video_files import VideoFolder
+from tvr_lightning.data.video_files import VideoFiles
 
 
 class CsvDataset(TextVideoDataModule):
@@ -27,7 +27,7 @@ class CsvDataset(TextVideoDataModule):
         for row in read_table(table, ["split", "video", "caption"]):
             if row["split"] == name:
                 captions.setdefault(row["video"], []).append(row["caption"])
-        videos, builder = VideoFolder(self.video_root), SplitBuilder(table, findings)
+        videos, builder = VideoFiles(self.video_root), SplitBuilder(table, findings)
         for video, texts in captions.items():
             builder.add(VideoRecord(video, videos.find(video)), texts, table)
         return builder.build(name, "all captions of a video as queries")

@@ -11,7 +11,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.reproduce.ledger import read_deviations
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.testing import MethodContract
+from tvr_lightning.testing import MethodTestSuite
 
 HERE = Path(__file__).parent
 FIXTURE = HERE.parent.parent / "recipes" / "fixture.yaml"
@@ -43,7 +43,7 @@ def test_its_deviations_are_in_the_ledger_s_form():
     assert topics == ["factor", "temperature of the prior"]
 
 
-class TestDualSoftmaxLoss(MethodContract):
+class TestDualSoftmaxLoss(MethodTestSuite):
     """Tests that every method must pass."""
 
     recipe = HERE / "dual_softmax_loss.yaml"

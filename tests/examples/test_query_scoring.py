@@ -10,13 +10,13 @@ from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.reproduce.ledger import read_deviations
-from tvr_lightning.testing import MethodContract
+from tvr_lightning.testing import MethodTestSuite
 from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
 
 N, M, F, D = 5, 4, 6, 64
 
 
-class TestQueryScoring(MethodContract):
+class TestQueryScoring(MethodTestSuite):
     """Tests that every method must pass."""
 
     recipe = Path(__file__).parent / "query_scoring.yaml"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from broken_videos import write_video
 
-from tvr_lightning.data.folder import Folder
+from tvr_lightning.data.folder import VideoFolder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.extract.plan import ExtractOptions
@@ -49,7 +49,7 @@ def folders(tmp_path_factory):
 
 
 def data(root, **options):
-    return Folder(root=str(root), frames=2, words=8, image_size=32, batch_size=2, num_workers=0, **options)
+    return VideoFolder(root=str(root), frames=2, words=8, image_size=32, batch_size=2, num_workers=0, **options)
 
 
 def extracted(root, out, **options):

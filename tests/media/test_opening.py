@@ -11,7 +11,7 @@ from broken_videos import write_sound, write_video
 from tvr_lightning.data.check import look_at
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.show import show
-from tvr_lightning.data.video_files import VideoFolder
+from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.extract.source import source_of_files
 from tvr_lightning.media.audio import AudioError, read_audio
 from tvr_lightning.media.opening import VIDEO_SUFFIXES, VideoError
@@ -151,6 +151,6 @@ def test_a_colon_in_a_name_is_no_protocol(tmp_path, monkeypatch):
 def test_only_videos_are_found_by_stem(tmp_path):
     for name in ("a.m3u8", "b.srt", "b.AVI", "c", "d.webm.part"):
         (tmp_path / name).touch()
-    videos = VideoFolder(tmp_path, ".mp4")
+    videos = VideoFiles(tmp_path, ".mp4")
     assert [videos.find(name).name for name in "abcd"] == ["a.mp4", "b.AVI", "c", "d.mp4"]
     assert ".m3u8" not in VIDEO_SUFFIXES

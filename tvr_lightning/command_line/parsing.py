@@ -115,8 +115,7 @@ def parser_of(verb: Verb) -> ArgumentParser:
         skip.add(name)
     for name, parameter in parameters.items():
         if hints[name] is bool and parameter.default is False:
-            option = f"--{name.replace('_', '-')}"
-            parser.add_argument(option, dest=name, action="store_true", help=helps.get(name))
+            parser.add_argument(f"--{name}", dest=name, action="store_true", help=helps.get(name))
             skip.add(name)
     for name in [name for name in parameters if name.endswith("_")]:  # words that Python keeps for itself
         option = f"--{name.rstrip('_')}"

@@ -39,9 +39,8 @@ class Parameter:
 
     @property
     def option(self) -> str:
-        """As typed: switches with hyphens, words that Python keeps for itself without what sets them apart."""
-        name = self.name.rstrip("_")
-        return f"--{name.replace('_', '-') if self.switch else name}"
+        """Option as typed, without the underscore that follows a keyword of Python."""
+        return f"--{self.name.rstrip('_')}"
 
     @property
     def expected(self) -> str:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tvr_lightning.data.base import TextVideoDataModule
     from tvr_lightning.data.charades import Charades
     from tvr_lightning.data.didemo import DiDeMo
-    from tvr_lightning.data.folder import Folder
+    from tvr_lightning.data.folder import VideoFolder
     from tvr_lightning.data.lsmdc import LSMDC
     from tvr_lightning.data.msrvtt import MSRVTT
     from tvr_lightning.data.msrvtt_qa import MSRVTTQA
@@ -18,8 +18,16 @@ if TYPE_CHECKING:
     from tvr_lightning.data.vatex import VATEX
 
 __all__ = [
-    "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX", "ActivityNet", "Charades", "DiDeMo", "Folder",
+    "LSMDC",
+    "MSRVTT",
+    "MSRVTTQA",
+    "MSVD",
+    "VATEX",
+    "ActivityNet",
+    "Charades",
+    "DiDeMo",
     "TextVideoDataModule",
+    "VideoFolder",
 ]  # fmt: skip
 
 # Imported when they are first asked for: what reads annotations or writes a dataset needs no Lightning.

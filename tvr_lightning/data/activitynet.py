@@ -19,7 +19,7 @@ from tvr_lightning.data.records import (
     read_json,
     tidy,
 )
-from tvr_lightning.data.video_files import VideoFolder
+from tvr_lightning.data.video_files import VideoFiles
 
 FILES: dict[SplitName, tuple[str, str]] = {
     "train": ("train_ids.json", "train.json"),
@@ -82,7 +82,7 @@ $TVR_DATA/activitynet/
         annotations = expect(source, "top level", read_json(source), dict, "write an object with an entry per video")
         self._compare(ids_file, set(ids), source, set(annotations), findings)
         builder = SplitBuilder(source, findings)
-        videos = VideoFolder(self.video_root, ".mp4")
+        videos = VideoFiles(self.video_root, ".mp4")
         for video in dict.fromkeys(ids):
             if video not in annotations:
                 continue

@@ -62,8 +62,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
 
     Args:
         split: variant of the dataset's split files.
-        root: parent folder of all datasets, to which each appends its own `directory`; of `Folder`, the folder itself.
-            Default: the environment's TVR_DATA.
+        root: parent folder of all datasets, to which each appends its own `directory`; for `VideoFolder`, the folder
+            itself. Default: the environment's TVR_DATA.
         frames: number of frames F per clip, at least 1; shorter clips are padded and masked.
         words: number of token positions W per caption, at least 3, including start and end; the encoder truncates to
             it.
@@ -88,8 +88,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
         audio: audio encoder for which audio is read; "none" reads no audio. Stored features include their own.
         audio_alignment: alignment of audio with the frames (`AudioOptions`).
         audio_seconds: maximum length of the audio of a clip in seconds.
-        captions: file with additional descriptions (`data.recover_captions`), a path or a name in the dataset's folder;
-            training pairs then include the descriptions of their video.
+        extra_captions: file with additional descriptions (`data.recover_captions`), a path or a name in the dataset's
+            folder; training pairs then include the descriptions of their video.
 
     Raises:
         ValueError: options that are out of range or contradict each other; the message names both and the fix.
@@ -127,7 +127,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         audio: Literal["none", "whisper", "wav2vec2"] = "none",
         audio_alignment: AudioAlignment = "duration",
         audio_seconds: float = 60.0,
-        captions: str | None = None,
+        extra_captions: str | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -150,7 +150,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         self.max_train_videos = max_train_videos
         self.seed = seed
         self.features = features
-        self.captions = captions
+        self.extra_captions = extra_captions
         self.audio = None if audio == "none" else AudioOptions(audio, audio_alignment, audio_seconds)
         self.tokenise: Callable[[list[str]], Tokens] | None = None  # a model sets its encoder's `caption_tokens`
         self.skipped: dict[SplitName, list[str]] = {}
@@ -262,9 +262,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
         absent = self.missing_annotations(stage)
         if self.features is None and (not self.video_root.is_dir() or not any(self.video_root.iterdir())):
             absent.append(f"the videos: looked for files in {self.video_root}")
-        if self.captions is not None and "train" in STAGES[stage]:
+        if self.extra_captions is not None and "train" in STAGES[stage]:
             try:
-                find_captions(self.captions, self.folder)
+                find_captions(self.extra_captions, self.folder)
             except MissingCaptions as error:
                 absent.append(str(error))
         return absent
@@ -515,9 +515,9 @@ class TextVideoDataModule(LightningDataModule, ABC):
         Raises:
             MissingCaptions, CaptionsFileError: the file is absent, damaged, or leaves training videos undescribed.
         """
-        if self.captions is None:
+        if self.extra_captions is None:
             return None
-        captions = read_captions(find_captions(self.captions, self.folder))
+        captions = read_captions(find_captions(self.extra_captions, self.folder))
         captions.require([video.video_id for video in self.load_split("train").videos])
         return captions
 

@@ -17,7 +17,7 @@ from tvr_lightning.data.records import (
     read_lines,
     read_table,
 )
-from tvr_lightning.data.video_files import VideoFolder
+from tvr_lightning.data.video_files import VideoFiles
 
 MOMENT = re.compile(r"(?P<video>\S+) (?P<start>\d+(?:\.\d+)?) (?P<end>\d+(?:\.\d+)?)\s*##(?P<text>.*)")
 Span = tuple[float, float]
@@ -85,7 +85,7 @@ $TVR_DATA/charades/
         ids = [row["id"].strip() for row in rows]
         findings.duplicates(source, ids)
         builder = SplitBuilder(source, findings)
-        videos = VideoFolder(self.video_root, ".mp4")
+        videos = VideoFiles(self.video_root, ".mp4")
         for video, row in zip(ids, rows, strict=True):
             script = "" if row["script"].strip() == "{}" else row["script"]  # the table's mark for an empty text
             builder.add(VideoRecord(video, videos.find(video)), [script], source)
@@ -115,7 +115,7 @@ $TVR_DATA/charades/
                     findings.note(source, entry, "reversed-span", message, f"read as {span[0]} to {span[1]} s")
                 sentences.setdefault((moment["video"], span), []).append(moment["text"])
         builder = SplitBuilder(source, findings)
-        videos = VideoFolder(self.video_root, ".mp4")
+        videos = VideoFiles(self.video_root, ".mp4")
         for (video, span), texts in sentences.items():
             name_of_span = f"{video}_{span[0]:g}_{span[1]:g}"
             builder.add(VideoRecord(name_of_span, videos.find(video), span), texts, source)

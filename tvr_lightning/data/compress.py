@@ -166,8 +166,8 @@ def _jobs(data: TextVideoDataModule, source: Path, folder: Path, copies: Copies)
     data = copy.copy(data)  # of which all training videos are copied, whatever the recipe draws or holds out
     data.holdout, data.max_train_videos, data._read = 0, None, {}
     files = {path for name in names for path in data.required_files(name)}
-    if data.captions is not None:
-        files.add(find_captions(data.captions, data.folder))
+    if data.extra_captions is not None:
+        files.add(find_captions(data.extra_captions, data.folder))
     if data.warnings:
         files.add(data.folder / SYNTHETIC_FILE)
     for path in sorted(files):

@@ -18,7 +18,7 @@ from tvr_lightning.data.records import (
     read_lines,
     read_table,
 )
-from tvr_lightning.data.video_files import VideoFolder
+from tvr_lightning.data.video_files import VideoFiles
 
 PROTOCOL = "paragraph to video, all descriptions of a video as one query"
 
@@ -82,7 +82,7 @@ $TVR_DATA/didemo/
         else:
             paragraphs, file = self._read_descriptions(name, findings), self.folder / f"{name}_data.json"
         builder = SplitBuilder(source, findings)
-        videos = VideoFolder(self.video_root)
+        videos = VideoFiles(self.video_root)
         for video, paragraph in paragraphs.items():
             captions = [" ".join(paragraph)] if paragraph else []
             builder.add(VideoRecord(video, videos.find(video), self.span), captions, file)

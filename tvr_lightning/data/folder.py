@@ -1,4 +1,4 @@
-"""Folder: videos of one's own with a table of captions."""
+"""Your own videos with a table of captions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tvr_lightning.data.records import (
     VideoRecord,
     malformed,
 )
-from tvr_lightning.data.video_files import VideoFolder, path_below
+from tvr_lightning.data.video_files import VideoFiles, path_below
 
 
-class Folder(TextVideoDataModule):
+class VideoFolder(TextVideoDataModule):
     """A folder of videos and a table of their captions: captions.csv, captions.jsonl or captions.parquet.
 
     Every caption trains, and every caption of a test video is a query. A column `split` (train, val, test) divides the
@@ -36,7 +36,7 @@ class Folder(TextVideoDataModule):
         **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 
-    title = "Folder"
+    title = "VideoFolder"
     directory = "folder"
     layout = """\
 FOLDER/                                              data.init_args.root, or $TVR_DATA/folder
@@ -57,7 +57,7 @@ FOLDER/                                              data.init_args.root, or $TV
         self.test_share = test_share
         self._rows: list[CaptionRow] | None = None
         self._paths: dict[str, Path] = {}
-        self._folders: dict[str, VideoFolder] = {}
+        self._folders: dict[str, VideoFiles] = {}
         super().__init__(split=split, frames=frames, words=words, **options)
         if not 0 < test_share < 1:
             raise ValueError(f"test_share is {test_share}; it must be between 0 and 1")
@@ -158,5 +158,5 @@ FOLDER/                                              data.init_args.root, or $TV
         """Return the path of a video: a name with folders is relative to the table, a bare one to `video_root`."""
         parent, _, name = video.rpartition("/")
         if parent not in self._folders:
-            self._folders[parent] = VideoFolder(path_below(self.folder, parent) if parent else self.video_root)
+            self._folders[parent] = VideoFiles(path_below(self.folder, parent) if parent else self.video_root)
         return self._folders[parent].find(name)

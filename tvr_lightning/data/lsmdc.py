@@ -16,7 +16,7 @@ from tvr_lightning.data.records import (
     read_text,
     tidy,
 )
-from tvr_lightning.data.video_files import VideoFolder, path_below
+from tvr_lightning.data.video_files import VideoFiles, path_below
 
 FILES: dict[SplitName, str] = {
     "train": "LSMDC16_annos_training.csv",
@@ -97,7 +97,7 @@ $TVR_DATA/lsmdc/
                 lines.append(columns[5])
             movies[clip[0]] = clip["movie"]
         builder = SplitBuilder(source, findings)
-        folders = {movie: VideoFolder(path_below(self.video_root, movie), ".avi") for movie in set(movies.values())}
+        folders = {movie: VideoFiles(path_below(self.video_root, movie), ".avi") for movie in set(movies.values())}
         dropped = DROPPED[self.split] if name == "test" else ()
         for clip_id, lines in sentences.items():
             if clip_id not in dropped:

@@ -17,7 +17,7 @@ from tvr_lightning.data.records import (
     read_json,
     read_table,
 )
-from tvr_lightning.data.video_files import VideoFolder
+from tvr_lightning.data.video_files import VideoFiles
 
 FULL = {"train": "MSRVTT_train.full.csv", "val": "MSRVTT_val.full.csv", "test": "MSRVTT_test.full.csv"}
 
@@ -96,7 +96,7 @@ $TVR_DATA/msrvtt/
         ids = [row["video_id"].strip() for row in read_table(source, ["video_id"])]
         findings.duplicates(source, ids)
         builder = SplitBuilder(source, findings)
-        videos = VideoFolder(self.video_root, ".mp4")
+        videos = VideoFiles(self.video_root, ".mp4")
         for video_id in dict.fromkeys(ids):
             record = VideoRecord(video_id, videos.find(video_id))
             builder.add(record, captions.get(video_id, []), self.folder / "MSRVTT_data.json")
@@ -108,7 +108,7 @@ $TVR_DATA/msrvtt/
         ids = [row["video_id"].strip() for row in rows]
         findings.duplicates(source, ids)
         builder = SplitBuilder(source, findings)
-        videos = VideoFolder(self.video_root, ".mp4")
+        videos = VideoFiles(self.video_root, ".mp4")
         for video_id, row in dict(zip(ids, rows, strict=True)).items():
             builder.add(VideoRecord(video_id, videos.find(video_id)), [row["sentence"]], source)
         return builder.build(name, protocol)

@@ -22,7 +22,7 @@ from tvr_lightning.data.records import (
     read_json,
     tidy,
 )
-from tvr_lightning.data.video_files import VideoFolder
+from tvr_lightning.data.video_files import VideoFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,10 @@ $TVR_DATA/msrvtt/
         **options: Any,
     ) -> None:
         super().__init__(split=split, frames=frames, words=words, **options)
-        if self.captions is not None:
+        if self.extra_captions is not None:
             raise ValueError(
-                f"captions {self.captions!r}: descriptions are only for retrieval, not for questions. Unset captions."
+                f"extra_captions {self.extra_captions!r}: descriptions are only for retrieval, not for questions. "
+                "Unset extra_captions."
             )
 
     @property
@@ -98,7 +99,7 @@ $TVR_DATA/msrvtt/
         """Read a split; its videos are in the order in which the file first asks about them."""
         source = self.folder / f"{name}_qa.json"
         entries: list[Any] = expect(source, "top level", read_json(source), list, "write a list of questions")
-        folder = VideoFolder(self.video_root, ".mp4")
+        folder = VideoFiles(self.video_root, ".mp4")
         videos: dict[str, int] = {}
         questions: list[TextRecord] = []
         for number, entry in enumerate(entries):

@@ -18,7 +18,7 @@ from tvr_lightning.data.records import (
     malformed,
     read_lines,
 )
-from tvr_lightning.data.video_files import VideoFolder
+from tvr_lightning.data.video_files import VideoFiles
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -87,7 +87,7 @@ $TVR_DATA/msvd/
         if self._captions is None:
             self._captions = read_captions(file)
         builder = SplitBuilder(source, findings)
-        videos = VideoFolder(self.video_root, ".avi")
+        videos = VideoFiles(self.video_root, ".avi")
         for clip in dict.fromkeys(listed):
             captioned = [" ".join(tokens) for tokens in self._captions.get(clip, [])]
             builder.add(VideoRecord(clip, videos.find(clip)), captioned, file)

@@ -104,7 +104,7 @@ class RecoverCaptions:
             known = ", ".join(list(self.descriptions)[:SHOWN])
             raise CaptionsFileError(
                 f"{self.path} describes none of the {len(video_ids)} training videos ({', '.join(absent[:SHOWN])}, "
-                f"...), but others, such as {known}. Set data.init_args.captions to the captions of this dataset."
+                f"...), but others, such as {known}. Set data.init_args.extra_captions to the captions of this dataset."
             )
         more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
         empty = f" ({self.empty} of its captions are empty)" if self.empty else ""

@@ -18,7 +18,7 @@ from tvr_lightning.data.records import (
     read_json,
     read_lines,
 )
-from tvr_lightning.data.video_files import VideoFolder
+from tvr_lightning.data.video_files import VideoFiles
 
 CAPTIONS = {"en": "enCap", "zh": "chCap"}
 CLIP = re.compile(r"(?P<youtube>.+)_(?P<start>\d{6})_(?P<end>\d{6})")  # greedy: YouTube ids hold underscores themselves
@@ -90,7 +90,7 @@ $TVR_DATA/vatex/
         findings.duplicates(source, listed)
         captions = self._read_captions(file, findings)
         builder = SplitBuilder(source, findings)
-        videos = VideoFolder(self.video_root, ".mp4")
+        videos = VideoFiles(self.video_root, ".mp4")
         for clip in dict.fromkeys(listed):
             if CLIP.fullmatch(clip) is None:
                 findings.add(

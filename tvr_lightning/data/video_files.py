@@ -23,7 +23,7 @@ def path_below(folder: Path, name: str) -> Path:
 
 
 @dataclass
-class VideoFolder:
+class VideoFiles:
     """Finds the files of one folder by name, listing the folder once.
 
     A file is found under its exact name, else under the only video of the same stem, since copies of the datasets are

@@ -34,7 +34,7 @@ from tvr_lightning.testing.small import (
 WITHOUT_NORMALIZATION = "--model.init_args.evaluation.normalization=null"
 
 
-class MethodContract:
+class MethodTestSuite:
     """Tests of one method; inherit as a class whose name begins with `Test`.
 
     Attributes:

@@ -171,7 +171,7 @@ def caption_videos(
 
     Args:
         config: recipe files or data overlays; later ones override earlier ones.
-        out: parquet file for the descriptions; set data.init_args.captions to it to train with them.
+        out: parquet file for the descriptions; set data.init_args.extra_captions to it to train with them.
         model: Hugging Face Hub name, or a folder of a model saved by transformers.
         prompt: prompt that the model gets with the frames of a segment.
         splits: splits whose videos are described; only the training split by default, since tests use no descriptions.
@@ -186,7 +186,7 @@ def caption_videos(
     """
     options = CaptionOptions(out, prompt, segments, frames, image_size, max_new_tokens, batch_size, num_workers)
     data = data_from_recipe(config, overrides)
-    data.captions = None  # the recipe may name the file that is about to be written
+    data.extra_captions = None  # the recipe may name the file that is about to be written
     chosen: list[SplitName] = splits or ["train"]
     stages = ["fit" if name == "train" else "validate" if name == "val" else "test" for name in chosen]
     check_present([*(partial(data.check_present, stage) for stage in stages), partial(Captioner.required_files, model)])

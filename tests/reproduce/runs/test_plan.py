@@ -112,7 +112,7 @@ def test_a_change_of_the_audit_makes_other_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "option", ["data: {init_args: {captions: FILE}}", "data: {init_args: {features: FILE}}",
+    "option", ["data: {init_args: {extra_captions: FILE}}", "data: {init_args: {features: FILE}}",
                "model: {init_args: {audio_encoder: {init_args: {weights: FILE}}}}",
                "model: {init_args: {encoder: {init_args: {trained_in: FILE}}}}",
                "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {weights: FILE}}}}",

@@ -107,7 +107,7 @@ class DPDV(RetrievalModule):
         if listed is None:
             raise CaptionError(
                 "DPDV's Recover-Path trains on captions of the videos, but the data has none. Set "
-                "data.init_args.captions to a captions file (`tvr caption` writes one), or set "
+                "data.init_args.extra_captions to a captions file (`tvr caption` writes one), or set "
                 "model.init_args.dpdv.paths to [spot]."
             )
         most, least = self.options.captions, self.options.recover_captions

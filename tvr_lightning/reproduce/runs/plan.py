@@ -27,7 +27,7 @@ Verb = Literal["fit", "test", "extract"]
 SHARED_METHOD, SHARED_DATASET = "clip4clip", "msrvtt"
 SHARED_RECIPES = {"encoder": "fixture-shared.yaml", "features": "fixture-features.yaml"}
 # Options that name what a run reads in addition to its dataset.
-DATA_FILES = ("data.init_args.captions", "data.init_args.features")
+DATA_FILES = ("data.init_args.extra_captions", "data.init_args.features")
 MODEL_FILES = (
     "model.init_args.encoder.init_args.architecture",
     "model.init_args.encoder.init_args.tokenizer",
