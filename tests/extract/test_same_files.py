@@ -8,7 +8,7 @@ import pytest
 import torch
 from broken_videos import write_video
 
-from tvr_lightning.data.folder import VideoFolder
+from tvr_lightning.data.video_folder import VideoFolder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
 from tvr_lightning.extract.plan import ExtractOptions

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from tvr_lightning.data.base import TextVideoDataModule
     from tvr_lightning.data.charades import Charades
     from tvr_lightning.data.didemo import DiDeMo
-    from tvr_lightning.data.folder import VideoFolder
     from tvr_lightning.data.lsmdc import LSMDC
     from tvr_lightning.data.msrvtt import MSRVTT
     from tvr_lightning.data.msrvtt_qa import MSRVTTQA
     from tvr_lightning.data.msvd import MSVD
     from tvr_lightning.data.vatex import VATEX
+    from tvr_lightning.data.video_folder import VideoFolder
 
 __all__ = [
     "LSMDC",
@@ -31,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 # Imported when they are first asked for: what reads annotations or writes a dataset needs no Lightning.
-_FILES = {"MSRVTTQA": "msrvtt_qa", "TextVideoDataModule": "base"}
+_FILES = {"MSRVTTQA": "msrvtt_qa", "TextVideoDataModule": "base", "VideoFolder": "video_folder"}
 
 
 def __getattr__(name: str) -> Any:
