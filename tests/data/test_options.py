@@ -61,7 +61,7 @@ def test_help_shows_every_option_with_its_sentence_and_default(capsys):
         described = re.search(rf"--data\.(init_args\.)?{name} \S+ (\S.*?)\((required, )?type: ", shown)
         assert described, name
         assert len(described[2]) > 15, described[0]
-    assert re.search(r"--data\.(init_args\.)?frames FRAMES F, frames per clip.*?default: 64\)", shown)
+    assert re.search(r"--data\.(init_args\.)?frames FRAMES number of frames F per clip.*?default: 64\)", shown)
 
 
 def test_a_recipe_that_misspells_an_option_is_refused_by_name(tmp_path: Path, capsys):

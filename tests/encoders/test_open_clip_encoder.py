@@ -120,7 +120,7 @@ def test_strings_need_clips_vocabulary(parity_cases):
     encoder = ClipEncoder.from_openai_state_dict(
         {name.removeprefix(prefix): tensor for name, tensor in case.items() if name.startswith(prefix)}
     )
-    with pytest.raises(ValueError, match=r"embeds 128 token ids.*encode_tokens"):
+    with pytest.raises(ValueError, match=r"embeds 128 token IDs.*encode_tokens"):
         encoder.encode_text(CAPTIONS, words=8)
 
 
@@ -185,7 +185,7 @@ def test_float16_gives_float32_features_close_to_those_of_float32():
 
 def test_float16_refuses_mixed_precision_sharding_and_other_towers():
     ClipEncoder.check_trainer("32-true", "ddp", encoder_precision="float16")
-    with pytest.raises(ValueError, match=r"not with trainer\.precision bf16-mixed; add .*variants/float32\.yaml"):
+    with pytest.raises(ValueError, match=r"not with trainer\.precision bf16-mixed\. Add .*variants/float32\.yaml"):
         ClipEncoder.check_trainer("bf16-mixed", "auto", encoder_precision="float16")
     for strategy in ("fsdp", "ModelParallelStrategy"):
         with pytest.raises(ValueError, match=f"not with strategy {strategy}"):

@@ -103,7 +103,7 @@ def test_half_precision_and_autocast_compute_in_float32():
         ({"iterations": 0}, "at least one iteration"),
         ({"row_marginal": torch.ones(4)}, r"row_marginal must be \(3,\)"),
         ({"column_mask": torch.ones(3).bool()}, r"column_mask must be \(2,\)"),
-        ({"row_mask": torch.zeros(3).bool()}, "row_mask leaves no row"),
+        ({"row_mask": torch.zeros(3).bool()}, "row_mask masks every row"),
         ({"column_marginal": torch.tensor([1.0, 0.0])}, "column_marginal must be positive"),
     ],
 )

@@ -334,8 +334,8 @@ def _frameless(path: Path) -> None:
     [
         (_empty, "the file is empty"),
         (_text, "cannot be opened as video"),
-        (write_sound, "has no video stream, only sound"),
-        (write_song, "has no video stream, only sound"),
+        (write_sound, "has no video stream, only audio"),
+        (write_song, "has no video stream, only audio"),
         (lambda path: rename_codec(write_video(path, 5)), "its video codec is unknown"),
         (lambda path: None, "there is no such file"),
         (lambda path: path.mkdir(), "there is no such file"),

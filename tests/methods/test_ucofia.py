@@ -74,7 +74,7 @@ def test_a_checkpoint_of_the_training_code_is_imported_whole(parity_cases):
     assert import_ucofia(mean_pooling, "file", words=6, frames=4).temporal is None  # position embeddings are unused
     with pytest.raises(AuthorsCheckpointError, match="for 6 words and 4 frames, not for 32 words and 12 frames"):
         import_ucofia(checkpoint, "file")
-    with pytest.raises(AuthorsCheckpointError, match=r"missing word_mat_weight"):
+    with pytest.raises(AuthorsCheckpointError, match=r"missing tensors word_mat_weight"):
         import_ucofia({n: t for n, t in checkpoint.items() if n != "word_mat_weight"}, "file", 6, 4)
 
 

@@ -43,7 +43,7 @@ def matrix_sizes(checkpoint: Mapping[str, Tensor], source: str) -> tuple[int, in
     missing = [n for n in ("word_mat_weight", "frame_logit_weight", "pixel_mat_weight") if n not in checkpoint]
     if missing:
         raise AuthorsCheckpointError(
-            f"{source}: {', '.join(missing)} missing, whose rows are UCoFiA's words, frames, and patches"
+            f"{source}: missing tensors {', '.join(missing)}, whose rows are UCoFiA's words, frames, and patches"
         )
     words, frames, pixels = (
         len(checkpoint[name]) for name in ("word_mat_weight", "frame_logit_weight", "pixel_mat_weight")
