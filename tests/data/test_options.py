@@ -73,5 +73,5 @@ def test_a_recipe_that_misspells_an_option_is_refused_by_name(tmp_path: Path, ca
 
 
 def test_questions_refuse_the_captions_of_retrieval():
-    with pytest.raises(ValueError, match="Unset captions"):
+    with pytest.raises(ValueError, match="Unset extra_captions"):
         rooms.MSRVTTQA(extra_captions="captions.parquet")
