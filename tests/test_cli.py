@@ -291,14 +291,14 @@ TYPOS = {
     "fit --config recipes/gare.yaml --data.init_args.batchsize 3": "has no option batchsize. Available: batch_size",
     "fit --config recipes/gare.yaml --model.init_args.gare.poolin x": "has no option poolin. Available: pooling",
     "fit --config recipes/gaer.yaml": "no such file; did you mean recipes/gare.yaml?",
-    "index --num_workers 3": "index has no option --num_workers",
-    "serve --index nowhere --max_upload_mib 3": "serve has no option",
+    "index --numworker 3": "index has no option --numworker",
+    "serve --index nowhere --max_upload_mb 3": "serve has no option",
     "extract --numworkers 3": "extract has no option --numworkers. Did you mean --num_workers?",
     "search --tpo 3 dog": "search has no option --tpo. Did you mean --top?",
     "reproduce gare1": "There is no table 'gare1'",
     "published --paper gari": "No published row has paper 'gari'",
     "audit --config recipes/gare.yaml --videos many": "audit: videos is many; expected a whole number",
-    "extract --config clip4clip --parts smell": "what is smell; expected text, frames, patches, audio or all",
+    "extract --config clip4clip --parts smell": "parts is smell; expected text, frames, patches, audio or all",
     "test": "test needs a checkpoint (--ckpt_path FILE) or a recipe, such as tvr test --config tcmgc",
     "caption --config fixture": "No dataset is given. Name one before the overlays, such as --config data/msrvtt",
 }
@@ -356,7 +356,7 @@ def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):
 
 
 def test_no_help_and_no_typo_waits_for_torch():
-    asked = [["--help"], ["--version"], ["fit", "--help"], ["index", "--ckpy", "x"], ["evaluat"]]
+    asked = [["--help"], ["--version"], ["fit", "--help"], ["index", "--ckpt_pat", "x"], ["evaluat"]]
     asked += [[*verb.words.split(), "--help"] for verb in VERBS if verb.run is not None]
     program = (
         "import sys\nfrom tvr_lightning.cli import main\n"
@@ -366,7 +366,7 @@ def test_no_help_and_no_typo_waits_for_torch():
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     assert said.stderr.splitlines() == [
-        "tvr: index has no option --ckpy. Did you mean --ckpt? `tvr index --help` lists all options.",
+        "tvr: index has no option --ckpt_pat. Did you mean --ckpt_path? `tvr index --help` lists all options.",
         "tvr: evaluat is not a command. Did you mean evaluate? `tvr --help` lists all commands.",
     ]
 

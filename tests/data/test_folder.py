@@ -112,7 +112,7 @@ def test_without_splits_the_same_videos_are_drawn_in_whatever_order(root, tmp_pa
         drawn.append({video.video_id for video in one.read_split("test").videos})
         assert len(one.read_split("train").videos) == 15
         assert not drawn[-1] & {video.video_id for video in one.read_split("train").videos}
-        assert "5 of 20 videos drawn" in one.read_split("test").protocol
+        assert "5 of 20 videos sampled" in one.read_split("test").protocol
     assert len(drawn[0]) == 5
     assert drawn[0] == drawn[1]
 
