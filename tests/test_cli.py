@@ -356,7 +356,7 @@ def test_the_help_of_training_fits_a_screen(capsys, monkeypatch):
 
 
 def test_no_help_and_no_typo_waits_for_torch():
-    asked = [["--help"], ["--version"], ["fit", "--help"], ["index", "--ckpt_pat", "x"], ["evaluat"]]
+    asked = [["--help"], ["--version"], ["fit", "--help"], ["index", "--ckpy_path", "x"], ["evaluat"]]
     asked += [[*verb.words.split(), "--help"] for verb in VERBS if verb.run is not None]
     program = (
         "import sys\nfrom tvr_lightning.cli import main\n"
@@ -366,7 +366,7 @@ def test_no_help_and_no_typo_waits_for_torch():
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     assert said.stderr.splitlines() == [
-        "tvr: index has no option --ckpt_pat. Did you mean --ckpt_path? `tvr index --help` lists all options.",
+        "tvr: index has no option --ckpy_path. Did you mean --ckpt_path? `tvr index --help` lists all options.",
         "tvr: evaluat is not a command. Did you mean evaluate? `tvr --help` lists all commands.",
     ]
 
