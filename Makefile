@@ -38,7 +38,7 @@ help:
 
 install: $(VENV)/.installed
 
-# What users need. Installs again if pyproject.toml or constraints.txt is newer than this file. Without --no-compile, pip
+# The package for users. Installs again if pyproject.toml or constraints.txt is newer than this file. Without --no-compile, pip
 # compiles many modules that nothing imports.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -48,7 +48,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP_INSTALL) --editable '.[search]'
 	touch $@
 
-# What tests, every encoder, and every audio model need as well.
+# Additional packages for tests, all encoders, and all audio models.
 $(VENV)/.complete: $(VENV)/.installed
 	$(PIP_INSTALL) --editable '.[dev,audio,encoders,search]'
 	touch $@

@@ -15,7 +15,7 @@ Deviations:
   `tvr convert --openai_clip FILE` leaves L1 out. `evaluate_as: released` trains with L1 and scores without it.
 - noise: released selectors draw it at evaluation too, and scores change from run to run; here evaluation takes the k
   best patches (`patch_selection.noise_eval` or `evaluate_as: released` draws).
-- score normalization: released corrects each of the three scores by a bias of its own (log weights of Sinkhorn's
+- score normalization: released corrects each of the three scores by a separate bias (log weights of Sinkhorn's
   algorithm over all training queries, added before the mean); here off. `evaluate_as: released` adds the three
   biases, and `recipes/variants/ucofia-sinkhorn.yaml` one bias of the mean.
 - unused parameters: released creates some; here they are left out.

@@ -1,6 +1,6 @@
 """GAID: Frame-Level Gated Audio-Visual Integration with Directional Perturbation (Yang, Cao, He, Su).
 
-The equations are in `model.py`, to be read beside the paper's method section. Defaults are those of the released code
+The equations are in `model.py`, to be read next to the paper's method section. Defaults are those of the released code
 (YangBowenn/GAID, model/clip_stochastic.py, modules/stochastic_module.py, modules/loss.py) but for its evaluation, which
 leaks.
 
@@ -11,28 +11,28 @@ Deviations:
 - gate: paper conditions on the query; released trains it on the own caption (`fusion.text: paired`); here the query's
   gate is trained as it is tested.
 - sigma: paper N(0, 1); released U[0, 1); here as released (`prior`).
-- text: paper normalised; released not; here as released (`normalize_text`).
+- text: paper normalizes it; released does not; here as released (`normalize_text`).
 - loss: paper plain InfoNCE; released weighted by each pair's own similarity, where a negative one rewards a bad match;
   here as released, but a pair of negative similarity has weight 0 (`loss_weighting`).
 - support text: paper "along the variance direction"; released towards the mean of the pooled videos, each dimension as
   far as its radius; here as released.
 - temperature: released detaches it, so that it stays CLIP's 100; here as released.
 - draws of dropout: released for every pair; here too, or for every video (`attention.dropout_per: video`).
-- silence: released feeds zeros, and wav2vec2's projection then adds its bias; here a frame without sound is zero
-  behind the projection too.
-- sound of other lengths than 30 s: paper concatenates and resamples longer sound (A.1); released pads and cuts to 30 s;
+- silence: released feeds zeros, and wav2vec2's projection then adds its bias; here sets the projected
+  audio features of silent frames to zero.
+- audio of other lengths than 30 s: paper concatenates and resamples longer audio (A.1); released pads and cuts to 30 s;
   here `data.init_args.audio_alignment` decides.
 - length of wav2vec 2.0's audio: released encodes the whole track; here encodes the first `data.init_args.audio_seconds`
   of it, also with `audio_alignment: clip30`, and the recipes set 60.
-- draws of T-MASS's perturbation (`STP`): released anew for every pair; here one set of draws per evaluation meets all
-  pairs, so that a score depends on its pair alone.
+- draws of T-MASS's perturbation (`STP`): released draws again for every pair; here one set of draws per evaluation
+  applies to all pairs, so that a score depends on its pair alone.
 - several captions per video, as released: released fuses under the first caption and pools under that of the query's
   number; here both take the one of the query's number.
-- pixels: released resizes float tensors with antialiasing; here pictures of 8 bits, rounded.
+- pixels: released resizes float tensors with antialiasing; here rounds them to 8 bits.
 - fusion of samples and tokens: paper Table 5; released not; here after the paper's description.
-- optimiser: paper Adam (Table 8); released AdamW; here as released (`optimizer`).
-- selection: released the best test R@1, ten times per epoch; here the weights of
-  the last step; `recipes/variants/gaid-select-on-test.yaml` selects as released.
+- optimizer: paper Adam (Table 8); released AdamW; here as released (`optimizer`).
+- selection: released the best test R@1, ten times per epoch; here the weights of the last step;
+  `recipes/variants/gaid-select-on-test.yaml` selects as released.
 - gather: released none; here over all devices (`gather`).
 """
 

@@ -11,7 +11,7 @@ Deviations:
   pass, which at convergence is exact (`detach_biases`).
 - scope of the biases: paper a batch; here the whole gathered batch, not each device's part.
 - queues: paper the last training queries; here what training produced, enqueued after each optimiser step, at first
-  only as far as they are filled; `bank: training-split` encodes training texts and videos anew instead.
+  only as far as they are filled; `bank: training-split` encodes training texts and videos again instead.
 - test: paper biases from training queries, or from the test queries as an oracle (Table 5); here either or none, as
   `evaluation.normalization` says, with the four iterations and the learnt temperature of training.
 - gradient of the loss: paper Eq. 28 lacks a factor; here, with the temperature,
@@ -23,9 +23,8 @@ Deviations:
 - gradient of the gather of its base: released CLIP4Clip each device's own slice (`gather: own-slice`); here the exact
   one.
 - marginals: paper Eqs. 8 and 9 have them exchanged; here rows add up to 1/m, columns to 1/n.
-- Support-Set Bottlenecks: paper puts NCL on it too (Table 4); here it is not built, as of its own paper (arXiv
-  2010.02824) no more than the introduction was at hand, and NCL on X-CLIP, DRL and X-Pool stands in its place
-  (`recipes/tables/ncl-4.yaml`).
+- Support-Set Bottlenecks: paper puts NCL on it too (Table 4); here it is not built, because only the introduction
+  of that paper (arXiv 2010.02824) was available; `recipes/tables/ncl-4.yaml` runs NCL on X-CLIP, DRL, and X-Pool.
 """
 
 from __future__ import annotations
