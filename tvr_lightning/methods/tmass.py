@@ -6,8 +6,8 @@ X-Pool with a text that is drawn from a region around its vector. Follows the re
 Deviations:
 - protocol: released scores each test video pooled under its OWN caption, so that ground truth leaks; here under the
   query. `protocol: as-released` is theirs, and its results say "leaks ground truth".
-- draws: released draws again for every pair; here one set of draws per evaluation, seeded by `evaluation.seed`, applies to all
-  pairs, so that a score depends on its pair alone. Each score has the same distribution.
+- draws: released draws again for every pair; here one set of draws per evaluation, seeded by `evaluation.seed`,
+  applies to all pairs, so that a score depends on its pair alone. Each score has the same distribution.
 - sigma: paper N(0, 1); released U[0, 1), whose mean is 1/2; here as released (`prior`).
 - radius: paper multiplies by S W with W (F, D) alone; released has a bias; here as released.
 - support weight: released 0 by default, 0.8 in its MSR-VTT command; here 0.8, and 0 in the recipes of other datasets
