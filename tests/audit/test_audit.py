@@ -261,13 +261,13 @@ class Logs(CLIP4Clip):
 def test_a_method_that_asks_the_trainer_for_the_ground_truth_is_caught_and_refused(data, encoder):
     method = AsksTheTrainer(encoder, words=12, frames=2)
     audit = audit_method(method, data)
-    assert "asks for trainer.datamodule" in leaking(audit)
+    assert "accesses trainer.datamodule" in leaking(audit)
     assert audit.recall_with_help > 90.0  # codes of two videos may be alike
     assert audit.recall_without_help < 40.0
-    with pytest.raises(LeakageError, match=r"AsksTheTrainer asks for trainer\.datamodule while it encodes or scores"):
+    with pytest.raises(LeakageError, match=r"AsksTheTrainer accesses trainer\.datamodule while it encodes or scores"):
         recall_of_a_test(method, data)
     scoring = AsksWhileScoring(encoder, words=12, frames=2)
-    assert leaking(audit_method(scoring, data)) == "asks for trainer.test_dataloaders"
+    assert leaking(audit_method(scoring, data)) == "accesses trainer.test_dataloaders"
     with pytest.raises(LeakageError, match=r"trainer\.test_dataloaders"):
         recall_of_a_test(scoring, data)
 

@@ -248,7 +248,7 @@ def test_a_released_protocol_gets_each_videos_own_caption_and_is_marked(captions
 
 def test_a_released_protocol_needs_equally_many_captions():
     texts, videos, truth = split()
-    with pytest.raises(ValueError, match="they have 0 to 4"):
+    with pytest.raises(ValueError, match="These have 0 to 4"):
         evaluate(Evaluator(score_as_released=lambda t, v, o: cosine(t, v)), texts, videos, truth)
 
 

@@ -233,7 +233,7 @@ def test_an_encoder_without_patches_is_not_asked_for_them(dataset, tmp_path):
     encoder = WithoutPatches(width=64, image_size=32, text_layers=1, vision_layers=1)
     source = source_of_data(MSRVTT(root=str(dataset), **DATA), ["test"])
     assert extract(source, encoder, None, options(tmp_path / "all")).written.keys() == {"text", "frames"}
-    with pytest.raises(ValueError, match="--parts patches: WithoutPatches gives none"):
+    with pytest.raises(ValueError, match="--parts patches: WithoutPatches provides none"):
         extract(source, encoder, None, options(tmp_path / "named", what=["patches"]))
 
 

@@ -127,7 +127,7 @@ def test_a_skipped_video_is_tried_again_only_if_its_file_changed(folders, tmp_pa
     bad.write_bytes(good)
     repaired = extracted(root, tmp_path / "store")
     assert (repaired.retried, repaired.still_skipped, repaired.written["frames"]) == (1, 0, 1)
-    assert any("1 tried again and 0 left out" in line for line in repaired.lines())
+    assert any("1 were tried again and 0 were not" in line for line in repaired.lines())
     assert FeatureStore(tmp_path / "store").skipped("frames") == {}
 
 

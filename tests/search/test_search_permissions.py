@@ -216,7 +216,7 @@ def test_who_only_reads_waits_for_no_writer(tmp_path, monkeypatch):
         again = Catalog(out)
         assert again.count() == 0
         again.close()
-        with pytest.raises(BusyError, match="busy"):
+        with pytest.raises(BusyError, match="is in use by another process"):
             reader.set_fact("other", 1)
     finally:
         other.close()

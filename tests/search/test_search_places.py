@@ -136,7 +136,7 @@ def test_a_captions_file_that_an_index_names_is_not_read(indexed, gallery, tmp_p
     folder = own_copy(indexed, tmp_path / "index", captions=str(private))
     report = index([gallery], folder, progress=False)
     assert report.captioned == 0
-    assert any("private.parquet: a captions file that you have not named here" in line for line in report.problems)
+    assert any("private.parquet: a captions file that you have not named" in line for line in report.problems)
     assert index([gallery], folder, progress=False, captions=private).captioned == 1
     assert index([], folder, progress=False).captioned == 1
 
@@ -185,7 +185,7 @@ def test_queries_go_to_a_host_only_where_the_user_names_it(indexed, gallery, tmp
 
 def test_another_store_than_the_indexs_is_refused(indexed, capsys):
     assert main(["search", "a", "--index", str(indexed), "--store", "s3://elsewhere/vectors"]) == 1
-    assert "lie in exact" in capsys.readouterr().err
+    assert "are stored in exact" in capsys.readouterr().err
 
 
 def test_a_store_that_the_user_gave_once_is_not_asked_for_again(gallery, tmp_path, sources):
