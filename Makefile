@@ -23,7 +23,7 @@ FEATURES ?= features/$(BACKBONE)
 # Store audio and patches only if a head needs them; patches take most of the space.
 WHAT := [text, frames$(if $(filter dpdv,$(HEADS)),$(COMMA) patches)$(if $(filter gaid,$(HEADS)),$(COMMA) audio)]
 
-.PHONY: help install demo demo-search test test-slow test-oldest lint smoke zero-shot heads reproduce-table1 verify-released clean
+.PHONY: help install demo demo-search screenshots test test-slow test-oldest lint smoke zero-shot heads reproduce-table1 verify-released clean
 
 help:
 	@echo 'make install           create .venv and install the package in it; then: . .venv/bin/activate'
@@ -70,6 +70,15 @@ demo:
 demo-search: $(VENV)/.installed $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
 	$(BIN)/python benchmarks/demo_search.py --runs $(DEMO_FOLDER)/runs --videos $(DEMO_FOLDER)/msrvtt --out $(DEMO_FOLDER)/index
 	@echo; echo "To see the videos: $(BIN)/tvr serve --index $(DEMO_FOLDER)/index, then open http://127.0.0.1:8321/"
+
+# The README's image, from the demo and one synthetic table; needs Chromium and its driver.
+SCREENSHOTS := build/screenshots
+screenshots: $(VENV)/.complete
+	test -d $(DEMO_FOLDER)/index || $(MAKE) demo
+	$(BIN)/tvr reproduce tc-mgc-1a --fixture --share features --out $(SCREENSHOTS)
+	$(BIN)/tvr report $(SCREENSHOTS)
+	$(BIN)/python benchmarks/screenshots.py --report $(SCREENSHOTS)/report.html --index $(DEMO_FOLDER)/index \
+	  --out docs/images/overview.webp
 
 test: $(VENV)/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -130,4 +139,4 @@ verify-released: $(VENV)/.complete
 	$(BIN)/tvr verify-released $(CHECKPOINTS)
 
 clean:
-	rm -rf build/demo build/smoke
+	rm -rf build/demo build/smoke build/screenshots
