@@ -26,6 +26,7 @@ _EXAMPLES = {
         "tvr test --config recipes/zero-shot.yaml --config recipes/backbone/pe-core-b.yaml",
     ],
 }
+_OVERLAYS = ("fixture", "demo", "features", "heads")
 _FOLDERS = {"data": "datasets", "backbone": "backbones", "hardware": "hardware", "variants": "variants"}
 
 
@@ -38,10 +39,10 @@ def lightning_help(verb: str, what: str, recipes: Path) -> str:
         recipes: folder of the recipes, which are listed.
     """
     names = sorted(path.stem for path in recipes.glob("*.yaml"))
-    methods = [name for name in names if "-" not in name and name not in ("fixture", "features", "heads")]
+    methods = [name for name in names if "-" not in name and name not in _OVERLAYS]
     groups: dict[str, list[str]] = {
         "methods": methods,
-        "overlays": [name for name in ("fixture", "features", "heads") if name in names],
+        "overlays": [name for name in _OVERLAYS if name in names],
     }
     for folder, title in _FOLDERS.items():
         groups[title] = [f"{folder}/{path.stem}" for path in sorted((recipes / folder).glob("*.yaml"))]
