@@ -13,7 +13,6 @@ from typing import Annotated
 
 import torch
 from rich.console import Console
-from threadpoolctl import threadpool_limits
 
 from tvr_lightning.files import write_whole
 from tvr_lightning.media.workers import worker_context
@@ -84,15 +83,10 @@ def _sections(cards: Sequence[Card], directory: Path, tables_only: bool) -> Iter
     own = torch.get_num_threads()
     torch.set_num_threads(threads)  # more threads than cores wait for each other without sleeping
     try:
-        with ProcessPoolExecutor(processes, worker_context(), _limit_threads, (threads,)) as pool:
+        with ProcessPoolExecutor(processes, worker_context(), torch.set_num_threads, (threads,)) as pool:
             yield pool.map(make, cards)
     finally:
         torch.set_num_threads(own)
-
-
-def _limit_threads(threads: int) -> None:
-    torch.set_num_threads(threads)
-    threadpool_limits(threads)  # t-SNE's
 
 
 def section_of(card: Card, directory: Path, tables_only: bool = False) -> RunSection:
