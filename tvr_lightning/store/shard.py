@@ -36,7 +36,6 @@ PARTS: tuple[Part, ...] = get_args(Part)
 FORMAT = 3
 FINGERPRINT_FIELDS = ("encoder", "weights", "sampling", "preprocessing")
 NAME = re.compile(rf"(?P<part>{'|'.join(PARTS)})-(?P<number>\d{{5,}})-(?P<digest>[0-9a-f]{{32}})\.safetensors")
-HEADER_OF_FORMAT_1 = "store.json"
 SAMPLED_BYTES = 2**16
 
 
@@ -227,12 +226,8 @@ def shard_files(folder: Path) -> list[Path]:
     """Return the shards of a store in the order of their parts and numbers.
 
     Raises:
-        StoreError: the folder holds a store of format 1, or a link leads out of it.
+        StoreError: a link leads out of the folder.
     """
-    if (folder / HEADER_OF_FORMAT_1).is_file():
-        raise StoreError(
-            f"{folder} contains a feature store of format 1, but this version reads {FORMAT}. Extract elsewhere."
-        )
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         named = NAME.fullmatch(path.name)
