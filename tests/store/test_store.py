@@ -256,7 +256,7 @@ def test_a_folder_that_is_not_a_store_is_refused(tmp_path):
 def test_a_store_of_another_format_is_refused(store, monkeypatch):
     monkeypatch.setattr("tvr_lightning.store.shard.FORMAT", 4)
     with pytest.raises(StoreError, match=r"the format is not 4, .*Extract again"):
-        assert FeatureStore(store).parts
+        FeatureStore(store).require("frames", {})
 
 
 def test_half_a_shard_is_no_shard_and_swept_up(store):
