@@ -93,7 +93,7 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 	touch $@
 
 docs: $(VENV)/.docs-installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is in build/site. To read it, open build/site/index.html, or run $(BIN)/mkdocs serve."
 
 smoke: $(VENV)/.installed
