@@ -23,13 +23,15 @@ FEATURES ?= features/$(BACKBONE)
 # Store audio and patches only if a head needs them; patches take most of the space.
 WHAT := [text, frames$(if $(filter dpdv,$(HEADS)),$(COMMA) patches)$(if $(filter gaid,$(HEADS)),$(COMMA) audio)]
 
-.PHONY: help install demo demo-search screenshots test test-slow test-oldest lint smoke zero-shot heads reproduce-table1 verify-released clean
+.PHONY: help install demo demo-search screenshots test test-slow test-oldest lint docs smoke zero-shot heads reproduce-table1 \
+  verify-released clean
 
 help:
 	@echo 'make install           create .venv and install the package in it; then: . .venv/bin/activate'
 	@echo 'make demo              install, write 500 synthetic videos, train, show the results, search the videos'
 	@echo 'make test              run the tests (make test-slow: the slow tests; make lint: ruff and mypy)'
 	@echo 'make test-oldest       test the wheel with the oldest versions that pyproject.toml allows (downloads several GB)'
+	@echo 'make docs              build the documentation as a site in build/site'
 	@echo 'make zero-shot         test a pretrained encoder on MSR-VTT 1k-A, no training: BACKBONE=pe-core-b (needs data)'
 	@echo 'make heads             extract features, train the papers'"'"' heads on them: BACKBONE, HEADS="gare tcmgc ncl dpdv gaid"'
 	@echo 'make reproduce-table1  run Table 1 of every paper (FAST=1: heads on one shared encoder, synthetic videos)'
@@ -106,6 +108,14 @@ lint: $(VENV)/.complete
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy tvr_lightning
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(PIP_INSTALL) --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The site is in build/site. To read it, open build/site/index.html, or run $(BIN)/mkdocs serve."
 
 smoke: $(VENV)/.installed
 	rm -rf build/smoke
