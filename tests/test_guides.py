@@ -1,9 +1,13 @@
 """The guides show files that the test suite runs, and every file and link that a page names exists."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from tvr_lightning.command_line.verb_help import option_names
+from tvr_lightning.command_line.verbs import VERBS
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
@@ -31,7 +35,23 @@ SHOWN = {
         f"{EXAMPLES}/test_colour_grid_encoder.py",
     },
 }
-PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
+RUN_OPTIONS = {
+    "--config",
+    "--ckpt_path",
+    "--estimate",
+    "--override",
+    "--help",
+    "--help_all",
+    "--eval_memory",
+    "--seed_everything",
+}
+PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
+]
 
 
 @pytest.mark.parametrize("guide", SHOWN)
@@ -67,3 +87,40 @@ def test_the_files_and_links_of_a_page_exist(page):
 def test_most_pages_name_files():
     texts = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
     assert sum(bool(NAMED.search(text) or LINK.search(text)) for text in texts) > len(PAGES) / 2
+
+
+def commands_of(page):
+    """The `tvr` commands in the fenced blocks of a page, as lists of words."""
+    blocks = re.findall(
+        r"^```(?:bash)?\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("tvr ")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_and_their_options_exist(page):
+    verbs = {tuple(verb.words.split()): verb for verb in VERBS}
+    for words in commands_of(page):
+        verb = verbs.get(tuple(words[:2])) or verbs.get(tuple(words[:1]))
+        assert verb is not None, f"tvr {' '.join(words)}"
+        known = RUN_OPTIONS if verb.run is None else {*option_names(verb.run, verb.positional), *RUN_OPTIONS}
+        options = [word.partition("=")[0] for word in words if word.startswith("--")]
+        assert [name for name in options if name not in known and "." not in name] == [], f"tvr {' '.join(words)}"
+
+
+def test_the_make_targets_of_pages_exist():
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        named = re.findall(
+            r"^(?:`)?make ((?:[a-z][a-z0-9-]*\b ?)+)|`make ([a-z][a-z0-9-]*)", (ROOT / page).read_text(), re.MULTILINE
+        )
+        words = {word for pair in named for text in pair for word in text.split()}
+        assert {word for word in words if word not in targets} <= {"sure"}, page
+
+
+def test_the_site_lists_every_page_once():
+    # MkDocs itself checks links and anchors (`make docs`); YAML tags of its own are not read here.
+    pages = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    expected = {page.name for page in (ROOT / "docs").glob("*.md")} | {"index.md", "changelog.md", "contributing.md"}
+    assert sorted(pages) == sorted(expected)
