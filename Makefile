@@ -56,13 +56,13 @@ $(VENV)/.complete: $(VENV)/.installed
 	touch $@
 
 $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed
-	@echo "Writing 500 synthetic videos: about half a minute, then three minutes left"
+	@echo "Writing 500 synthetic videos: about half a minute, then three to five minutes left"
 	$(BIN)/tvr data synth msrvtt --root $(DEMO_FOLDER) --videos 500 --seed 0
 
 demo:
-	@echo "The demo takes about five minutes on two CPU cores: it installs, writes videos, trains, tests, and searches"
+	@echo "The demo takes four to six minutes on two CPU cores: it installs, writes videos, trains, tests, and searches"
 	@$(MAKE) --no-print-directory $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
-	@echo "Training TC-MGC and testing it: about two minutes, then half a minute left"
+	@echo "Training TC-MGC and testing it: two to four minutes, then half a minute left"
 	$(BIN)/tvr fit --config recipes/tcmgc.yaml --config recipes/fixture.yaml --config recipes/demo.yaml \
 	  --data.init_args.root $(DEMO_FOLDER) --results.directory $(DEMO_FOLDER)/runs
 	@echo "Indexing the 100 test videos and searching them: about half a minute"

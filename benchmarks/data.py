@@ -151,8 +151,8 @@ def main() -> None:
     videos = sorted((Path(os.environ["TVR_TEST_DATA"]) / "clips" / "videos").iterdir())[: options.clips]
     with tempfile.TemporaryDirectory() as folder:
         source = source_of_files(videos, CROP, FRAMES, audio=AudioOptions("whisper"))
-        frames = extraction(source, Path(folder), ["frames"], options.workers)
-        audio = extraction(source, Path(folder), ["audio"], options.workers)
+        frames = extraction(source, Path(folder), ["frames"], options.num_workers)
+        audio = extraction(source, Path(folder), ["audio"], options.num_workers)
         split = Split("test", "", [record for record, _ in source.videos], [])
         silent = source_of_files(videos, CROP, FRAMES).read
         stored = FeatureReader(FeatureStore(folder), FILES)
@@ -190,7 +190,7 @@ Where the time of one sample goes, one process, milliseconds of the processor:
 
 {table(shares, ["step", "milliseconds", "share"])}
 
-Extraction with {options.workers} workers, shares of the whole time:
+Extraction with {options.num_workers} workers, shares of the whole time:
 
 {table(extracted, ["part", "videos per second", "waiting for decoding", "encoding", "writing", "bottleneck"])}
 

@@ -172,8 +172,8 @@ def planned(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Plan:
     """Return what the command line asks for."""
     if args.seeds < 2:
         parser.error(f"--seeds is {args.seeds}; an interval takes at least 2")
-    if args.workers < 1:
-        parser.error(f"--num_workers is {args.workers}; training takes at least 1")
+    if args.num_workers < 1:
+        parser.error(f"--num_workers is {args.num_workers}; training takes at least 1")
     keys = chosen(args.claims, (claim.key for claim in CLAIMS), "claim", parser)
     worlds = chosen(args.worlds, WORLDS, "world", parser)
     arms = chosen(args.arms, (arm.name for claim in CLAIMS for arm in claim.arms), "arm", parser)
@@ -254,7 +254,7 @@ def main() -> None:
     out: Path = args.out or (HERE / "results" if whole or args.page else Path("build/mechanisms"))
     out.mkdir(parents=True, exist_ok=True)
     if not args.page:
-        records = read_records(args.records) if args.finished else run(plan, args.records, args.workers)
+        records = read_records(args.records) if args.finished else run(plan, args.records, args.num_workers)
         data = collected(plan, records, command(args))
         (out / "mechanisms.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     write_page(json.loads((out / "mechanisms.json").read_text(encoding="utf-8")), out)

@@ -96,7 +96,7 @@ def batches(size: Size, encoder: Encoder, device: torch.device, options: argpars
             yield batch
     data = MSRVTT(
         root=options.data, frames=size.frames, words=size.words, image_size=encoder.image_size,
-        batch_size=size.batch, num_workers=options.workers,
+        batch_size=size.batch, num_workers=options.num_workers,
     )  # fmt: skip
     data.tokenise = encoder.caption_tokens(size.words)
     while True:

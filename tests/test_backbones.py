@@ -33,7 +33,7 @@ def made(target: str, **variables: str) -> list[list[str]]:
     """The `tvr` commands of a target of the Makefile, with shell loops unrolled by the shell itself."""
     settings = [f"{name}={value}" for name, value in variables.items()]
     said = subprocess.run(
-        ["make", "--silent", "--dry_run", "-o", "/nowhere/.complete", target, "VENV=/nowhere", *settings],
+        ["make", "--silent", "--dry-run", "-o", "/nowhere/.complete", target, "VENV=/nowhere", *settings],
         cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "MAKEFLAGS": ""},
     ).stdout  # fmt: skip
     shown = said.replace("/nowhere/bin/tvr ", "tvr ")

@@ -1,4 +1,4 @@
-"""From a checkpoint to scores in Python: the README's five lines, and what goes wrong in one sentence."""
+"""From a checkpoint to scores in Python, and the errors in one sentence."""
 
 from pathlib import Path
 
@@ -67,14 +67,3 @@ def test_what_cannot_be_loaded_or_read_is_named(checkpoint, tmp_path):
     assert isinstance(model, Model)
     with pytest.raises(VideoError, match=r"absent\.mp4"):
         model.encode_video(tmp_path / "absent.mp4")
-
-
-def test_the_readme_shows_these_lines(checkpoint, clips, tmp_path, monkeypatch):
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    block = next(part for part in readme.split("```python\n")[1:] if "tvr_lightning.load" in part).split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    for name, clip in zip(("a.mp4", "b.mp4"), clips, strict=True):
-        (tmp_path / name).symlink_to(clip)
-    names: dict = {}
-    exec(block.replace("runs/tcmgc-msrvtt/version_0/checkpoints/last.ckpt", str(checkpoint)), names)
-    assert names["scores"].shape == (1, 2)

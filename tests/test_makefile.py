@@ -38,7 +38,7 @@ def test_clean_keeps_runs_videos_and_other_builds(given, tmp_path):
 
 @pytest.mark.parametrize("target", ["demo", "smoke"])
 def test_demo_and_smoke_write_where_clean_removes(target):
-    commands = make("--dry_run", target, "VENV=/nowhere").replace("\\\n", " ")
+    commands = make("--dry-run", target, "VENV=/nowhere").replace("\\\n", " ")
     places = re.findall(
         r"(?:--root|--data\.init_args\.root|--results\.directory|--runs|--videos|--out) (?!\d)(\S+)", commands
     )

@@ -104,7 +104,7 @@ def test_a_run_stopped_by_sigterm_says_so_and_resumes_to_bit_identical_weights(
         )
         strike_in(1, signal.SIGTERM)
         assert main(arguments) == os.EX_TEMPFAIL
-    assert "stopped by SIGTERM after step 2; saved" in capsys.readouterr().err
+    assert "stopped by SIGTERM after step 2 and saved" in capsys.readouterr().err
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
     assert main([*arguments, "--checkpoints.resume=true"]) == 0
     whole = last(tmp_path / "whole")

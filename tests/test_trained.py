@@ -182,7 +182,7 @@ def test_the_best_checkpoint_says_on_which_split_it_was_chosen(run, tmp_path, ca
     assert (found["weights"]["kind"], found["weights"]["run"]) == ("best", str(run))
     said = " ".join(capsys.readouterr().out.split())
     assert "weights of the best epoch (epoch " in said
-    assert "chosen by val/t2v_R@1 on the TEST split: optimistic" in said
+    assert "selected by val/t2v_R@1 on the TEST split: optimistic" in said
     (table,) = (tmp_path / "runs").glob("*/*/results.csv")
     assert set(pd.read_csv(table)["weights"]) == {"best"}
 

@@ -224,7 +224,7 @@ def test_the_command_makes_copies_like_clip4clip_and_names_contradictions(origin
     assert "not 4 fps" in capsys.readouterr().err
     assert main(command) == 0
     assert main([*command[:-1]]) == 1
-    assert "holds copies compressed 3 fps 224 like clip4clip" in capsys.readouterr().err
+    assert "contains copies compressed 3 fps 224 like clip4clip" in capsys.readouterr().err
 
 
 def test_videos_of_one_s_own_are_copied_with_their_table(originals, tmp_path):

@@ -404,7 +404,7 @@ def test_captions_are_encoded_as_the_texts_are():
 
 def test_lacking_captions_are_named():
     batch = PairBatch(TextBatch(["x"], torch.arange(1)), videos(1))
-    with pytest.raises(CaptionError, match=r"data\.init_args\.captions"):
+    with pytest.raises(CaptionError, match=r"data\.init_args\.extra_captions"):
         module().encode_extras(batch)
     batch.extras = {"recover_captions": [["one", "", "two"]]}
     with pytest.raises(CaptionError, match="video0 has 2 descriptions, but the Recover-Path needs 3"):

@@ -289,7 +289,7 @@ class TestSynthesize:
         folder = synthesize("msrvtt", tmp_path, 8, 0, progress=False)
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         assert synthesize("msrvtt", tmp_path, 8, 0, progress=False) == folder
-        with pytest.raises(FileExistsError, match=r"is not this dataset \(8 videos, seed 1\); remove it"):
+        with pytest.raises(FileExistsError, match=r"is not this dataset \(8 videos, seed 1\)\. Remove it"):
             synthesize("msrvtt", tmp_path, 8, 1, progress=False)
         assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 

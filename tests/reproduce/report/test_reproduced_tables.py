@@ -162,7 +162,7 @@ def test_an_overlay_on_real_data_is_named_and_not_compared(tmp_path):
     overlay = tmp_path / "short.yaml"
     overlay.write_text("trainer: {max_epochs: 1}\n")
     table, _ = view(tmp_path, fixture_videos=None, overlay=overlay)
-    assert "short.yaml on top" in table.title
+    assert "short.yaml, not with the published settings" in table.title
     assert not table.comparable
 
 
