@@ -1,7 +1,6 @@
 """The page in a real browser: start, results, player, pictures, a shared link, keys alone, a phone, axe."""
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tvr_lightning.search import Searcher
-from tvr_lightning.search.federation import open_indexes
 from tvr_lightning.search.results import clock
 from tvr_lightning.search.server import ServerOptions, create_app
 
@@ -316,21 +314,3 @@ def test_axe_finds_nothing_serious(browser, address):
     start(browser, address)
     wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, "#library li"))
     assert violations(browser) == []
-
-
-def test_several_indexes_are_one_page_that_says_which_does_not_answer(browser, indexed, address):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        dead = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    source, _ = open_indexes([address.rstrip("/"), dead], 10.0, "cpu")
-    missing = f"{dead} cannot be reached (Connection refused)"
-    with source, serving(create_app(source, ServerOptions())) as several:
-        items = ask(browser, several)
-        assert browser.find_element(By.ID, "state").text == f"8 videos in 2 indexes; {missing}"
-        assert missing in browser.find_element(By.ID, "status").text
-        assert f"in {address.rstrip('/')}" in items[0].find_element(By.CLASS_NAME, "facts").text
-        video = play(browser, items[0])
-        wait(browser, lambda b: b.execute_script("return arguments[0].currentTime", video) > 0)
-        assert browser.execute_script("return arguments[0].error", video) is None
-        assert not errors(browser)
-        assert violations(browser) == []

@@ -260,7 +260,6 @@ def test_the_schema_names_every_answer(client):
         "/api/search", "/api/search/video", "/api/search/picture", "/api/videos/{video}/similar",
         "/api/videos/{video}/file", "/api/videos/{video}/picture", "/api/videos/{video}/texts", "/api/index",
         "/health", "/metrics", "/api/examples", "/api/videos", "/api/facets", "/api/videos/{video}/about",
-        "/api/features/{video}",
     }  # fmt: skip
     assert "429" in schema["paths"]["/api/search"]["get"]["responses"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import threading
 from collections import Counter, OrderedDict
@@ -87,7 +86,6 @@ class Searcher:
         device: where the methods run.
         store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
         trust: modules whose classes its checkpoints may name besides this package's; they are imported.
-        beside: searchers of other indexes on that device, whose methods are used here as well where they are the same.
 
     Raises:
         SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
@@ -100,7 +98,6 @@ class Searcher:
         device: str = "cpu",
         store: str | None = None,
         trust: Sequence[str] = (),
-        beside: Sequence[Searcher] = (),
     ) -> None:
         with contextlib.ExitStack() as undo:
             self.catalog = Catalog(Path(path))
@@ -111,8 +108,7 @@ class Searcher:
             self.store = choose_store(self.catalog, store, "exact")
             if self.store != (self.catalog.fact("store") or "exact"):
                 raise SearchError(f"--store {store}: the vectors of {path} are stored in {self.catalog.fact('store')}")
-            loaded = [scorer for other in beside for scorer in other.scorers.values()]
-            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust, loaded)
+            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust)
             self.vectors = open_vectors(self.store, self.catalog)
             undo.pop_all()
         self._lock = threading.RLock()
@@ -139,12 +135,6 @@ class Searcher:
     def first(self) -> str:
         """Name of the scorer whose vectors the first stage compares."""
         return next(iter(self.scorers))
-
-    @functools.cached_property
-    def dimension(self) -> int:
-        """D, the length of the vectors that the first stage compares."""
-        scorer = self.scorers[self.first]
-        return scorer.text_vectors(scorer.encode_texts(["a"])).shape[1]
 
     @property
     def roots(self) -> list[Path]:

@@ -208,26 +208,19 @@ def tell(report: IndexReport) -> None:
         print(line, flush=True)
 
 
-def load_scorers(
-    facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = (), loaded: Sequence[Scorer] = ()
-) -> dict[str, Scorer]:
+def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
     """Load the scorers that an index was made with, by name.
 
     Args:
         facts: what the index says of them.
         device: where they run.
         trust: modules whose classes their checkpoints may name besides this package's.
-        loaded: scorers of other indexes, which serve here as well where they are the same.
 
     Raises:
         SearchError: the weights are not those that the index was made with; both fingerprints are shown.
     """
     models: dict[str, Scorer] = {}
     for fact in facts:
-        same = next((model for model in loaded if not differences(fact["fingerprint"], model.fingerprint)), None)
-        if same is not None:
-            models[fact["name"]] = same
-            continue
         try:
             model = Scorer(ScorerSource(**fact["source"]), device, trust)
         except MissingWeightsError as error:
@@ -449,14 +442,14 @@ class _Run:
         keys = sorted(self.catalog.keys())
         state = [len(keys), sum(keys) % 2**53]
         known = self.catalog.fact("relevance")
-        if known is not None and known["of"] == state and "best" in known:
+        if known is not None and known["of"] == state:
             return
         model = next(iter(self.models.values()))
         background = model.text_vectors(model.encode_texts(list(BACKGROUND)))
         blocks = (self.catalog.vectors(keys[start : start + 4096])[1] for start in range(0, len(keys), 4096))
         best = best_cosines(background, blocks)
         if best is not None:
-            facts = {"of": state, **dataclasses.asdict(Scale.of(best)), "best": best.tolist()}
+            facts = {"of": state, **dataclasses.asdict(Scale.of(best))}
             self.catalog.set_fact("relevance", facts)
 
     def _gone(self, roots: Sequence[Path], found: Found, indexed: set[str], prune: bool) -> list[str]:

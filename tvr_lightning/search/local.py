@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvr_lightning.search.engine import NONE, Searcher
-from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.files import resolve_roots
 from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.places import handed_out, remembered
 from tvr_lightning.search.ranking import Example
-from tvr_lightning.search.results import Answer, Evidence
-from tvr_lightning.search.source import ExampleKind, SearchRequest, Source
+from tvr_lightning.search.results import Answer
+from tvr_lightning.search.source import ExampleKind, SearchRequest
 from tvr_lightning.search.texts import GivenUp, never
 
 LENGTHS = (0.0, 30.0, 120.0, 600.0, 3600.0)
@@ -24,25 +21,17 @@ PREVIEWS = 12
 """Pictures of a video that are shown one after another."""
 
 
-class LocalIndex(Source):
+class LocalIndex:
     """One index.
 
     Args:
         searcher: answers.
         videos: files and folders whose videos may be handed out; none for those that this user indexed here.
-        name: what the index is called beside others.
         public: whether paths are told below the indexed folders only.
     """
 
-    def __init__(
-        self, searcher: Searcher, videos: Sequence[Path] = (), name: str | None = None, public: bool = True
-    ) -> None:
+    def __init__(self, searcher: Searcher, videos: Sequence[Path] = (), public: bool = True) -> None:
         self.searcher, self.videos, self.public = searcher, tuple(videos), public
-        self.name = name or str(searcher.catalog.folder)
-
-    def close(self) -> None:
-        """Let go of the index's files."""
-        self.searcher.close()
 
     @property
     def handed_out(self) -> list[Path]:
@@ -67,13 +56,11 @@ class LocalIndex(Source):
         return {
             "videos": searcher.catalog.count(),
             "scorers": list(searcher.scorers),
-            "weights": {name: _digest(scorer.fingerprint) for name, scorer in searcher.scorers.items()},
             "normalize": ["none", "sinkhorn"] if searcher.catalog.fact("bank") else ["none"],
             "captioned": searcher.catalog.captioned(),
             "examples": searcher.example_queries(),
             "skipped": len(searcher.catalog.skipped()),
             "store": searcher.store.partition("://")[0],
-            "indexes": [],
         }
 
     def search(self, asked: SearchRequest) -> Answer:
@@ -95,11 +82,6 @@ class LocalIndex(Source):
             asked.like,
             asked.unlike,
         )
-        if asked.evidence:
-            used = [searcher.first] if asked.rerank == NONE else [searcher.first, asked.rerank or searcher.first]
-            known = searcher.catalog.fact("relevance") or {}
-            prints = [searcher.scorers[name].fingerprint for name in used]
-            answer.evidence = Evidence(_digest(prints), known.get("best", []))
         if self.public:
             for result in answer.results:
                 result.path = self._shown(Path(result.path))
@@ -113,20 +95,6 @@ class LocalIndex(Source):
         """
         read = self.searcher.read_example if kind == "clip" else self.searcher.read_picture_example
         return Example(name, read(path))
-
-    def accept(self, content: bytes, name: str) -> Example:
-        """Return an example that came as features.
-
-        Raises:
-            SearchError: it is none, or one of another encoder.
-        """
-        example = super().accept(content, name)
-        found, expected = example.features.frames.shape[2], self.searcher.dimension
-        if found != expected:
-            raise SearchError(
-                f"the example's features have {found} dimensions, but those of this index have {expected}"
-            )
-        return example
 
     def example(self, video: str) -> Example:
         """Return a video as an example.
@@ -146,7 +114,6 @@ class LocalIndex(Source):
                 "duration": row.duration,
                 "width": row.width,
                 "height": row.height,
-                "index": "",
             }
             for row in rows
         ]
@@ -172,10 +139,9 @@ class LocalIndex(Source):
             "height": row.height,
             "captions": catalog.captions_of(video),
             "pictures": catalog.picture_times(video, PREVIEWS),
-            "index": "",
         }
 
-    def file(self, video: str, wanted: Mapping[str, str]) -> Path:
+    def file(self, video: str) -> Path:
         """Return the file of a video that may be handed out.
 
         Raises:
@@ -206,7 +172,3 @@ class LocalIndex(Source):
     def _shown(self, path: Path) -> str:
         root = next((root for root in self.searcher.roots if root in path.parents), path.parent)
         return path.relative_to(root).as_posix()
-
-
-def _digest(fingerprint: Any) -> str:
-    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,7 +11,7 @@ from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import Answer, Normalize
 
 if TYPE_CHECKING:
-    from tvr_lightning.search.source import Source
+    from tvr_lightning.search.local import LocalIndex
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Question:
         """Return the attributes by name."""
         return asdict(self)
 
-    def ask(self, source: Source) -> Answer:
-        """Return what an index answers, or several.
+    def ask(self, source: LocalIndex) -> Answer:
+        """Return what an index answers.
 
         Raises:
             SearchError: an empty query, or an option that the index cannot serve.

@@ -155,7 +155,7 @@ class Scale:
 
 
 def best_cosines(background: Tensor, blocks: Iterable[Tensor]) -> Tensor | None:
-    """Measure an index; that of several indexes together is the greatest of theirs.
+    """Measure an index.
 
     Args:
         background: (B, D) vectors of length 1 of the sentences.
@@ -176,7 +176,7 @@ def judge(answer: Answer, scale: Scale | None, threshold: float | None) -> None:
 
     Args:
         answer: its results' relevance, its threshold, its notes and whether it is weak are set.
-        scale: of the index, or of the indexes together; None where it was not measured, and nothing is said.
+        scale: of the index; None where it was not measured, and nothing is said.
         threshold: relevance that results have at least; None keeps all.
     """
     if scale is None or not answer.results or answer.nearest is None:

@@ -62,7 +62,6 @@ class Result:
         why: in words, what made this a result.
         by_sight: place by score alone, from 1.
         by_sound: place by what is said, from 1; None where nothing is said of the query's words.
-        index: which index it lies in, where several were asked.
     """
 
     rank: int
@@ -85,20 +84,6 @@ class Result:
     why: list[str] = field(default_factory=list)
     by_sight: int = 0
     by_sound: int | None = None
-    index: str = ""
-
-
-@dataclass
-class Evidence:
-    """What answers of several indexes are compared by.
-
-    Attributes:
-        weights: what stands for the methods that scored, and for all that decides their scores.
-        background: best cosine in the index of each of `relevance.BACKGROUND`; empty where that was not measured.
-    """
-
-    weights: str
-    background: list[float]
 
 
 @dataclass
@@ -116,8 +101,6 @@ class Answer:
         weak: whether nothing matches well: not even the first result is as relevant as the threshold asks.
         threshold: relevance that a good match has at least; None where the query has no words.
         nearest: largest cosine of the first stage; None where nothing may be found.
-        unanswered: indexes that did not answer, of several that were asked; `notes` say why.
-        evidence: what the answer is compared by with those of other indexes, where that was asked for.
     """
 
     query: str
@@ -130,8 +113,6 @@ class Answer:
     weak: bool = False
     threshold: float | None = None
     nearest: float | None = None
-    unanswered: list[str] = field(default_factory=list)
-    evidence: Evidence | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return plain lists, dictionaries, strings and numbers."""
@@ -151,8 +132,7 @@ class Answer:
             )
             for one in plain["results"]
         ]
-        evidence = plain["evidence"]
-        return cls(**{**plain, "results": found, "evidence": evidence and Evidence(**evidence)})
+        return cls(**{**plain, "results": found})
 
 
 def _moments(plain: list[dict[str, float]]) -> list[Moment]:

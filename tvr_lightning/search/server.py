@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import os
 import secrets
@@ -15,18 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from tvr_lightning._version import __version__
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.picture import PictureError
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
-from tvr_lightning.search.examples import Examples, content_id, pack
-from tvr_lightning.search.federation import Federation
+from tvr_lightning.search.examples import Examples
 from tvr_lightning.search.files import inside, resolve_roots
 from tvr_lightning.search.filters import Filter
-from tvr_lightning.search.hops import HOPS, MOST_HOPS, hops
 from tvr_lightning.search.limits import (
     COOKIE,
     ConcurrencyLimit,
@@ -47,14 +44,14 @@ from tvr_lightning.search.owner import add_owner_search
 from tvr_lightning.search.ranking import Example
 from tvr_lightning.search.results import Normalize
 from tvr_lightning.search.running import ROUTE, announced
-from tvr_lightning.search.source import SearchRequest, Source, UnansweredError
+from tvr_lightning.search.source import ExampleKind, SearchRequest
 from tvr_lightning.search.texts import GivenUp
 
 optional("fastapi", "tvr serve")
 from fastapi import FastAPI, Query, Request  # noqa: E402
 from fastapi import Path as InPath  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
-from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse  # noqa: E402
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response  # noqa: E402
 from starlette.requests import ClientDisconnect  # noqa: E402
 
 POLICY = "default-src 'self'; media-src 'self' blob:; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
@@ -70,12 +67,9 @@ COSTLY_ROUTES = ("/search", "/search/video", "/search/picture", "/similar", "/te
 """How the addresses end that compute something."""
 MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
 UNKNOWN_TYPE = "application/octet-stream"
-WANTED = ("range", "if-range")
-"""Headers that say which bytes of a file are wanted."""
 MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo"}
 
 T = TypeVar("T")
-UploadKind = Literal["clip", "picture", "features"]
 Id = Annotated[str, InPath(pattern="^[0-9a-f]{16,48}$", description="ID of a video in the index")]
 Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of results")]
 Seconds = Annotated[float | None, Query(ge=0, le=1e7, description="seconds")]
@@ -89,8 +83,6 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"description": "no such video"},
     422: {"description": "a value is out of range, or the video cannot be decoded"},
     429: {"description": "too many searches at once"},
-    502: {"description": "an index that another server has does not answer"},
-    508: {"description": "servers ask one another in a circle"},
 }
 
 
@@ -138,7 +130,7 @@ class ServerOptions:
 
 
 def create_app(
-    searched: Searcher | Source, options: ServerOptions, token: str | None = None, key: str | None = None
+    searched: Searcher | LocalIndex, options: ServerOptions, token: str | None = None, key: str | None = None
 ) -> FastAPI:
     """Make the application.
 
@@ -157,7 +149,7 @@ def create_app(
     _explain(app)
     searches = _Searches(app, options)
     _add_search(app, source, options, searches)
-    if key is not None and isinstance(source, LocalIndex):
+    if key is not None:
         add_owner_search(app, source.searcher, key, searches.run)
     _add_videos(app, source, searches)
     _add_state(app, source)
@@ -165,11 +157,11 @@ def create_app(
     return app
 
 
-def serve(searched: Searcher | Source, options: ServerOptions) -> None:
+def serve(searched: Searcher | LocalIndex, options: ServerOptions) -> None:
     """Serve until interrupted; requests under way are finished first.
 
     Args:
-        searched: one index, or several as one.
+        searched: the index.
         options: where and how.
 
     Raises:
@@ -180,9 +172,7 @@ def serve(searched: Searcher | Source, options: ServerOptions) -> None:
     source = LocalIndex(searched, options.videos) if isinstance(searched, Searcher) else searched
     app = create_app(source, options, token, key)
     shown = f"?token={token}" if token else ""
-    several = [member.source for member in source.members] if isinstance(source, Federation) else [source]
-    here = [one for one in several if isinstance(one, LocalIndex)]
-    kept = [str(root) for one in here for root in one.searcher.roots if not inside(root, one.handed_out)]
+    kept = [str(root) for root in source.searcher.roots if not inside(root, source.handed_out)]
     if kept:
         print(
             f"Not served: the videos in {', '.join(kept)}, which only the index names. If you want to serve them, add "
@@ -209,8 +199,7 @@ def serve(searched: Searcher | Source, options: ServerOptions) -> None:
     print(f"Open http://{options.host}:{port}/{shown}  (Ctrl-C to stop)", flush=True)
     with contextlib.ExitStack() as undo:
         undo.enter_context(listening)
-        if isinstance(source, LocalIndex):
-            undo.enter_context(announced(source.searcher.catalog.folder, options.host, port, key))
+        undo.enter_context(announced(source.searcher.catalog.folder, options.host, port, key))
         uvicorn.Server(settings).run(sockets=[listening])
 
 
@@ -220,7 +209,6 @@ def _guard(app: FastAPI, token: str | None, local: bool) -> None:
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = _refusal(request, token, local)
-        hops.set(_hops(request))
         response = refusal or await call_next(request)
         route = request.scope.get("route")
         app.state.metrics.count(getattr(route, "path", "unknown"), response.status_code)
@@ -245,8 +233,6 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
         return JSONResponse(
             {"detail": "Searches and uploads are accepted only from this server's own page or from a program."}, 403
         )
-    if _hops(request) > MOST_HOPS:
-        return JSONResponse({"detail": "servers ask one another in a circle; look at what each --index names"}, 508)
     if token is None or request.url.path in OPEN_ROUTES:
         return None
     if request.url.path == "/" and shows_token(token, None, request.query_params.get("token")):
@@ -257,12 +243,6 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
         return None
     detail = "Send the token as Authorization: Bearer TOKEN, or open /?token=TOKEN once."
     return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})
-
-
-def _hops(request: Request) -> int:
-    """Return over how many servers a request came."""
-    said = request.headers.get(HOPS, "0")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 4 else 0
 
 
 def _foreign(request: Request) -> bool:
@@ -285,7 +265,6 @@ def _explain(app: FastAPI) -> None:
         TooSlowError: 408,
         OverloadedError: 503,
         BusyError: 503,
-        UnansweredError: 502,
         GivenUpError: 499,  # nobody reads it; counted as other servers count clients that left
         SearchError: 400,
     }
@@ -343,11 +322,10 @@ class _Searches:
             TooManyError: no place is free.
             GivenUpError: the client is gone.
         """
-        context = contextvars.copy_context()  # over how many servers the request came
         with self.limit.enter():
-            return await while_wanted(request.receive, self._pool, lambda given_up: context.run(work, given_up))
+            return await while_wanted(request.receive, self._pool, work)
 
-    async def search(self, request: Request, source: Source, asked: Callable[[], SearchRequest]) -> dict[str, Any]:
+    async def search(self, request: Request, source: LocalIndex, asked: Callable[[], SearchRequest]) -> dict[str, Any]:
         """Run a search and return its answer in plain values; how long it takes is counted."""
 
         def work(_: GivenUp) -> dict[str, Any]:
@@ -359,7 +337,7 @@ class _Searches:
         return await self.run(request, work)
 
 
-def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: _Searches) -> None:
+def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, searches: _Searches) -> None:
     examples = Examples()
     uploads = ConcurrencyLimit(options.max_pending, "uploads")  # each takes room on the disk before it is searched for
     decoding: ConcurrencyLimit = app.state.decoding  # each takes memory and a processor
@@ -391,16 +369,13 @@ def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: 
         folder: Folder = None,
         caption: Said = None,
         threshold: Annotated[float | None, Query(ge=0, le=1, description="minimum relevance of the results")] = None,
-        evidence: Annotated[bool, Query(description="include the data for merging with other answers")] = False,
     ) -> dict[str, Any]:
         """Find videos by words, by examples, or by both."""
         only = _filter(shortest, longest, path, caption, folder)
 
         def asked() -> SearchRequest:
             wanted, unwanted = ([known(each) for each in ids] for ids in (like, unlike))
-            return SearchRequest(
-                query, top, rerank, candidates, normalize, only, threshold, without, wanted, unwanted, evidence
-            )
+            return SearchRequest(query, top, rerank, candidates, normalize, only, threshold, without, wanted, unwanted)
 
         return await searches.search(request, source, asked)
 
@@ -429,36 +404,27 @@ def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: 
         503: {"description": "too many uploads are pending; retry after the time in Retry-After"},
     }
 
-    async def read_upload(request: Request, kind: UploadKind, name: str) -> tuple[Example, str | None]:
-        """Take the body in and make an example of it, with its id where it has one; nothing stays on the disk."""
+    async def read_upload(request: Request, kind: ExampleKind, name: str) -> Example:
+        """Take the body in and make an example of it; nothing stays on the disk."""
         decoding.require_place()  # before the body comes for nothing
         with upload_folder() as folder:
             clip = folder / "example"
             with uploads.enter():
                 promised = request.headers.get("content-length")
                 await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
-            if kind == "features":
-                content = clip.read_bytes()
-                return source.accept(content, name), content_id(content)
-            context = contextvars.copy_context()
             with decoding.enter():
                 read = functools.partial(source.read, clip, kind, name)
-                return await while_wanted(request.receive, decoders, lambda _: context.run(read)), None
+                return await while_wanted(request.receive, decoders, lambda _: read())
 
     @app.post("/api/examples", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
     async def keep_example(
         request: Request,
-        kind: Annotated[UploadKind, Query(description="type of the body")] = "clip",
+        kind: Annotated[ExampleKind, Query(description="type of the body")] = "clip",
         name: Annotated[str, Query(max_length=200, description="name of the upload")] = "",
     ) -> dict[str, str]:
         """Take a clip or a picture as an example for searches to come, until others have taken its place."""
-        example, own = await read_upload(request, kind, name or f"example {kind}")
-        return {"id": examples.keep(example, own), "name": example.name}
-
-    @app.get("/api/features/{video}", responses=REFUSALS, response_class=Response)
-    def features(video: Id) -> Response:
-        """Return what a video or an example is compared by, for another server that compares its videos with it."""
-        return Response(pack(known(video)), media_type="application/octet-stream")
+        example = await read_upload(request, kind, name or f"example {kind}")
+        return {"id": examples.keep(example), "name": example.name}
 
     @app.post("/api/search/video", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
     async def by_clip(
@@ -472,7 +438,7 @@ def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: 
     ) -> dict[str, Any]:
         """Find videos that look like the clip in the body."""
         only = _filter(shortest, longest, path, caption, folder)
-        example, _ = await read_upload(request, "clip", "example clip")
+        example = await read_upload(request, "clip", "example clip")
         return await searches.search(request, source, lambda: SearchRequest(top=top, only=only, like=[example]))
 
     @app.post("/api/search/picture", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
@@ -487,11 +453,11 @@ def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: 
     ) -> dict[str, Any]:
         """Find videos that look like the picture in the body."""
         only = _filter(shortest, longest, path, caption, folder)
-        example, _ = await read_upload(request, "picture", "example picture")
+        example = await read_upload(request, "picture", "example picture")
         return await searches.search(request, source, lambda: SearchRequest(top=top, only=only, like=[example]))
 
 
-def _add_videos(app: FastAPI, source: Source, searches: _Searches) -> None:
+def _add_videos(app: FastAPI, source: LocalIndex, searches: _Searches) -> None:
     @app.get("/api/videos", responses=REFUSALS)
     def library(
         top: Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of videos")] = 24,
@@ -502,7 +468,7 @@ def _add_videos(app: FastAPI, source: Source, searches: _Searches) -> None:
         folder: Folder = None,
         caption: Said = None,
     ) -> dict[str, Any]:
-        """List videos, the latest first; of several indexes one after the other."""
+        """List videos, the latest first."""
         return source.library(_filter(shortest, longest, path, caption, folder) or Filter(), top, after)
 
     @app.get("/api/facets", responses=REFUSALS)
@@ -516,15 +482,10 @@ def _add_videos(app: FastAPI, source: Source, searches: _Searches) -> None:
         return source.about(video)
 
     @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
-    def file(request: Request, video: Id) -> Response:
+    def file(video: Id) -> Response:
         """Return the video itself, or the range of bytes that is asked for."""
-        wanted = {name: value for name in WANTED if (value := request.headers.get(name)) is not None}
-        found = source.file(video, wanted)
-        if isinstance(found, Path):
-            return FileResponse(found, media_type=MEDIA_TYPES.get(found.suffix.lower(), UNKNOWN_TYPE))
-        kind = found.headers.get("content-type", UNKNOWN_TYPE)
-        known = kind if kind in MEDIA_TYPES.values() else UNKNOWN_TYPE  # never what a browser takes for a page
-        return StreamingResponse(found.chunks, found.status, {**found.headers, "content-type": known})
+        found = source.file(video)
+        return FileResponse(found, media_type=MEDIA_TYPES.get(found.suffix.lower(), UNKNOWN_TYPE))
 
     @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
     def picture(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
@@ -537,10 +498,10 @@ def _add_videos(app: FastAPI, source: Source, searches: _Searches) -> None:
         return await searches.run(request, lambda given_up: source.texts(video, top, given_up))
 
 
-def _add_state(app: FastAPI, source: Source) -> None:
-    @app.get("/api/index", responses={502: REFUSALS[502]})
+def _add_state(app: FastAPI, source: LocalIndex) -> None:
+    @app.get("/api/index")
     def index() -> dict[str, Any]:
-        """Say what is indexed, which scorers there are, and of several indexes which do not answer."""
+        """Say what is indexed and which scorers there are."""
         return source.state()
 
     @app.get("/health")

@@ -237,7 +237,7 @@ function drawCard(result, list) {
   const time = result.rank ? `${clock(result.start)} of ${clock(result.duration)}` : clock(result.duration);
   find(".time").textContent = time;
   find(".play").setAttribute("aria-label", `${time}: play ${result.path}`);
-  const facts = [...result.why, ...(result.index ? [`in ${result.index}`] : [])];
+  const facts = [...result.why];
   if (result.relevance !== null) facts.unshift(result.relevance >= GOOD ? "good match" : "weak match");
   find(".facts").textContent = facts.join(" · ");
   if (result.rank) find(".facts").title = `score ${result.score.toFixed(3)}` + (result.relevance === null ? "" : `, better than ${Math.floor(100 * result.relevance)} % of unrelated queries`);
@@ -352,9 +352,7 @@ function option(value, text = value) {
 }
 
 function drawOptions(index, facets) {
-  const several = index.indexes.length ? ` in ${index.indexes.length} ${index.indexes.length > 1 ? "indexes" : "index"}` : "";
-  const missing = index.indexes.filter((each) => each.problem).map((each) => `; ${each.problem}`).join("");
-  $("state").textContent = `${index.videos} videos${several}` + (index.skipped ? `, ${index.skipped} could not be read` : "") + missing;
+  $("state").textContent = `${index.videos} videos` + (index.skipped ? `, ${index.skipped} could not be read` : "");
   const named = [...index.scorers.map((name) => option(name)), option("none", "vectors only")];
   $("rerank").append(...named.map((each) => each.cloneNode(true)));
   $("beside").append(...named);
