@@ -30,7 +30,7 @@ __all__ = [
     "open",
 ]
 
-# Imported when they are first asked for, so that asking a running server needs no torch.
+# Imported when first used, so that the command line starts without torch.
 _LAZY = {
     "engine": ("Searcher",),
     "errors": ("BusyError", "SearchError", "UnknownVideoError"),

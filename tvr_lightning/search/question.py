@@ -1,11 +1,11 @@
-"""What `tvr search` asks: of an index that it opens, or of a server that has it open."""
+"""One search of `tvr search`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import Answer, Normalize
@@ -56,10 +56,6 @@ class Question:
             return
         if self.rerank is not None or self.normalize != "none" or self.threshold is not None:
             raise SearchError("Examples are compared frame by frame. Drop --rerank, --normalize, and --min_relevance.")
-
-    def plain(self) -> dict[str, Any]:
-        """Return the attributes by name."""
-        return asdict(self)
 
     def ask(self, source: LocalIndex) -> Answer:
         """Return what an index answers.

@@ -118,26 +118,6 @@ class Answer:
         """Return plain lists, dictionaries, strings and numbers."""
         return asdict(self)
 
-    @classmethod
-    def of(cls, plain: dict[str, Any]) -> Answer:
-        """Return the answer that `plain` described."""
-        found = [
-            Result(
-                **{
-                    **one,
-                    "best": _moments(one["best"]),
-                    "moments": _moments(one["moments"]),
-                    "said": [Said(**each) for each in one["said"]],
-                }
-            )
-            for one in plain["results"]
-        ]
-        return cls(**{**plain, "results": found})
-
-
-def _moments(plain: list[dict[str, float]]) -> list[Moment]:
-    return [Moment(**one) for one in plain]
-
 
 def clock(seconds: float) -> str:
     """Return a time as 1:02:03.4 or 2:03.4."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import secrets
@@ -40,10 +39,8 @@ from tvr_lightning.search.limits import (
 )
 from tvr_lightning.search.local import LocalIndex
 from tvr_lightning.search.metrics import Metrics
-from tvr_lightning.search.owner import add_owner_search
 from tvr_lightning.search.ranking import Example
 from tvr_lightning.search.results import Normalize
-from tvr_lightning.search.running import ROUTE, announced
 from tvr_lightning.search.source import ExampleKind, SearchRequest
 from tvr_lightning.search.texts import GivenUp
 
@@ -61,8 +58,8 @@ MOST_CANDIDATES = 1024
 MOST_EXAMPLES = 8
 RETRY_AFTER = 5
 """Seconds after which a client that got 503 may ask again."""
-OPEN_ROUTES = ("/health", ROUTE)
-"""What asks for no token; the second one asks for its own key."""
+OPEN_ROUTES = ("/health",)
+"""Routes that need no token."""
 COSTLY_ROUTES = ("/search", "/search/video", "/search/picture", "/similar", "/texts")
 """How the addresses end that compute something."""
 MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
@@ -129,18 +126,15 @@ class ServerOptions:
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
 
 
-def create_app(
-    searched: Searcher | LocalIndex, options: ServerOptions, token: str | None = None, key: str | None = None
-) -> FastAPI:
+def create_app(searched: Searcher, options: ServerOptions, token: str | None = None) -> FastAPI:
     """Make the application.
 
     Args:
         searched: answers the queries.
         options: limits.
         token: what clients must show; None for nothing.
-        key: what `tvr search` of the same user shows; None where it is not answered.
     """
-    source = LocalIndex(searched, options.videos) if isinstance(searched, Searcher) else searched
+    source = LocalIndex(searched, options.videos)
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
     app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_pending)
     app.state.decoding = ConcurrencyLimit(options.max_decoding + options.max_undecoded, "uploads", OverloadedError)
@@ -149,15 +143,13 @@ def create_app(
     _explain(app)
     searches = _Searches(app, options)
     _add_search(app, source, options, searches)
-    if key is not None:
-        add_owner_search(app, source.searcher, key, searches.run)
     _add_videos(app, source, searches)
     _add_state(app, source)
     _add_page(app)
     return app
 
 
-def serve(searched: Searcher | LocalIndex, options: ServerOptions) -> None:
+def serve(searched: Searcher, options: ServerOptions) -> None:
     """Serve until interrupted; requests under way are finished first.
 
     Args:
@@ -168,9 +160,8 @@ def serve(searched: Searcher | LocalIndex, options: ServerOptions) -> None:
         SearchError: the port cannot be had.
     """
     uvicorn = optional("uvicorn", "tvr serve")
-    token, key = options.required_token(), secrets.token_urlsafe(24)
-    source = LocalIndex(searched, options.videos) if isinstance(searched, Searcher) else searched
-    app = create_app(source, options, token, key)
+    token, source = options.required_token(), LocalIndex(searched, options.videos)
+    app = create_app(searched, options, token)
     shown = f"?token={token}" if token else ""
     kept = [str(root) for root in source.searcher.roots if not inside(root, source.handed_out)]
     if kept:
@@ -197,9 +188,7 @@ def serve(searched: Searcher | LocalIndex, options: ServerOptions) -> None:
         ) from error
     port = listening.getsockname()[1]
     print(f"Open http://{options.host}:{port}/{shown}  (Ctrl-C to stop)", flush=True)
-    with contextlib.ExitStack() as undo:
-        undo.enter_context(listening)
-        undo.enter_context(announced(source.searcher.catalog.folder, options.host, port, key))
+    with listening:
         uvicorn.Server(settings).run(sockets=[listening])
 
 

@@ -15,7 +15,6 @@ from tvr_lightning.ranges import Count, NotNegative, Range, Share
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.question import Question
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
-from tvr_lightning.search.running import ask
 
 CAPTIONS_SHOWN = 2
 Index = Annotated[Path, Place("folder", "make one with tvr index VIDEOS... --out {path}")]
@@ -146,7 +145,7 @@ def run_search(
     trust: list[str] | None = None,
     device: str | None = None,
 ) -> int:
-    """Find videos in an index by text or by an example; faster while a `tvr serve` of the index runs on this machine.
+    """Find videos in an index by text or by an example.
 
     Args:
         query: description of the videos to find.
@@ -173,15 +172,12 @@ def run_search(
         " ".join(query), clips, top, rerank, candidates, normalize, shortest, longest, path, caption,
         min_relevance, images, without,
     )  # fmt: skip
-    # These say how the index is to be opened, which a server has done in its own way.
-    answer = ask(index, question) if store is None and device is None and not trust else None
-    if answer is None:
-        with shown("search: opening the index; tvr serve keeps it open"):
-            from tvr_lightning.search.engine import Searcher
-            from tvr_lightning.search.local import LocalIndex
+    with shown("search: opening the index; tvr serve keeps it open"):
+        from tvr_lightning.search.engine import Searcher
+        from tvr_lightning.search.local import LocalIndex
 
-            with Searcher(index, _device(device), store, trust or ()) as searcher:
-                answer = question.ask(LocalIndex(searcher, public=False))
+        with Searcher(index, _device(device), store, trust or ()) as searcher:
+            answer = question.ask(LocalIndex(searcher, public=False))
     show(answer, as_json=json)
     return 0
 
