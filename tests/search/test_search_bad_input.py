@@ -220,5 +220,5 @@ def test_an_index_of_an_older_format_is_said(indexed, tmp_path, capsys):
     for words in (["serve", "--index", str(old)], ["search", "a", "--index", str(old)], ["index", "--out", str(old)]):
         assert main(words) == 1
         said = capsys.readouterr().err
-        assert "the index has version 1, expected" in said
+        assert "was built by an older version. Build it again with tvr index" in said
         assert len(said.splitlines()) == 1

@@ -201,7 +201,6 @@ def test_the_token_opens_the_api_and_the_page(searcher):
         "/",
         "/app.js",
         "/api/index",
-        "/metrics",
         "/openapi.json",
         "/?token=wrong",
         "/api/index?token=secret",
@@ -233,17 +232,6 @@ def test_too_many_searches_get_429(searcher):
     assert client.get("/api/search", params={"query": "a"}).status_code == 200
 
 
-def test_metrics_count_requests_and_searches(searcher):
-    client = TestClient(create_app(searcher, ServerOptions()), base_url=LOCAL)
-    client.get("/api/search", params={"query": "a"})
-    client.get("/api/search", params={"query": ""})
-    text = client.get("/metrics").text
-    assert 'tvr_requests_total{route="/api/search",status="200"} 1' in text
-    assert 'tvr_requests_total{route="/api/search",status="400"} 1' in text
-    assert "tvr_search_seconds_count 1\n" in text
-    assert "tvr_videos 8\n" in text
-
-
 def test_the_page_needs_nothing_from_elsewhere(client):
     page, script, style = (client.get(address).text for address in ("/", "/app.js", "/app.css"))
     assert "<script src=" in page
@@ -259,7 +247,7 @@ def test_the_schema_names_every_answer(client):
     assert set(schema["paths"]) == {
         "/api/search", "/api/search/video", "/api/search/picture", "/api/videos/{video}/similar",
         "/api/videos/{video}/file", "/api/videos/{video}/picture", "/api/videos/{video}/texts", "/api/index",
-        "/health", "/metrics", "/api/examples", "/api/videos", "/api/facets", "/api/videos/{video}/about",
+        "/health", "/api/examples", "/api/videos", "/api/facets", "/api/videos/{video}/about",
     }  # fmt: skip
     assert "429" in schema["paths"]["/api/search"]["get"]["responses"]
 

@@ -104,7 +104,6 @@ def test_a_full_queue_refuses_before_the_body_comes(searcher, uploads):
             line.sendall(b"POST /api/search/video HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n")
             assert b" 503 " in line.recv(4096).partition(b"\r\n")[0]
         assert ask(f"127.0.0.1:{port}", "GET", "/api/search?query=a")[0] == 200
-        assert "\ntvr_uploads_decoding 1\n" in ask(f"127.0.0.1:{port}", "GET", "/metrics")[2]
 
 
 def test_clients_that_leave_and_clips_that_break_leave_no_files(searcher, clip, uploads):

@@ -22,10 +22,9 @@ from tvr_lightning.features import VideoFeatures
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError, UnknownVideoError
 from tvr_lightning.search.files import VideoFile
 from tvr_lightning.search.filters import Filter
-from tvr_lightning.search.results import Said
 
 FILE = "catalog.sqlite"
-VERSION = 3
+VERSION = 4
 PATIENCE = 60.0
 """Seconds to wait for another process that holds the file."""
 _TABLES = """
@@ -44,9 +43,6 @@ CREATE TABLE IF NOT EXISTS pictures (
   id TEXT NOT NULL, time REAL NOT NULL, jpeg BLOB NOT NULL, PRIMARY KEY (id, time));
 CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
-CREATE TABLE IF NOT EXISTS heard (id TEXT PRIMARY KEY);
-CREATE VIRTUAL TABLE IF NOT EXISTS spoken USING fts5(
-  content, id UNINDEXED, start UNINDEXED, end UNINDEXED, tokenize = 'porter unicode61 remove_diacritics 2');
 CREATE TABLE IF NOT EXISTS staged_spans AS SELECT * FROM spans WHERE FALSE;
 CREATE TABLE IF NOT EXISTS staged_features AS SELECT * FROM features WHERE FALSE;
 CREATE TABLE IF NOT EXISTS staged_pictures AS SELECT * FROM pictures WHERE FALSE;
@@ -161,7 +157,7 @@ class Catalog:
                 self.set_fact("version", version := VERSION)
             if version not in (None, VERSION):
                 raise SearchError(
-                    f"{folder}: the index has version {version}, expected {VERSION}. Re-index the videos."
+                    f"{folder} was built by an older version. Build it again with tvr index in a new folder."
                 )
         except BaseException:
             self.close()
@@ -374,7 +370,6 @@ class Catalog:
         connection.execute("DELETE FROM features WHERE key IN (SELECT key FROM spans WHERE id = ?)", (video,))
         for table in ("videos", "spans", "skipped", "pictures", "captions"):
             connection.execute(f"DELETE FROM {table} WHERE id = ?", (video,))
-        _unhear(connection, video)
 
     def videos(self) -> list[VideoRow]:
         """Return all videos in the order of their paths."""
@@ -552,37 +547,6 @@ class Catalog:
         """Return the captions of one video in the order of time."""
         return [row[0] for row in self._rows("SELECT content FROM captions WHERE id = ? ORDER BY place", (video,))]
 
-    def set_speech(self, spoken: dict[str, list[Said]]) -> None:
-        """Replace what is said in some videos, by id; an empty list says that nothing is."""
-        with self._change() as connection:
-            for video, said in spoken.items():
-                _unhear(connection, video)
-                connection.execute("INSERT INTO heard VALUES (?)", (video,))
-                rows = [(each.text, video, each.start, each.end) for each in said]
-                connection.executemany("INSERT INTO spoken VALUES (?, ?, ?, ?)", rows)
-
-    def heard(self) -> set[str]:
-        """Return the ids of the videos of which it is known what is said in them."""
-        return {row[0] for row in self._rows("SELECT id FROM heard")}
-
-    def said(self, match: str, most: int, only: Filter | None, roots: Sequence[Path] = ()) -> list[tuple[str, Said]]:
-        """Find stretches of speech, by video and best first (BM25).
-
-        Args:
-            match: query of FTS5.
-            most: how many.
-            only: which videos may be found; None for all.
-            roots: indexed folders, which the filter's folder lies below.
-        """
-        condition, values = (only or Filter()).sql(roots)
-        query = (
-            "SELECT spoken.id, spoken.start, spoken.end, spoken.content "
-            "FROM spoken JOIN videos ON videos.id = spoken.id "
-            f"WHERE spoken MATCH ? AND {condition} ORDER BY bm25(spoken), spoken.rowid LIMIT ?"
-        )
-        rows = self._chosen(query, [match, *values, most])
-        return [(video, Said(start, end, text)) for video, start, end, text in rows]
-
     def captioned(self) -> int:
         """Return how many videos have captions."""
         return int(self._rows("SELECT COUNT(DISTINCT id) FROM captions")[0][0])
@@ -616,11 +580,6 @@ def _busy(error: sqlite3.OperationalError) -> bool:
 def _says(content: str, word: str) -> bool:
     """Whether a text contains a casefolded word as a whole."""
     return re.search(rf"(?<!\w){word}(?!\w)", content.casefold()) is not None
-
-
-def _unhear(connection: sqlite3.Connection, video: str) -> None:
-    if connection.execute("DELETE FROM heard WHERE id = ?", (video,)).rowcount:
-        connection.execute("DELETE FROM spoken WHERE id = ?", (video,))
 
 
 def _insert_parts(

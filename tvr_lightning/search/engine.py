@@ -34,17 +34,15 @@ from tvr_lightning.search.ranking import (
     Found,
     best_of,
     by_video,
-    fuse,
     likeness,
     likeness_to,
     strongest_of_each,
 )
 from tvr_lightning.search.relevance import Scale, judge
-from tvr_lightning.search.results import Answer, Moment, Normalize, Result, Said, clock
+from tvr_lightning.search.results import Answer, Moment, Normalize, Result
 from tvr_lightning.search.scorer import Scorer
 from tvr_lightning.search.segmented import LongVideo
 from tvr_lightning.search.segments import Segments
-from tvr_lightning.search.speech import match
 from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
@@ -54,8 +52,6 @@ CANDIDATES = 256
 EXAMPLE_QUERIES = 6
 EXAMPLE_BLOCK = 16
 """Stretches of an example that are encoded at once."""
-SPOKEN = 64
-"""Stretches of speech that are looked at."""
 MOST_KEYS = 20_000
 """Admitted stretches that are handed to the vector store one by one; of more, what it finds is filtered afterwards."""
 
@@ -189,7 +185,6 @@ class Searcher:
             asked = _Asked(query if query.strip() else "", without.strip(), list(like), list(unlike))
             reranker = self.scorers[self.first if rerank == NONE else rerank]
             rows, cosines = self._found(asked, candidates, top, bias, among)
-            spoken = self._spoken(asked, only, rows, cosines)
             shown = ", ".join(filter(None, [asked.words, *(example.name for example in like)]))
             answer = Answer(shown, rerank if asked.words else "frames", normalize, len(rows), self.catalog.count())
             for words in filter(None, (asked.words, asked.without)):
@@ -203,7 +198,7 @@ class Searcher:
                 return answer
             answer.nearest = max(cosines)
             biases = None if bias is None else [bias.get(row.key, 0.0) for row in rows]
-            self._rank(answer, asked, reranker, rows, cosines, biases, top, spoken)
+            self._rank(answer, asked, reranker, rows, cosines, biases, top)
             if asked.words:
                 known = self.catalog.fact("relevance")
                 judge(answer, None if known is None else Scale(known["middle"], known["spread"]), threshold)
@@ -410,30 +405,6 @@ class Searcher:
             cosines += [values[row.key] for row in more]
         return rows, cosines
 
-    def _spoken(
-        self, asked: _Asked, only: Filter | None, rows: list[SpanRow], cosines: list[float]
-    ) -> dict[str, list[Said]]:
-        """Return what is said of the words, by video and best first; the stretches where it is said join the others."""
-        query = match(asked.words) if asked.words and not asked.like else None
-        hits = [] if query is None else self.catalog.said(query, SPOKEN, only, self.roots)
-        found: dict[str, list[Said]] = {}
-        more: dict[int, SpanRow] = {}
-        there = {row.key for row in rows}
-        for video, said in hits:
-            spans = self.catalog.spans(video)
-            if not spans:
-                continue
-            found.setdefault(video, []).append(said)
-            span = next((each for each in spans if each.start <= said.start < each.end), spans[-1])
-            if span.key not in there:
-                more[span.key] = span
-        if more:
-            scorer = self.scorers[self.first]
-            keys, vectors = self.catalog.vectors(list(more))
-            rows += [more[key] for key in keys]
-            cosines += (vectors @ scorer.text_vectors(scorer.encode_texts([asked.words]))[0]).tolist()
-        return found
-
     def _candidates(
         self,
         vector: Tensor,
@@ -500,7 +471,6 @@ class Searcher:
         cosines: list[float],
         biases: list[float] | None,
         top: int,
-        spoken: dict[str, list[Said]],
     ) -> None:
         name = next(name for name, scorer in self.scorers.items() if scorer is reranker)
         by_method = asked.words and answer.rerank != NONE
@@ -521,23 +491,9 @@ class Searcher:
         seen = torch.cat(alike) if text is None else text.sentence
         where = name if text is not None else self.first
         videos = by_video(rows, scores)
-        by_sight = {video: rank for rank, video in enumerate(videos, 1)}
-        by_sound = {video: rank for rank, video in enumerate(spoken, 1)}
-        fused = fuse(by_sight, by_sound)
-        order = sorted(videos, key=lambda video: (-fused[video], by_sight[video])) if spoken else list(videos)
-        for rank, video in enumerate(order[:top], 1):
-            found = videos[video]
+        for rank, found in enumerate(itertools.islice(videos.values(), top), 1):
             stretches = [self._moments(seen, rows[place], where) for place in found.places]
             result = self._result(rank, rows, cosines, found, stretches)
-            result.by_sight, result.by_sound = by_sight[video], by_sound.get(video)
-            result.why = [f"{'seen' if asked.words else 'similar'} at {clock(result.start)}"]
-            if video in spoken:
-                result.said = spoken[video][:BEST_MOMENTS]
-                first = result.said[0]
-                result.why.append(f"said at {clock(first.start)}: {first.text}")
-                if by_sound[video] < by_sight[video]:
-                    result.why.reverse()
-                    result.start = min(first.start, result.duration)
             if biases is not None:
                 result.bias = biases[found.places[0]]
             if text is not None and by_method:

@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,9 +38,7 @@ from tvr_lightning.search.relevance import BACKGROUND, Scale, best_cosines
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.segmented import LongVideo, Stretch
 from tvr_lightning.search.segments import Segments
-from tvr_lightning.search.speech import Transcriber, join_transcripts, read_transcripts, transcribe
 from tvr_lightning.search.vectors import LOCAL_STORES, VectorStore, follow, open_vectors
-from tvr_lightning.search.watching import Watch
 from tvr_lightning.store import differences
 
 T = TypeVar("T")
@@ -95,10 +93,6 @@ def index(
     captioner: str | None = None,
     trust: Sequence[str] = (),
     segments: Segments | None = None,
-    transcripts: str | Path | None = None,
-    transcriber: str | None = None,
-    watch: Watch | None = None,
-    tell: Callable[[IndexReport], None] | None = None,
     prune: bool = False,
 ) -> IndexReport:
     """Index videos, or bring an index up to date.
@@ -118,11 +112,6 @@ def index(
         captioner: vision-language model that describes the videos instead, a hub name or a folder.
         trust: modules whose classes the checkpoints may name besides this package's; they are imported.
         segments: how long videos are cut; None takes what the index has, a new one `Segments()`.
-        transcripts: CSV or JSON lines that say what is said in videos (`speech.read_transcripts`).
-        transcriber: Whisper's weights that hear it instead, of videos that nothing is known of.
-        watch: waits for changes, after each of which the index is brought up to date again; None ends after the first
-            time.
-        tell: is given the report of every time.
         prune: Permission to remove videos that are gone, even if they are more than 5 % of the index.
 
     Returns:
@@ -143,11 +132,6 @@ def index(
         )
     if captions is not None:
         read_captions(Path(captions))  # what is wrong with it is better known before hours of indexing
-    if transcripts is not None and transcriber is not None:
-        raise SearchError("transcripts and transcriber conflict: give a file or Whisper's weights, not both")
-    if transcripts is not None:
-        read_transcripts(Path(transcripts))
-    hearer = None if transcriber is None else Transcriber(transcriber, device)
     describer = None if captioner is None else load_captioner(captioner, device)
     if batch_size < 1 or workers < 1:
         raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
@@ -170,42 +154,21 @@ def index(
                 catalog.set_fact("bank", [line for line in bank if line.strip()])
             run = _Run(catalog, vectors, models, how, batch_size, workers)
             unkept = remember(catalog, places)
-            if watch is not None:
-                watch.begin(walked)
-            while True:
-                report = run.bring_up_to_date(walked, progress, prune)
-                if new and not report.total:
-                    more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
-                    raise SearchError(
-                        f"no index was created, since no video could be read: {'; '.join(report.skipped[:3])}{more}"
-                    )
-                covered = [Path(root) for root in catalog.fact("roots")]
-                if describer is not None:
-                    joined = describe_videos(catalog, describer, covered, places, progress)
-                else:
-                    joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
-                unkept = remember(catalog, places) or unkept
-                report.captioned = joined.captioned
-                report.problems += joined.problems + ([unkept] if unkept else [])
-                if transcripts is not None:
-                    join_transcripts(catalog, Path(transcripts), covered)
-                if hearer is not None:
-                    report.problems += transcribe(catalog, hearer, places, progress)
-                if tell is not None:
-                    tell(report)
-                if watch is None:
-                    return report
-                new, progress = False, False
-                try:
-                    watch.wait(walked)
-                except KeyboardInterrupt:
-                    return report
-
-
-def tell(report: IndexReport) -> None:
-    """Print a report, at once, for whoever watches."""
-    for line in report.lines():
-        print(line, flush=True)
+            report = run.bring_up_to_date(walked, progress, prune)
+            if new and not report.total:
+                more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
+                raise SearchError(
+                    f"no index was created, since no video could be read: {'; '.join(report.skipped[:3])}{more}"
+                )
+            covered = [Path(root) for root in catalog.fact("roots")]
+            if describer is not None:
+                joined = describe_videos(catalog, describer, covered, places, progress)
+            else:
+                joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
+            unkept = remember(catalog, places) or unkept
+            report.captioned = joined.captioned
+            report.problems += joined.problems + ([unkept] if unkept else [])
+            return report
 
 
 def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:

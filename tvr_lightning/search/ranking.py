@@ -19,9 +19,6 @@ APART = 1.0
 WITHOUT = 0.5
 """How much of the score by what is not wanted is taken away."""
 STRETCHES_OF_AN_EXAMPLE = 16
-RECIPROCAL = 60
-"""What is added to every rank before its reciprocal (Cormack, Clarke and Buettcher, SIGIR 2009, "Reciprocal rank fusion
-outperforms Condorcet and individual rank learning methods")."""
 
 
 @dataclass(frozen=True)
@@ -99,19 +96,3 @@ def strongest_of_each(stretches: Sequence[list[Moment]]) -> list[Moment]:
         return stretches[0]
     strongest = [max(moments, key=lambda moment: moment.similarity) for moments in stretches if moments]
     return sorted(strongest, key=lambda moment: moment.time)
-
-
-def fuse(*ranks: dict[str, int]) -> dict[str, float]:
-    """Fuse rankings by the sum of reciprocal ranks.
-
-    Args:
-        ranks: place of each video, from 1, in one ranking each; a video may be absent from some.
-
-    Returns:
-        The sum by video; larger is better.
-    """
-    total: dict[str, float] = {}
-    for ranking in ranks:
-        for video, rank in ranking.items():
-            total[video] = total.get(video, 0.0) + 1 / (RECIPROCAL + rank)
-    return total

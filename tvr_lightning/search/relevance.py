@@ -184,9 +184,9 @@ def judge(answer: Answer, scale: Scale | None, threshold: float | None) -> None:
     for result in answer.results:
         result.relevance = scale.relevance(result.cosine)
     answer.threshold = THRESHOLD if threshold is None else threshold
-    answer.weak = scale.relevance(answer.nearest) < answer.threshold and not any(each.said for each in answer.results)
+    answer.weak = scale.relevance(answer.nearest) < answer.threshold
     if threshold is not None:
-        answer.results = [r for r in answer.results if r.said or (r.relevance or 0.0) >= threshold]
+        answer.results = [r for r in answer.results if (r.relevance or 0.0) >= threshold]
         for rank, each in enumerate(answer.results, 1):
             each.rank = rank
     if answer.weak:

@@ -23,20 +23,6 @@ class Moment:
 
 
 @dataclass
-class Said:
-    """What is said in a video, in one stretch of its speech.
-
-    Attributes:
-        start, end: seconds from the first frame.
-        text: the words.
-    """
-
-    start: float
-    end: float
-    text: str
-
-
-@dataclass
 class Result:
     """One video that was found.
 
@@ -55,13 +41,9 @@ class Result:
             that was a candidate.
         captions: what the index was told of the video in words, in the order of time.
         width, height: of the video as it is shown, pixels.
-        start: seconds where playing begins: the best moment, or where it is said.
+        start: seconds where playing begins, the best moment.
         relevance: how much the best stretch stands out from what unrelated queries get there, 0 to 1; None where the
             query has no words.
-        said: what is said there of the query's words, best first.
-        why: in words, what made this a result.
-        by_sight: place by score alone, from 1.
-        by_sound: place by what is said, from 1; None where nothing is said of the query's words.
     """
 
     rank: int
@@ -80,10 +62,6 @@ class Result:
     height: int = 0
     start: float = 0.0
     relevance: float | None = None
-    said: list[Said] = field(default_factory=list)
-    why: list[str] = field(default_factory=list)
-    by_sight: int = 0
-    by_sound: int | None = None
 
 
 @dataclass

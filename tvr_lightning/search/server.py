@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ from tvr_lightning.search.limits import (
     while_wanted,
 )
 from tvr_lightning.search.local import LocalIndex
-from tvr_lightning.search.metrics import Metrics
 from tvr_lightning.search.ranking import Example
 from tvr_lightning.search.results import Normalize
 from tvr_lightning.search.source import ExampleKind, SearchRequest
@@ -136,7 +134,7 @@ def create_app(searched: Searcher, options: ServerOptions, token: str | None = N
     """
     source = LocalIndex(searched, options.videos)
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
-    app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_pending)
+    app.state.limit = ConcurrencyLimit(options.max_pending)
     app.state.decoding = ConcurrencyLimit(options.max_decoding + options.max_undecoded, "uploads", OverloadedError)
     sweep_uploads()
     _guard(app, token, local=is_local(options.host))
@@ -193,14 +191,12 @@ def serve(searched: Searcher, options: ServerOptions) -> None:
 
 
 def _guard(app: FastAPI, token: str | None, local: bool) -> None:
-    """Check every request before anything else sees it, and count every answer."""
+    """Check every request before anything else sees it."""
 
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = _refusal(request, token, local)
         response = refusal or await call_next(request)
-        route = request.scope.get("route")
-        app.state.metrics.count(getattr(route, "path", "unknown"), response.status_code)
         response.headers["Content-Security-Policy"] = POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
@@ -254,7 +250,7 @@ def _explain(app: FastAPI) -> None:
         TooSlowError: 408,
         OverloadedError: 503,
         BusyError: 503,
-        GivenUpError: 499,  # nobody reads it; counted as other servers count clients that left
+        GivenUpError: 499,  # no client reads it
         SearchError: 400,
     }
 
@@ -295,13 +291,12 @@ class _Searches:
     """Runs what clients ask for: so much at once and no more, in threads that nothing else waits for.
 
     Args:
-        app: counts how many run and how long they take.
+        app: counts how many run.
         options: how many.
     """
 
     def __init__(self, app: FastAPI, options: ServerOptions) -> None:
         self.limit: ConcurrencyLimit = app.state.limit
-        self.metrics: Metrics = app.state.metrics
         self._pool = ThreadPoolExecutor(options.max_pending, "tvr-search")
 
     async def run(self, request: Request, work: Callable[[GivenUp], T]) -> T:
@@ -315,15 +310,8 @@ class _Searches:
             return await while_wanted(request.receive, self._pool, work)
 
     async def search(self, request: Request, source: LocalIndex, asked: Callable[[], SearchRequest]) -> dict[str, Any]:
-        """Run a search and return its answer in plain values; how long it takes is counted."""
-
-        def work(_: GivenUp) -> dict[str, Any]:
-            began = time.perf_counter()
-            answer = source.search(asked())
-            self.metrics.took(time.perf_counter() - began)
-            return answer.plain()
-
-        return await self.run(request, work)
+        """Run a search and return its answer in plain values."""
+        return await self.run(request, lambda _: source.search(asked()).plain())
 
 
 def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, searches: _Searches) -> None:
@@ -498,12 +486,6 @@ def _add_state(app: FastAPI, source: LocalIndex) -> None:
         """Say that requests are answered."""
         source.ready()
         return {"status": "ok"}
-
-    @app.get("/metrics", response_class=Response)
-    def metrics() -> Response:
-        """Return counters in the text format of Prometheus."""
-        text = app.state.metrics.text(source.count(), app.state.limit.inside, app.state.decoding.inside)
-        return Response(text, media_type="text/plain; version=0.0.4")
 
 
 def _add_page(app: FastAPI) -> None:

@@ -34,9 +34,6 @@ def run_index(
     captions: File | None = None,
     captioner: str | None = None,
     trust: list[str] | None = None,
-    transcripts: File | None = None,
-    transcribe: str | None = None,
-    watch: bool = False,
     segments: SegmentKind | None = None,
     segment_length: float | None = None,
     segment_overlap: float | None = None,
@@ -61,9 +58,6 @@ def run_index(
         captions: file with descriptions of the videos: parquet from `tvr caption`, or .csv or .jsonl with its columns.
         captioner: vision-language model that describes the videos instead: a hub name or a folder.
         trust: module whose classes the checkpoints may name, can be repeated; its code is run.
-        transcripts: what is said in videos, .csv or .jsonl with the columns video_id, start, end and text.
-        transcribe: Whisper's weights that hear it instead, a file, or base or small of openai-whisper's cache.
-        watch: go on until interrupted, and take in what is new, changed or removed in the folders.
         segments: rule for cutting videos longer than segment_length: shots (by default), windows, or none.
         segment_length: length of a window, and maximum length of a shot, in seconds; 20 by default.
         segment_overlap: overlap of windows in seconds; 0 by default.
@@ -73,10 +67,9 @@ def run_index(
         prune: removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
     """
     with shown("index: loading"):
-        from tvr_lightning.search.indexing import index, tell
+        from tvr_lightning.search.indexing import index
         from tvr_lightning.search.scorer import ScorerSource
         from tvr_lightning.search.segments import LENGTH, Segments
-        from tvr_lightning.search.watching import Watch
 
     if ckpt_path and weights:
         raise SearchError(
@@ -112,12 +105,10 @@ def run_index(
         captioner=captioner,
         trust=trust or (),
         segments=wanted,
-        transcripts=transcripts,
-        transcriber=transcribe,
-        watch=Watch() if watch else None,
-        tell=tell,
         prune=prune,
     )
+    for line in report.lines():
+        print(line)
     if report.total:
         print(f'Wrote {out}. Next: tvr search "a query" --index {out}, or tvr serve --index {out}')
         return 0
@@ -239,8 +230,6 @@ def show(answer: Answer, as_json: bool) -> None:
         path = _from_here(Path(r.path))
         print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
         print(f"     best at {where}")
-        for said in r.said:
-            print(f"     said at {clock(said.start)}: {said.text}")
         for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]:
             print(f"     {text}")
 

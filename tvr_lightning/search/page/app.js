@@ -102,7 +102,7 @@ const isAsked = () => $("query").value.trim() !== "" || state.examples.some((eac
 
 /* A video of the library as a result without moments. */
 function plain(video) {
-  return { captions: [], ...video, start: 0, best: [], moments: [], said: [], why: [], relevance: null };
+  return { captions: [], ...video, start: 0, best: [], moments: [], relevance: null };
 }
 
 /* Ask for one answer, or two to show side by side; an answer that was overtaken by a later question is dropped. */
@@ -237,8 +237,8 @@ function drawCard(result, list) {
   const time = result.rank ? `${clock(result.start)} of ${clock(result.duration)}` : clock(result.duration);
   find(".time").textContent = time;
   find(".play").setAttribute("aria-label", `${time}: play ${result.path}`);
-  const facts = [...result.why];
-  if (result.relevance !== null) facts.unshift(result.relevance >= GOOD ? "good match" : "weak match");
+  const facts = [];
+  if (result.relevance !== null) facts.push(result.relevance >= GOOD ? "good match" : "weak match");
   find(".facts").textContent = facts.join(" · ");
   if (result.rank) find(".facts").title = `score ${result.score.toFixed(3)}` + (result.relevance === null ? "" : `, better than ${Math.floor(100 * result.relevance)} % of unrelated queries`);
   find(".facts").hidden = !facts.length;
