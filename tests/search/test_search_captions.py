@@ -19,7 +19,7 @@ from tvr_lightning.data.recover_captions import (
     read_captions,
     write_captions,
 )
-from tvr_lightning.search import Filter, Searcher, SearchError, index
+from tvr_lightning.search import Searcher, SearchError, index
 
 
 @pytest.fixture
@@ -61,15 +61,10 @@ def test_a_file_says_what_videos_show(videos, said, tmp_path, sources):
     assert any("said.parquet: the captions file is missing" in problem for problem in report.problems)
 
 
-def test_words_of_captions_choose_videos(videos, said, tmp_path, sources):
+def test_a_video_finds_its_own_captions(videos, said, tmp_path, sources):
     out = tmp_path / "index"
     index([videos], out, sources[1:], "exact", progress=False, captions=said)
     with Searcher(out) as searcher:
-        assert [r.path.rpartition("/")[2] for r in searcher.search("a", only=Filter(caption="dog")).results] == [
-            "clip6.mp4"
-        ], "whole words count, in any case"
-        assert len(searcher.search("a", only=Filter(caption="jumps dog")).results) == 1, "words of several captions"
-        assert searcher.search("a", only=Filter(caption="dog rider")).results == []
         own = searcher.catalog.videos()[0].id
         assert {text for text, _ in searcher.describe(own)} == {
             "A Dog runs over grass", "Then it jumps.", "a dogged rider",
@@ -81,14 +76,14 @@ def test_the_command_line_shows_captions(videos, said, tmp_path, checkpoints, ca
     options = ["--out", out, "--store", "exact", "--ckpt_path", str(checkpoints["clip4clip"]), "--captions", str(said)]
     assert main(["index", str(videos), *options]) == 0
     assert "2 videos have captions" in capsys.readouterr().out
-    assert main(["search", "a", "--index", out, "--caption", "grass"]) == 0
+    assert main(["search", "a", "--index", out, "--folder", "below"]) == 0
     assert "A Dog runs over grass\n" in capsys.readouterr().out
-    assert main(["search", "a", "--index", out, "--caption", "grass", "--json"]) == 0
-    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert main(["search", "a", "--index", out, "--folder", "below", "--json"]) == 0
+    (result,) = (each for each in json.loads(capsys.readouterr().out)["results"] if each["captions"])
     assert result["captions"] == ["A Dog runs over grass", "Then it jumps."]
 
 
-def test_the_api_filters_by_captions(videos, said, tmp_path, sources):
+def test_the_api_returns_captions(videos, said, tmp_path, sources):
     pytest.importorskip("fastapi", reason="the extra `search` is not installed")
     from starlette.testclient import TestClient
 
@@ -98,12 +93,11 @@ def test_the_api_filters_by_captions(videos, said, tmp_path, sources):
     index([videos], out, sources[1:], "exact", progress=False, captions=said)
     with Searcher(out) as searcher:
         client = TestClient(create_app(searcher, ServerOptions()), base_url="http://127.0.0.1")
-        assert client.get("/api/index").json()["captioned"] == 2
-        found = client.get("/api/search", params={"query": "a", "caption": "rider"}).json()["results"]
-        assert [(r["path"], r["captions"]) for r in found] == [("clip0.mp4", ["a dogged rider"])]
+        found = client.get("/api/search", params={"query": "a"}).json()["results"]
+        assert {r["path"]: r["captions"] for r in found}["clip0.mp4"] == ["a dogged rider"]
 
 
-def test_the_page_shows_captions_and_filters_by_them(videos, said, tmp_path, sources, browser):
+def test_the_page_shows_captions(videos, said, tmp_path, sources, browser):
     pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
@@ -117,11 +111,8 @@ def test_the_page_shows_captions_and_filters_by_them(videos, said, tmp_path, sou
         wait(browser, lambda b: "8 videos" in b.find_element(By.ID, "state").text)
         browser.find_element(By.ID, "query").send_keys("a", Keys.ENTER)
         wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#answers li")) == 8)
-        browser.find_element(By.TAG_NAME, "summary").click()
-        wait(browser, lambda b: b.find_element(By.ID, "caption").is_displayed())
-        browser.find_element(By.ID, "caption").send_keys("grass", Keys.ENTER)
         texts = "return [...document.querySelectorAll('#answers .said')].map(each => each.textContent)"
-        wait(browser, lambda b: b.execute_script(texts) == ["A Dog runs over grass · Then it jumps."])
+        wait(browser, lambda b: "A Dog runs over grass · Then it jumps." in b.execute_script(texts))
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")

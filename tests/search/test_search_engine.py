@@ -8,7 +8,7 @@ import torch
 import tvr_lightning.search
 from tvr_lightning.cli import main
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.search import Filter, Searcher, SearchError, index
+from tvr_lightning.search import Searcher, SearchError, index
 from tvr_lightning.search.results import clock
 from tvr_lightning.search.vectors import open_vectors
 
@@ -57,13 +57,16 @@ def test_moments_are_frames_with_their_times(searcher):
         assert result.sound is None
 
 
-def test_filters(searcher):
-    assert {r.path.rsplit("/", 1)[-1] for r in searcher.search("a", only=Filter(path="BELOW")).results} == {
-        "clip6.mp4",
-        "clip7.mp4",
-    }
-    assert searcher.search("a", only=Filter(longest=0.5)).results == []
-    assert len(searcher.search("a", only=Filter(shortest=0.5)).results) == 8
+def test_a_folder_is_relative_to_the_indexed_one(searcher, gallery):
+    found = {r.path for r in searcher.search("a", folder="below").results}
+    assert found == {str(gallery / "below" / f"clip{number}.mp4") for number in (6, 7)}
+    assert len(searcher.search("a", folder=".").results) == 8
+    assert len(searcher.search("a", folder="below/").results) == 2
+    for folder in ("belo", "below/clip6.mp4", "nowhere", "\ud800"):
+        assert searcher.search("a", folder=folder).results == []
+    for folder in (str(gallery), str(gallery / "below"), "..", "below/../below", "/"):
+        with pytest.raises(SearchError, match="must be a path inside an indexed folder"):
+            searcher.search("a", folder=folder)
 
 
 def test_sinkhorn_adds_one_bias_per_video(searcher):
@@ -116,9 +119,9 @@ def test_every_store_answers_alike(indexed, searcher, gallery, sources, tmp_path
     index([gallery], tmp_path / "index", sources, store, progress=False)
     with Searcher(tmp_path / "index") as other:
         for query in ("a red square", "a cat"):
-            for only in (None, Filter(path="below")):
-                found = [(r.id, r.first_rank) for r in other.search(query, only=only).results]
-                assert found == [(r.id, r.first_rank) for r in searcher.search(query, only=only).results]
+            for folder in (None, "below"):
+                found = [(r.id, r.first_rank) for r in other.search(query, folder=folder).results]
+                assert found == [(r.id, r.first_rank) for r in searcher.search(query, folder=folder).results]
         keys, vectors = other.catalog.vectors()
         hits = other.vectors.nearest(vectors[3], 1)
         assert hits[0][0] == keys[3]

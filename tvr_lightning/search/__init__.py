@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvr_lightning.search.engine import Searcher
     from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
-    from tvr_lightning.search.filters import Filter
     from tvr_lightning.search.indexing import IndexReport, index
     from tvr_lightning.search.results import Answer, Moment, Result
     from tvr_lightning.search.scorer import ScorerSource
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "BusyError",
-    "Filter",
     "IndexReport",
     "Moment",
     "Result",
@@ -34,7 +32,6 @@ __all__ = [
 _LAZY = {
     "engine": ("Searcher",),
     "errors": ("BusyError", "SearchError", "UnknownVideoError"),
-    "filters": ("Filter",),
     "indexing": ("IndexReport", "index"),
     "results": ("Answer", "Moment", "Result"),
     "scorer": ("ScorerSource",),

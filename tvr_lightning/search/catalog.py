@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import monotonic, sleep
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch import Tensor
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError, UnknownVideoError
 from tvr_lightning.search.files import VideoFile
-from tvr_lightning.search.filters import Filter
 
 FILE = "catalog.sqlite"
 VERSION = 4
@@ -48,10 +46,6 @@ CREATE TABLE IF NOT EXISTS staged_features AS SELECT * FROM features WHERE FALSE
 CREATE TABLE IF NOT EXISTS staged_pictures AS SELECT * FROM pictures WHERE FALSE;
 """
 _STAGED = ("spans", "features", "pictures")
-_INDEXES = """
-CREATE INDEX IF NOT EXISTS filtered ON videos (duration, path, id, key);
-"""
-"""Lets filters read the few columns that they look at; an index that lacks it answers the same."""
 
 
 @dataclass
@@ -165,11 +159,10 @@ class Catalog:
 
     def _open(self, create: bool) -> sqlite3.Connection:
         """Open the file for writing, or where that is impossible and nothing is to be created, for reading."""
-        script = _TABLES + (_INDEXES if create else "")
         until = monotonic() + PATIENCE
         while True:
             try:
-                return self._connect("mode=rwc" if create else "mode=rw", "PRAGMA journal_mode=WAL", script)
+                return self._connect("mode=rwc" if create else "mode=rw", "PRAGMA journal_mode=WAL", _TABLES)
             except sqlite3.OperationalError as error:
                 if not _busy(error):
                     if create:
@@ -219,8 +212,6 @@ class Catalog:
                 raise RefusedError(
                     f"{self.folder / FILE} is a database of another program. Choose another folder for the index."
                 )
-            connection.create_function("folded", 1, str.casefold, deterministic=True)
-            connection.create_function("says", 2, _says, deterministic=True)
             for script in scripts:
                 connection.executescript(script)
         except BaseException:
@@ -400,42 +391,51 @@ class Catalog:
         rows = self._rows(f"{query} ORDER BY id, place", values)
         return [SpanRow(key, start, end, _video(video)) for key, start, end, *video in rows]
 
-    def admitted(self, only: Filter, roots: Sequence[Path] = (), most: int = 2**62) -> list[int]:
-        """Return the keys of the stretches of the videos that fit a filter.
+    @property
+    def roots(self) -> list[Path]:
+        """Files and folders that the index covers."""
+        return [Path(root) for root in self.fact("roots") or []]
+
+    def in_folder(self, folder: str, most: int) -> list[int]:
+        """Return up to `most` keys of segments of the videos in a folder or below it.
 
         Args:
-            only: the filter.
-            roots: indexed folders, which the filter's folder lies below.
-            most: how many keys at most.
-        """
-        condition, values = only.sql(roots)
-        chosen = f"SELECT id FROM videos WHERE {condition}"
-        return [
-            row[0] for row in self._chosen(f"SELECT key FROM spans WHERE id IN ({chosen}) LIMIT ?", [*values, most])
-        ]
+            folder: Path relative to an indexed folder.
+            most: Maximum number of keys.
 
-    def fitting(self, keys: Sequence[int], only: Filter, roots: Sequence[Path] = ()) -> list[int]:
-        """Return those of some stretches' keys whose videos fit a filter."""
-        condition, values = only.sql(roots)
+        Raises:
+            SearchError: `folder` is an absolute path or leads out of the indexed folders.
+        """
+        condition, values = self._below(folder)
+        query = f"SELECT key FROM spans WHERE id IN (SELECT id FROM videos WHERE {condition}) LIMIT ?"
+        return [row[0] for row in self._chosen(query, [*values, most])]
+
+    def keep_in_folder(self, keys: Sequence[int], folder: str) -> list[int]:
+        """Return the keys of those segments whose videos are in a folder or below it."""
+        condition, values = self._below(folder)
         query = f"SELECT spans.key FROM spans JOIN videos USING (id) WHERE {condition}"
-        asked = [*values, json.dumps(list(keys))]
-        return [row[0] for row in self._chosen(f"{query} AND spans.key IN (SELECT value FROM json_each(?))", asked)]
+        given = [*values, json.dumps(list(keys))]
+        return [row[0] for row in self._chosen(f"{query} AND spans.key IN (SELECT value FROM json_each(?))", given)]
 
-    def listed(self, only: Filter, most: int, after: int, roots: Sequence[Path] = ()) -> tuple[list[VideoRow], int]:
-        """Return the videos that fit a filter, the latest first, and how many there are in all.
-
-        Args:
-            only: the filter.
-            most: how many are returned.
-            after: how many are passed over.
-            roots: indexed folders, which the filter's folder lies below.
-        """
-        condition, values = only.sql(roots)
+    def listed(self, folder: str | None, most: int, after: int) -> tuple[list[VideoRow], int]:
+        """Return `most` videos of a folder, the newest first, skipping `after`, and the number of all its videos."""
+        condition, values = self._below(folder)
         count = self._chosen(f"SELECT COUNT(*) FROM videos WHERE {condition}", values)
         order = f"SELECT {_VIDEO} FROM videos WHERE {condition} ORDER BY modified DESC, path LIMIT ? OFFSET ?"
         return [_video(row) for row in self._chosen(order, [*values, most, after])], count[0][0] if count else 0
 
-    def _chosen(self, query: str, values: Sequence[str | float]) -> list[tuple[Any, ...]]:
+    def _below(self, folder: str | None) -> tuple[str, list[str | int]]:
+        """Return an SQL condition on the rows of `videos`, and its values."""
+        if folder is None:
+            return "TRUE", []
+        relative = PurePosixPath(folder)
+        if relative.is_absolute() or ".." in relative.parts:
+            raise SearchError(f"folder is {folder!r}; it must be a path inside an indexed folder, such as trips/2024")
+        prefixes = [f"{root / relative}/".replace("//", "/") for root in self.roots]
+        condition = " OR ".join(["substr(path, 1, ?) = ?"] * len(prefixes)) or "FALSE"
+        return f"({condition})", [value for prefix in prefixes for value in (len(prefix), prefix)]
+
+    def _chosen(self, query: str, values: Sequence[str | int]) -> list[tuple[Any, ...]]:
         try:
             return self._rows(query, values)
         except UnicodeEncodeError:  # half a character, from bytes on the command line: no text here contains it
@@ -447,18 +447,6 @@ class Catalog:
         return [
             (Path(folder), count) for folder, count in self._rows(f"SELECT {name}, COUNT(*) FROM videos GROUP BY 1")
         ]
-
-    def lengths(self, bounds: Sequence[float]) -> list[dict[str, float | None]]:
-        """Count videos by their length.
-
-        Args:
-            bounds: seconds at which each class begins; it ends where the next begins.
-        """
-        found: list[dict[str, float | None]] = []
-        for low, high in zip(bounds, [*bounds[1:], None], strict=True):
-            rows = self._rows("SELECT COUNT(*) FROM videos WHERE duration >= ? AND duration < ?", (low, high or 1e300))
-            found.append({"shortest": low, "longest": high, "count": rows[0][0]})
-        return found
 
     def picture_times(self, video: str, most: int) -> list[float]:
         """Return the times of up to so many pictures of a video, at equal steps."""
@@ -575,11 +563,6 @@ def _busy(error: sqlite3.OperationalError) -> bool:
     """Whether another process holds the file."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte of an extended code is the primary one
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
-
-
-def _says(content: str, word: str) -> bool:
-    """Whether a text contains a casefolded word as a whole."""
-    return re.search(rf"(?<!\w){word}(?!\w)", content.casefold()) is not None
 
 
 def _insert_parts(

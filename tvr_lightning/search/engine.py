@@ -24,7 +24,6 @@ from tvr_lightning.media.video import probe
 from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import inside
-from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.indexing import load_scorers
 from tvr_lightning.search.places import choose_store
 from tvr_lightning.search.ranking import (
@@ -58,9 +57,9 @@ MOST_KEYS = 20_000
 
 @dataclass
 class _Among:
-    """Which stretches may be found: those of some keys, or where these are many, of what a filter admits."""
+    """Segments that may be found: those with some keys, or if these are too many, those in a folder."""
 
-    only: Filter | None
+    folder: str | None
     keys: list[int] | None
 
 
@@ -135,7 +134,7 @@ class Searcher:
     @property
     def roots(self) -> list[Path]:
         """Files and folders that the index covers."""
-        return [Path(root) for root in self.catalog.fact("roots") or []]
+        return self.catalog.roots
 
     def search(
         self,
@@ -144,7 +143,7 @@ class Searcher:
         rerank: str | None = None,
         candidates: int = CANDIDATES,
         normalize: Normalize = "none",
-        only: Filter | None = None,
+        folder: str | None = None,
         threshold: float | None = None,
         without: str = "",
         like: Sequence[Example] = (),
@@ -162,7 +161,7 @@ class Searcher:
             rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
             candidates: k, how many stretches of videos the second stage scores, at least `top`.
             normalize: "sinkhorn" adds to each stretch's score a bias that keeps hubs from crowding the results (NCL).
-            only: which videos may be found.
+            folder: Folder whose videos may be found, relative to an indexed one.
             threshold: relevance that results have at least, 0 to 1; None keeps all and says where none reaches
                 `relevance.THRESHOLD`.
             without: what is not to be seen.
@@ -179,7 +178,7 @@ class Searcher:
         if threshold is not None and not query.strip():
             raise SearchError("threshold applies only to text queries. Remove it for examples.")
         rerank = self._check(rerank, top, candidates, normalize)
-        among = self._among(only)
+        among = self._among(folder)
         bias = self._biases() if normalize == "sinkhorn" else None  # which may take long, beside other queries
         with self._lock:
             asked = _Asked(query if query.strip() else "", without.strip(), list(like), list(unlike))
@@ -192,9 +191,7 @@ class Searcher:
                     most = self.scorers[self.first].module.words
                     answer.notes.append(f"the query is too long; only the first {most} tokens are used")
             if not rows:
-                answer.notes.append(
-                    "no video matches the filters" if answer.videos else "the index contains no videos yet"
-                )
+                answer.notes.append("no videos in this folder" if answer.videos else "the index contains no videos yet")
                 return answer
             answer.nearest = max(cosines)
             biases = None if bias is None else [bias.get(row.key, 0.0) for row in rows]
@@ -205,14 +202,14 @@ class Searcher:
         return answer
 
     def search_video(
-        self, path: str | Path, top: int = 10, only: Filter | None = None, name: str | None = None
+        self, path: str | Path, top: int = 10, folder: str | None = None, name: str | None = None
     ) -> Answer:
         """Find videos that look like an example; the second stage compares frames with frames.
 
         Args:
             path: a video file.
             top: how many results.
-            only: which videos may be found.
+            folder: Folder whose videos may be found, relative to an indexed one.
             name: what the example is called; its file name by default.
 
         Raises:
@@ -220,7 +217,7 @@ class Searcher:
             SearchError: an option out of range.
         """
         self._check(NONE, top, top, "none")  # before the work of reading
-        return self.search_example(self.read_example(path), name or Path(path).name, top, only)
+        return self.search_example(self.read_example(path), name or Path(path).name, top, folder)
 
     def read_example(self, path: str | Path) -> VideoFeatures:
         """Decode and encode a video file as an example, while other queries are answered.
@@ -250,32 +247,32 @@ class Searcher:
         scorer = self.scorers[self.first]
         return scorer.encode_videos(scorer.still(read_picture(path)).media)
 
-    def search_example(self, example: VideoFeatures, name: str, top: int = 10, only: Filter | None = None) -> Answer:
+    def search_example(self, example: VideoFeatures, name: str, top: int = 10, folder: str | None = None) -> Answer:
         """Find videos that look like an example that was read.
 
         Args:
             example: what `read_example` gave.
             name: what the example is called.
             top: how many results.
-            only: which videos may be found.
+            folder: Folder whose videos may be found, relative to an indexed one.
 
         Raises:
             SearchError: an option out of range.
         """
-        return self.search("", top, only=only, like=[Example(name, example)])
+        return self.search("", top, folder=folder, like=[Example(name, example)])
 
-    def similar(self, video: str, top: int = 10, only: Filter | None = None) -> Answer:
+    def similar(self, video: str, top: int = 10, folder: str | None = None) -> Answer:
         """Find videos that look like one of the index.
 
         Args:
             video: its id.
             top: how many results.
-            only: which videos may be found.
+            folder: Folder whose videos may be found, relative to an indexed one.
 
         Raises:
             UnknownVideoError: no such video.
         """
-        return self.search("", top, only=only, like=[self.example(video)])
+        return self.search("", top, folder=folder, like=[self.example(video)])
 
     def example(self, video: str) -> Example:
         """Return a video of the index as an example.
@@ -376,12 +373,10 @@ class Searcher:
             raise SearchError(f"normalize: {normalize!r}; expected {' or '.join(get_args(Normalize))}")
         return rerank
 
-    def _among(self, only: Filter | None) -> _Among:
-        """Return which stretches may be found; other queries are answered meanwhile."""
-        if only is None:
-            return _Among(None, None)
-        keys = self.catalog.admitted(only, self.roots, MOST_KEYS + 1)
-        return _Among(only, keys if len(keys) <= MOST_KEYS else None)
+    def _among(self, folder: str | None) -> _Among:
+        """Return which segments may be found."""
+        keys = None if folder is None else self.catalog.in_folder(folder, MOST_KEYS + 1)
+        return _Among(folder, None if keys is None or len(keys) > MOST_KEYS else keys)
 
     def _found(
         self, asked: _Asked, count: int, top: int, bias: dict[int, float] | None, among: _Among
@@ -422,8 +417,8 @@ class Searcher:
         while True:
             hits: Hits = self.vectors.nearest(vector, count, among.keys)
             keys = [key for key, _ in hits]
-            if among.only is not None and among.keys is None:
-                keys = self.catalog.fitting(keys, among.only, self.roots)
+            if among.folder is not None and among.keys is None:
+                keys = self.catalog.keep_in_folder(keys, among.folder)
             known = self.catalog.by_key(keys)  # drops what changed since the store was written
             kept = [(key, cosine) for key, cosine in hits if key in known and known[key].video.id not in leave_out]
             if len(hits) < count or len({known[key].video.id for key, _ in kept}) >= min(top, len(kept) or top):

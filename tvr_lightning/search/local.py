@@ -8,15 +8,12 @@ from typing import Any
 
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.files import resolve_roots
-from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.places import handed_out, remembered
 from tvr_lightning.search.ranking import Example
 from tvr_lightning.search.results import Answer
 from tvr_lightning.search.source import ExampleKind, SearchRequest
 from tvr_lightning.search.texts import GivenUp, never
 
-LENGTHS = (0.0, 30.0, 120.0, 600.0, 3600.0)
-"""Seconds at which a further class of lengths begins."""
 PREVIEWS = 12
 """Pictures of a video that are shown one after another."""
 
@@ -57,7 +54,7 @@ class LocalIndex:
             "videos": searcher.catalog.count(),
             "scorers": list(searcher.scorers),
             "normalize": ["none", "sinkhorn"] if searcher.catalog.fact("bank") else ["none"],
-            "captioned": searcher.catalog.captioned(),
+            "folders": searcher.folders(),
             "examples": searcher.example_queries(),
             "skipped": len(searcher.catalog.skipped()),
             "store": searcher.store.partition("://")[0],
@@ -76,7 +73,7 @@ class LocalIndex:
             asked.rerank,
             asked.candidates,
             asked.normalize,
-            asked.only,
+            asked.folder,
             asked.threshold,
             asked.without,
             asked.like,
@@ -104,9 +101,9 @@ class LocalIndex:
         """
         return self.searcher.example(video)
 
-    def library(self, only: Filter, top: int, after: int) -> dict[str, Any]:
+    def library(self, folder: str | None, top: int, after: int) -> dict[str, Any]:
         """List videos, the latest first."""
-        rows, count = self.searcher.catalog.listed(only, top, after, self.searcher.roots)
+        rows, count = self.searcher.catalog.listed(folder, top, after)
         videos = [
             {
                 "id": row.id,
@@ -118,10 +115,6 @@ class LocalIndex:
             for row in rows
         ]
         return {"videos": videos, "count": count}
-
-    def facets(self) -> dict[str, Any]:
-        """Count videos by folder and by length."""
-        return {"folders": self.searcher.folders(), "lengths": self.searcher.catalog.lengths(LENGTHS)}
 
     def about(self, video: str) -> dict[str, Any]:
         """Say what is known of one video.

@@ -25,10 +25,7 @@ class Question:
         rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
         candidates: how many videos the second stage scores.
         normalize: "sinkhorn" keeps hubs from crowding the results.
-        shortest: seconds that a video lasts at least.
-        longest: seconds that it lasts at most.
-        path: what its path contains.
-        caption: words that its captions contain.
+        folder: Folder whose videos may be found, relative to an indexed one.
         threshold: relevance that results have at least; None keeps all.
         picture: absolute path of a picture as an example, or of several.
         without: what is not to be seen.
@@ -43,10 +40,7 @@ class Question:
     rerank: str | None = None
     candidates: int = 256
     normalize: Normalize = "none"
-    shortest: float | None = None
-    longest: float | None = None
-    path: str | None = None
-    caption: str | None = None
+    folder: str | None = None
     threshold: float | None = None
     picture: str | Sequence[str] | None = None
     without: str = ""
@@ -65,11 +59,8 @@ class Question:
             VideoError: an example cannot be decoded.
             PictureError: likewise.
         """
-        from tvr_lightning.search.filters import Filter
         from tvr_lightning.search.source import SearchRequest
 
-        wanted = Filter(self.shortest, self.longest, self.path, self.caption)
-        only = None if wanted == Filter() else wanted
         like = [source.read(Path(path), "clip", Path(path).name) for path in _several(self.video)]
         like += [source.read(Path(path), "picture", Path(path).name) for path in _several(self.picture)]
         return source.search(
@@ -79,7 +70,7 @@ class Question:
                 self.rerank,
                 self.candidates,
                 self.normalize,
-                only,
+                self.folder,
                 self.threshold,
                 self.without,
                 like,

@@ -21,7 +21,6 @@ from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
 from tvr_lightning.search.examples import Examples
 from tvr_lightning.search.files import inside, resolve_roots
-from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.limits import (
     COOKIE,
     ConcurrencyLimit,
@@ -67,10 +66,7 @@ MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/
 T = TypeVar("T")
 Id = Annotated[str, InPath(pattern="^[0-9a-f]{16,48}$", description="ID of a video in the index")]
 Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of results")]
-Seconds = Annotated[float | None, Query(ge=0, le=1e7, description="seconds")]
-Words = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="text that the path contains")]
-Folder = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="folder, as /api/facets names it")]
-Said = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="words that the captions contain")]
+Folder = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="folder inside an indexed one")]
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "the request cannot be served; `detail` gives the reason"},
     401: {"description": "the token is missing or wrong"},
@@ -280,13 +276,6 @@ def _explain(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
 
 
-def _filter(
-    shortest: float | None, longest: float | None, path: str | None, caption: str | None, folder: str | None = None
-) -> Filter | None:
-    wanted = Filter(shortest, longest, path or None, caption or None, folder)
-    return None if wanted == Filter() else wanted
-
-
 class _Searches:
     """Runs what clients ask for: so much at once and no more, in threads that nothing else waits for.
 
@@ -340,19 +329,16 @@ def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, search
         rerank: Annotated[str | None, Query(max_length=100, description="scorer of the second stage, or none")] = None,
         candidates: Annotated[int, Query(ge=1, le=MOST_CANDIDATES)] = 256,
         normalize: Normalize = "none",
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
         folder: Folder = None,
-        caption: Said = None,
         threshold: Annotated[float | None, Query(ge=0, le=1, description="minimum relevance of the results")] = None,
     ) -> dict[str, Any]:
         """Find videos by words, by examples, or by both."""
-        only = _filter(shortest, longest, path, caption, folder)
 
         def asked() -> SearchRequest:
             wanted, unwanted = ([known(each) for each in ids] for ids in (like, unlike))
-            return SearchRequest(query, top, rerank, candidates, normalize, only, threshold, without, wanted, unwanted)
+            return SearchRequest(
+                query, top, rerank, candidates, normalize, folder, threshold, without, wanted, unwanted
+            )
 
         return await searches.search(request, source, asked)
 
@@ -361,16 +347,11 @@ def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, search
         request: Request,
         video: Id,
         top: Top = 10,
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
         folder: Folder = None,
-        caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like one of the index."""
-        only = _filter(shortest, longest, path, caption, folder)
         return await searches.search(
-            request, source, lambda: SearchRequest(top=top, only=only, like=[source.example(video)])
+            request, source, lambda: SearchRequest(top=top, folder=folder, like=[source.example(video)])
         )
 
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -407,31 +388,21 @@ def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, search
     async def by_clip(
         request: Request,
         top: Top = 10,
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
         folder: Folder = None,
-        caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like the clip in the body."""
-        only = _filter(shortest, longest, path, caption, folder)
         example = await read_upload(request, "clip", "example clip")
-        return await searches.search(request, source, lambda: SearchRequest(top=top, only=only, like=[example]))
+        return await searches.search(request, source, lambda: SearchRequest(top=top, folder=folder, like=[example]))
 
     @app.post("/api/search/picture", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
     async def by_picture(
         request: Request,
         top: Top = 10,
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
         folder: Folder = None,
-        caption: Said = None,
     ) -> dict[str, Any]:
         """Find videos that look like the picture in the body."""
-        only = _filter(shortest, longest, path, caption, folder)
         example = await read_upload(request, "picture", "example picture")
-        return await searches.search(request, source, lambda: SearchRequest(top=top, only=only, like=[example]))
+        return await searches.search(request, source, lambda: SearchRequest(top=top, folder=folder, like=[example]))
 
 
 def _add_videos(app: FastAPI, source: LocalIndex, searches: _Searches) -> None:
@@ -439,19 +410,10 @@ def _add_videos(app: FastAPI, source: LocalIndex, searches: _Searches) -> None:
     def library(
         top: Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of videos")] = 24,
         after: Annotated[int, Query(ge=0, le=10**9, description="number of videos to skip")] = 0,
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
         folder: Folder = None,
-        caption: Said = None,
     ) -> dict[str, Any]:
         """List videos, the latest first."""
-        return source.library(_filter(shortest, longest, path, caption, folder) or Filter(), top, after)
-
-    @app.get("/api/facets", responses=REFUSALS)
-    def facets() -> dict[str, Any]:
-        """Count videos by folder and by length."""
-        return source.facets()
+        return source.library(folder, top, after)
 
     @app.get("/api/videos/{video}/about", responses=REFUSALS)
     def about(video: Id) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.ranking import Example
 from tvr_lightning.search.results import Normalize
 
@@ -23,7 +22,7 @@ class SearchRequest:
         rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
         candidates: how many stretches the second stage scores.
         normalize: "sinkhorn" keeps hubs from crowding the results.
-        only: which videos may be found.
+        folder: Folder whose videos may be found, relative to an indexed one.
         threshold: relevance that results have at least.
         without: what is not to be seen.
         like: what results look like.
@@ -35,7 +34,7 @@ class SearchRequest:
     rerank: str | None = None
     candidates: int = 256
     normalize: Normalize = "none"
-    only: Filter | None = None
+    folder: str | None = None
     threshold: float | None = None
     without: str = ""
     like: Sequence[Example] = ()

@@ -11,7 +11,7 @@ from typing import Annotated
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.places import File, Folder, NewFolder, Place
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import Count, NotNegative, Range, Share
+from tvr_lightning.ranges import Count, Range, Share
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.question import Question
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
@@ -126,10 +126,7 @@ def run_search(
     rerank: str | None = None,
     candidates: Count = 256,
     normalize: Normalize = "none",
-    shortest: NotNegative | None = None,
-    longest: NotNegative | None = None,
-    path: str | None = None,
-    caption: str | None = None,
+    folder: str | None = None,
     min_relevance: Share | None = None,
     json: bool = False,
     store: str | None = None,
@@ -148,10 +145,7 @@ def run_search(
         rerank: scorer that ranks the candidates, such as gare, tcmgc or gaid; none keeps the order of the vectors.
         candidates: number of videos that this scorer ranks.
         normalize: sinkhorn keeps hub videos from dominating the results; the index needs a --bank.
-        shortest: minimum duration of a video in seconds.
-        longest: maximum duration of a video in seconds.
-        path: text that a video's path contains.
-        caption: words that a video's captions contain, all of them.
+        folder: folder whose videos may be found, relative to an indexed folder.
         min_relevance: minimum relevance of results, from 0 to 1: the share of unrelated queries that would score lower.
         json: print JSON.
         store: address of the index's vectors, such as s3://BUCKET/PATH, for an index that another user made.
@@ -160,7 +154,7 @@ def run_search(
     """
     clips, images = ([str(Path(each).absolute()) for each in given or []] for given in (video, image))
     question = Question(
-        " ".join(query), clips, top, rerank, candidates, normalize, shortest, longest, path, caption,
+        " ".join(query), clips, top, rerank, candidates, normalize, folder,
         min_relevance, images, without,
     )  # fmt: skip
     with shown("search: opening the index; tvr serve keeps it open"):

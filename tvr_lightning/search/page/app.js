@@ -1,6 +1,6 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
-const OPTIONS = ["folder", "length", "without", "rerank", "beside", "normalize", "top", "path", "caption"];
+const OPTIONS = ["folder", "without", "rerank", "beside", "normalize", "top"];
 const PAGE = 24;
 const GOOD = 0.9;
 /* What is asked: examples as {id, name, not}, and what a later question overtakes. */
@@ -24,12 +24,7 @@ async function fetchJson(address, options) {
 }
 
 function filters() {
-  const values = new URLSearchParams();
-  for (const name of ["folder", "path", "caption"]) if ($(name).value) values.set(name, $(name).value);
-  const [shortest, longest] = $("length").value.split("-");
-  if (Number(shortest)) values.set("shortest", shortest);
-  if (longest) values.set("longest", longest);
-  return values;
+  return new URLSearchParams($("folder").value ? { folder: $("folder").value } : {});
 }
 
 function searchAddress(rerank) {
@@ -351,19 +346,13 @@ function option(value, text = value) {
   return new Option(text, value);
 }
 
-function drawOptions(index, facets) {
+function drawOptions(index) {
   $("state").textContent = `${index.videos} videos` + (index.skipped ? `, ${index.skipped} could not be read` : "");
   const named = [...index.scorers.map((name) => option(name)), option("none", "vectors only")];
   $("rerank").append(...named.map((each) => each.cloneNode(true)));
   $("beside").append(...named);
-  $("captioned").hidden = !index.captioned;
   $("normalize").append(...index.normalize.map((name) => option(name)));
-  $("folder").append(...facets.folders.map((each) => option(each.folder, `${each.folder === "." ? "(top)" : each.folder} (${each.count})`)));
-  for (const each of facets.lengths) {
-    if (!each.count) continue;
-    const named = each.longest === null ? `over ${clock(each.shortest)}` : `${clock(each.shortest)} to ${clock(each.longest)}`;
-    $("length").append(option(`${each.shortest}-${each.longest ?? ""}`, `${named} (${each.count})`));
-  }
+  $("folder").append(...index.folders.map((each) => option(each.folder, `${each.folder === "." ? "(top)" : each.folder} (${each.count})`)));
   $("ideas").hidden = !index.examples.length;
   $("examples").append(...index.examples.map((text) => {
     const idea = document.createElement("button");
@@ -378,8 +367,8 @@ function drawOptions(index, facets) {
   }));
 }
 
-Promise.all([fetchJson("/api/index"), fetchJson("/api/facets")]).then(([index, facets]) => {
-  drawOptions(index, facets);
+fetchJson("/api/index").then((index) => {
+  drawOptions(index);
   for (const name of OPTIONS) $(name).initial = $(name).value;
   return restore();
 }).catch((error) => say(error.message, true));

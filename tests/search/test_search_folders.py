@@ -1,6 +1,5 @@
-"""Filters choose in SQL what reading every row in Python would choose, for any names, lengths and captions."""
+"""A folder chooses in SQL what comparing every path in Python would choose, for any names."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,22 +7,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvr_lightning.search import Filter
 from tvr_lightning.search.catalog import Catalog, Entry, SpanEntry
 from tvr_lightning.search.files import VideoFile
 
-# Letters whose cases differ in length or outside of ASCII, digits, marks that are words and marks that are none.
-LETTERS = st.sampled_from(
-    "aAbBkKsSi_-. \n\0'\"%*\\\u212a\u017f\u00df\u1e9e\u0130\u0131\u00e9\u0301\u03c2\u03a3\u4e2d\u0661"
+# Letters whose cases differ, digits, and characters with a meaning in SQL or in paths.
+NAMES = st.text(st.sampled_from("aAbB_-. %*\\'\"\u00e9\u0301\u4e2d"), min_size=1, max_size=3).filter(
+    lambda name: name not in (".", "..")
 )
-TEXTS = st.text(LETTERS, max_size=8)
-SECONDS = st.one_of(st.floats(0, 10), st.sampled_from([0.0, 1.0, 2.5]))
-BOUNDS = st.one_of(st.none(), SECONDS, st.integers(0, 3), st.just(10**30), st.just(float("nan")))
-ASKED = st.one_of(st.none(), TEXTS, st.text(max_size=4))
-
-
-def words(text):
-    return set(re.findall(r"\w+", text.casefold()))
+FOLDERS = st.lists(NAMES, max_size=3).map("/".join)
 
 
 def halved(file, seconds):
@@ -32,43 +23,22 @@ def halved(file, seconds):
     return Entry(file, seconds, [SpanEntry(0.0, middle, torch.zeros(2)), SpanEntry(middle, seconds, torch.ones(2))])
 
 
-def admits(only, row, captions):
-    """What a filter means, said of one video."""
-    return (
-        (only.shortest is None or row.duration >= only.shortest)
-        and (only.longest is None or row.duration <= only.longest)
-        and (not only.path or only.path.casefold() in str(row.path).casefold())
-        and (not only.caption or words(only.caption) <= words("\n".join(captions)))
-    )
-
-
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    made=st.lists(
-        st.tuples(TEXTS.map(lambda text: text.replace("\0", "")), SECONDS, st.lists(TEXTS, max_size=3)), max_size=6
-    ),
-    shortest=BOUNDS,
-    longest=BOUNDS,
-    path=ASKED,
-    caption=ASKED,
-)
-def test_sql_chooses_what_python_would(catalog, made, shortest, longest, path, caption):
+@given(made=st.lists(FOLDERS, max_size=6), folder=FOLDERS)
+def test_sql_chooses_what_python_would(catalog, made, folder):
     catalog.remove(catalog.known())
-    files = [VideoFile(Path(f"/videos/{place}{name}"), 1, 1) for place, (name, _, _) in enumerate(made)]
-    catalog.write([halved(file, seconds) for file, (_, seconds, _) in zip(files, made, strict=True)])
-    said = {file.id: captions for file, (_, _, captions) in zip(files, made, strict=True)}
-    catalog.set_captions(said)
-    for only in (
-        Filter(shortest, longest, path, caption),
-        Filter(shortest, longest),
-        Filter(path=path),
-        Filter(caption=caption),
-    ):
-        admitted = [row.id for row in catalog.videos() if admits(only, row, said[row.id])]
-        expected = {span.key for video in admitted for span in catalog.spans(video)}
-        found = catalog.admitted(only)
+    roots = [Path("/videos"), Path("/more")]
+    catalog.set_fact("roots", list(map(str, roots)))
+    files = [VideoFile(roots[place % 2] / name / f"{place}.mp4", 1, 1) for place, name in enumerate(made)]
+    catalog.write([halved(file, 1.0) for file in files])
+    for wanted in {folder, *made}:
+        chosen = [file for file in files if any(root / wanted in file.path.parents for root in roots)]
+        expected = {span.key for file in chosen for span in catalog.spans(file.id)}
+        found = catalog.in_folder(wanted, 100)
         assert len(found) == len(set(found))
         assert set(found) == expected
+        assert set(catalog.keep_in_folder(sorted(catalog.keys()), wanted)) == expected
+        assert catalog.listed(wanted, 100, 0)[1] == len(chosen)
 
 
 @pytest.fixture
