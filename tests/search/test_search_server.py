@@ -79,6 +79,8 @@ def test_an_uploaded_clip_finds_itself(client, gallery, searcher):
         ("/api/search", {}, 400, "empty"),
         ("/api/search", {"like": "0123456789abcdef"}, 404, "no video"),
         ("/api/search", {"like": "nonsense"}, 422, "like"),
+        ("/api/search", {"query": ["a", "b"]}, 400, "query is given more than once"),
+        ("/api/search", {"like": ["0123456789abcdef"] * 2}, 400, "like is given more than once"),
         ("/api/search", {"query": "a", "threshold": 2}, 422, "threshold"),
         ("/api/videos", {"top": 0}, 422, "top"),
         ("/api/videos/0123456789abcdef/about", {}, 404, "no video"),

@@ -124,7 +124,7 @@ VERBS = (
         "find videos in an index by words or by an example",
         "tvr_lightning.verbs.search:run_search",
         ("query",),
-        ("video", "image", "trust"),
+        ("trust",),
     ),
     Verb(
         "serve",

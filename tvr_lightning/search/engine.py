@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -28,7 +28,6 @@ from tvr_lightning.search.indexing import load_scorers
 from tvr_lightning.search.places import choose_store
 from tvr_lightning.search.ranking import (
     BEST_MOMENTS,
-    WITHOUT,
     Example,
     Found,
     best_of,
@@ -61,16 +60,6 @@ class _Among:
 
     folder: str | None
     keys: list[int] | None
-
-
-@dataclass
-class _Asked:
-    """What is wanted, and what is not."""
-
-    words: str
-    without: str
-    like: list[Example]
-    unlike: list[Example]
 
 
 class Searcher:
@@ -145,18 +134,14 @@ class Searcher:
         normalize: Normalize = "none",
         folder: str | None = None,
         threshold: float | None = None,
-        without: str = "",
-        like: Sequence[Example] = (),
-        unlike: Sequence[Example] = (),
+        like: Example | None = None,
     ) -> Answer:
-        """Find videos by words, by examples, or by both, and away from others.
+        """Find videos by text, by an example, or by the mean of both scores.
 
-        A stretch's score is the mean of its scores by the words and by each example, less `ranking.WITHOUT` times the
-        mean of those by what is not wanted. By an example it is the mean, over the example's frames, of the best cosine
-        with one of the stretch's.
+        The score by an example is the mean, over the example's frames, of the best cosine with a frame of the segment.
 
         Args:
-            query: what is to be seen; may be empty beside examples.
+            query: Description of the videos to find. May be empty if there is an example.
             top: how many results.
             rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
             candidates: k, how many stretches of videos the second stage scores, at least `top`.
@@ -164,39 +149,36 @@ class Searcher:
             folder: Folder whose videos may be found, relative to an indexed one.
             threshold: relevance that results have at least, 0 to 1; None keeps all and says where none reaches
                 `relevance.THRESHOLD`.
-            without: what is not to be seen.
-            like: what results look like.
-            unlike: what they do not look like.
+            like: Example that results resemble.
 
         Raises:
             SearchError: neither words nor an example, or an option that the index cannot serve.
         """
         if threshold is not None and not 0 <= threshold <= 1:
             raise SearchError(f"threshold is {threshold:g}; it must be between 0 and 1")
-        if not query.strip() and not like:
+        words = query if query.strip() else ""
+        if not words and like is None:
             raise SearchError("The query is empty. Describe the video in a few words.")
-        if threshold is not None and not query.strip():
+        if threshold is not None and not words:
             raise SearchError("threshold applies only to text queries. Remove it for examples.")
         rerank = self._check(rerank, top, candidates, normalize)
         among = self._among(folder)
         bias = self._biases() if normalize == "sinkhorn" else None  # which may take long, beside other queries
         with self._lock:
-            asked = _Asked(query if query.strip() else "", without.strip(), list(like), list(unlike))
             reranker = self.scorers[self.first if rerank == NONE else rerank]
-            rows, cosines = self._found(asked, candidates, top, bias, among)
-            shown = ", ".join(filter(None, [asked.words, *(example.name for example in like)]))
-            answer = Answer(shown, rerank if asked.words else "frames", normalize, len(rows), self.catalog.count())
-            for words in filter(None, (asked.words, asked.without)):
-                if any(each.truncated(words) for each in {self.scorers[self.first], reranker}):
-                    most = self.scorers[self.first].module.words
-                    answer.notes.append(f"the query is too long; only the first {most} tokens are used")
+            rows, cosines = self._found(words, like, candidates, top, bias, among)
+            shown = ", ".join(filter(None, [words, like.name if like else ""]))
+            answer = Answer(shown, rerank if words else "frames", normalize, len(rows), self.catalog.count())
+            if any(each.truncated(words) for each in {self.scorers[self.first], reranker}):
+                most = self.scorers[self.first].module.words
+                answer.notes.append(f"the query is too long; only the first {most} tokens are used")
             if not rows:
                 answer.notes.append("no videos in this folder" if answer.videos else "the index contains no videos yet")
                 return answer
             answer.nearest = max(cosines)
             biases = None if bias is None else [bias.get(row.key, 0.0) for row in rows]
-            self._rank(answer, asked, reranker, rows, cosines, biases, top)
-            if asked.words:
+            self._rank(answer, words, like, reranker, rows, cosines, biases, top)
+            if words:
                 known = self.catalog.fact("relevance")
                 judge(answer, None if known is None else Scale(known["middle"], known["spread"]), threshold)
         return answer
@@ -259,7 +241,7 @@ class Searcher:
         Raises:
             SearchError: an option out of range.
         """
-        return self.search("", top, folder=folder, like=[Example(name, example)])
+        return self.search("", top, folder=folder, like=Example(name, example))
 
     def similar(self, video: str, top: int = 10, folder: str | None = None) -> Answer:
         """Find videos that look like one of the index.
@@ -272,7 +254,7 @@ class Searcher:
         Raises:
             UnknownVideoError: no such video.
         """
-        return self.search("", top, folder=folder, like=[self.example(video)])
+        return self.search("", top, folder=folder, like=self.example(video))
 
     def example(self, video: str) -> Example:
         """Return a video of the index as an example.
@@ -379,16 +361,20 @@ class Searcher:
         return _Among(folder, None if keys is None or len(keys) > MOST_KEYS else keys)
 
     def _found(
-        self, asked: _Asked, count: int, top: int, bias: dict[int, float] | None, among: _Among
+        self,
+        words: str,
+        like: Example | None,
+        count: int,
+        top: int,
+        bias: dict[int, float] | None,
+        among: _Among,
     ) -> tuple[list[SpanRow], list[float]]:
-        """Return the first stage's stretches, best first, with their cosines with the words, or the first example."""
+        """Return the candidates, best first, with their cosines with the text, or without one with the example."""
         scorer = self.scorers[self.first]
-        vectors = [] if not asked.words else [scorer.text_vectors(scorer.encode_texts([asked.words]))[0]]
-        for example in asked.like:
-            frames = [stretch.mean(0, keepdim=True) for stretch in example.stretches()]
-            vectors += [unit(mean)[0] for mean in frames]
+        vectors = [] if not words else [scorer.text_vectors(scorer.encode_texts([words]))[0]]
+        vectors += [] if like is None else [unit(each.mean(0, keepdim=True))[0] for each in like.stretches()]
         count = max(count // len(vectors), top)
-        own = {example.video for example in asked.like} - {None}
+        own = None if like is None else like.video
         rows, cosines = self._candidates(vectors[0], count, top, bias, among, own)
         for vector in vectors[1:]:
             there = {row.key for row in rows}
@@ -407,11 +393,11 @@ class Searcher:
         top: int,
         bias: dict[int, float] | None,
         among: _Among,
-        leave_out: Collection[str | None] = (),
+        leave_out: str | None = None,
     ) -> tuple[list[SpanRow], list[float]]:
         """Return the stretches nearest to a vector, best first with the bias, and their cosines.
 
-        These are `count`, or more until they belong to `top` videos besides those that are left out.
+        These are `count`, or more until they belong to `top` videos other than `leave_out`.
         """
         count = max(count, top)
         while True:
@@ -420,7 +406,7 @@ class Searcher:
             if among.folder is not None and among.keys is None:
                 keys = self.catalog.keep_in_folder(keys, among.folder)
             known = self.catalog.by_key(keys)  # drops what changed since the store was written
-            kept = [(key, cosine) for key, cosine in hits if key in known and known[key].video.id not in leave_out]
+            kept = [(key, cosine) for key, cosine in hits if key in known and known[key].video.id != leave_out]
             if len(hits) < count or len({known[key].video.id for key, _ in kept}) >= min(top, len(kept) or top):
                 break
             count *= 4
@@ -460,7 +446,8 @@ class Searcher:
     def _rank(
         self,
         answer: Answer,
-        asked: _Asked,
+        words: str,
+        like: Example | None,
         reranker: Scorer,
         rows: list[SpanRow],
         cosines: list[float],
@@ -468,21 +455,16 @@ class Searcher:
         top: int,
     ) -> None:
         name = next(name for name, scorer in self.scorers.items() if scorer is reranker)
-        by_method = asked.words and answer.rerank != NONE
-        text = reranker.encode_texts([asked.words]) if asked.words else None
+        by_method = bool(words) and answer.rerank != NONE
+        text = reranker.encode_texts([words]) if words else None
         scored = VideoFeatures.cat([self._features(row, name)[0] for row in rows]) if by_method else None
-        wanted = [self._likeness(example.stretches(), rows) for example in asked.like]
+        alike = [] if like is None else like.stretches()
+        wanted = [self._likeness(alike, rows)] if alike else []
         if text is not None:
             wanted.insert(0, torch.tensor(cosines) if scored is None else reranker.score(text, scored).similarity[0])
         scores = torch.stack(wanted).mean(0)
-        unwanted = [self._likeness(example.stretches(), rows) for example in asked.unlike]
-        if asked.without:
-            unwanted.append(self._score(asked.without, rows, reranker if scored is not None else None))
-        if unwanted:
-            scores = scores - WITHOUT * torch.stack(unwanted).mean(0)
         if biases is not None:
             scores = scores + torch.tensor(biases)
-        alike = [stretch for example in asked.like for stretch in example.stretches()]
         seen = torch.cat(alike) if text is None else text.sentence
         where = name if text is not None else self.first
         videos = by_video(rows, scores)
@@ -495,19 +477,6 @@ class Searcher:
                 share = reranker.sound_share(text, self._features(rows[found.places[0]], name)[0])
                 result.sound = None if share is None else float(share[0, 0])
             answer.results.append(result)
-
-    def _score(self, words: str, rows: list[SpanRow], reranker: Scorer | None) -> Tensor:
-        """Return the score (S,) of stretches by words: a method's, or without one the cosine of the first stage."""
-        if reranker is None:
-            scorer = self.scorers[self.first]
-            keys, vectors = self.catalog.vectors([row.key for row in rows])
-            values = dict(
-                zip(keys, (vectors @ scorer.text_vectors(scorer.encode_texts([words]))[0]).tolist(), strict=True)
-            )
-            return torch.tensor([values.get(row.key, 0.0) for row in rows])
-        name = next(name for name, scorer in self.scorers.items() if scorer is reranker)
-        features = VideoFeatures.cat([self._features(row, name)[0] for row in rows])
-        return reranker.score(reranker.encode_texts([words]), features).similarity[0]
 
     def _likeness(self, example: list[Tensor], rows: list[SpanRow]) -> Tensor:
         """Return how much each stretch (S,) looks like an example, whose stretches' frames (K, D) are given."""

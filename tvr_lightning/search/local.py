@@ -75,9 +75,7 @@ class LocalIndex:
             asked.normalize,
             asked.folder,
             asked.threshold,
-            asked.without,
-            asked.like,
-            asked.unlike,
+            like=asked.like,
         )
         if self.public:
             for result in answer.results:

@@ -16,8 +16,6 @@ from tvr_lightning.search.results import Moment
 BEST_MOMENTS = 3
 APART = 1.0
 """Seconds by which the best moments of a video differ at least, where it has others."""
-WITHOUT = 0.5
-"""How much of the score by what is not wanted is taken away."""
 STRETCHES_OF_AN_EXAMPLE = 16
 
 

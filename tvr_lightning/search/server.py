@@ -52,7 +52,6 @@ POLICY = "default-src 'self'; media-src 'self' blob:; img-src 'self' data:; fram
 LONGEST_QUERY = 2000
 MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
-MOST_EXAMPLES = 8
 RETRY_AFTER = 5
 """Seconds after which a client that got 503 may ask again."""
 OPEN_ROUTES = ("/health",)
@@ -64,7 +63,8 @@ UNKNOWN_TYPE = "application/octet-stream"
 MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo"}
 
 T = TypeVar("T")
-Id = Annotated[str, InPath(pattern="^[0-9a-f]{16,48}$", description="ID of a video in the index")]
+ID = "^[0-9a-f]{16}$"
+Id = Annotated[str, InPath(pattern=ID, description="ID of a video in the index")]
 Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of results")]
 Folder = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="folder inside an indexed one")]
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -214,6 +214,9 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
         return JSONResponse(
             {"detail": "Searches and uploads are accepted only from this server's own page or from a program."}, 403
         )
+    names = [name for name, _ in request.query_params.multi_items()]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        return JSONResponse({"detail": f"{twice[:100]} is given more than once. Give it once."}, 400)
     if token is None or request.url.path in OPEN_ROUTES:
         return None
     if request.url.path == "/" and shows_token(token, None, request.query_params.get("token")):
@@ -316,15 +319,7 @@ def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, search
     async def search(
         request: Request,
         query: Annotated[str, Query(max_length=LONGEST_QUERY, description="description of the videos to find")] = "",
-        without: Annotated[str, Query(max_length=LONGEST_QUERY, description="description of content to avoid")] = "",
-        like: Annotated[
-            list[Id],
-            Query(max_length=MOST_EXAMPLES, description="IDs of videos or examples that results should resemble"),
-        ] = [],  # noqa: B006
-        unlike: Annotated[
-            list[Id],
-            Query(max_length=MOST_EXAMPLES, description="IDs of videos or examples that results should not resemble"),
-        ] = [],  # noqa: B006
+        like: Annotated[str | None, Query(pattern=ID, description="ID of a video or an uploaded example")] = None,
         top: Top = 10,
         rerank: Annotated[str | None, Query(max_length=100, description="scorer of the second stage, or none")] = None,
         candidates: Annotated[int, Query(ge=1, le=MOST_CANDIDATES)] = 256,
@@ -335,10 +330,8 @@ def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, search
         """Find videos by words, by examples, or by both."""
 
         def asked() -> SearchRequest:
-            wanted, unwanted = ([known(each) for each in ids] for ids in (like, unlike))
-            return SearchRequest(
-                query, top, rerank, candidates, normalize, folder, threshold, without, wanted, unwanted
-            )
+            example = None if like is None else known(like)
+            return SearchRequest(query, top, rerank, candidates, normalize, folder, threshold, example)
 
         return await searches.search(request, source, asked)
 
@@ -351,7 +344,7 @@ def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, search
     ) -> dict[str, Any]:
         """Find videos that look like one of the index."""
         return await searches.search(
-            request, source, lambda: SearchRequest(top=top, folder=folder, like=[source.example(video)])
+            request, source, lambda: SearchRequest(top=top, folder=folder, like=source.example(video))
         )
 
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -392,7 +385,7 @@ def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, search
     ) -> dict[str, Any]:
         """Find videos that look like the clip in the body."""
         example = await read_upload(request, "clip", "example clip")
-        return await searches.search(request, source, lambda: SearchRequest(top=top, folder=folder, like=[example]))
+        return await searches.search(request, source, lambda: SearchRequest(top=top, folder=folder, like=example))
 
     @app.post("/api/search/picture", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
     async def by_picture(
@@ -402,7 +395,7 @@ def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, search
     ) -> dict[str, Any]:
         """Find videos that look like the picture in the body."""
         example = await read_upload(request, "picture", "example picture")
-        return await searches.search(request, source, lambda: SearchRequest(top=top, folder=folder, like=[example]))
+        return await searches.search(request, source, lambda: SearchRequest(top=top, folder=folder, like=example))
 
 
 def _add_videos(app: FastAPI, source: LocalIndex, searches: _Searches) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,16 +16,14 @@ class SearchRequest:
     """One search, as `Searcher.search` takes it.
 
     Attributes:
-        query: what is to be seen; may be empty beside examples.
+        query: what is to be seen; may be empty with an example.
         top: how many results.
         rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
         candidates: how many stretches the second stage scores.
         normalize: "sinkhorn" keeps hubs from crowding the results.
         folder: Folder whose videos may be found, relative to an indexed one.
         threshold: relevance that results have at least.
-        without: what is not to be seen.
-        like: what results look like.
-        unlike: what they do not look like.
+        like: Example that results resemble.
     """
 
     query: str = ""
@@ -36,6 +33,4 @@ class SearchRequest:
     normalize: Normalize = "none"
     folder: str | None = None
     threshold: float | None = None
-    without: str = ""
-    like: Sequence[Example] = ()
-    unlike: Sequence[Example] = ()
+    like: Example | None = None

@@ -119,9 +119,8 @@ def run_index(
 def run_search(
     query: Sequence[str] = (),
     index: Index = Path("index"),
-    video: list[File] | None = None,
-    image: list[File] | None = None,
-    without: str = "",
+    video: File | None = None,
+    image: File | None = None,
     top: Count = 10,
     rerank: str | None = None,
     candidates: Count = 256,
@@ -138,9 +137,8 @@ def run_search(
     Args:
         query: description of the videos to find.
         index: folder of the index.
-        video: example clip instead of or in addition to text; can be repeated.
-        image: example image instead of or in addition to text; can be repeated.
-        without: description of content that results should not show.
+        video: example clip instead of or in addition to text.
+        image: example image instead of or in addition to text.
         top: number of results.
         rerank: scorer that ranks the candidates, such as gare, tcmgc or gaid; none keeps the order of the vectors.
         candidates: number of videos that this scorer ranks.
@@ -152,11 +150,7 @@ def run_search(
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
         device: device for the methods; a GPU by default if available.
     """
-    clips, images = ([str(Path(each).absolute()) for each in given or []] for given in (video, image))
-    question = Question(
-        " ".join(query), clips, top, rerank, candidates, normalize, folder,
-        min_relevance, images, without,
-    )  # fmt: skip
+    question = Question(" ".join(query), video, top, rerank, candidates, normalize, folder, min_relevance, image)
     with shown("search: opening the index; tvr serve keeps it open"):
         from tvr_lightning.search.engine import Searcher
         from tvr_lightning.search.local import LocalIndex
