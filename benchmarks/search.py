@@ -31,7 +31,7 @@ WIDTH, FRAMES, TOP = 512, 12, 10
 
 
 class InMemory(VectorStore):
-    """All cosines, as `ExactStore` computes them, without a catalog."""
+    """All cosines, computed with torch."""
 
     def keys(self):
         return set(range(len(self.vectors)))

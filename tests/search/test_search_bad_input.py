@@ -161,7 +161,7 @@ def wordy(tmp_path_factory, gallery):
     module = CLIP4Clip(TinyClipEncoder(**encoder), words=32, frames=2)
     checkpoint = save_checkpoint(module, encoder, {"words": 32, "frames": 2}, folder / "method.ckpt")
     bank = [f"caption {number} of a person who does something {number % 7} times" for number in range(1200)]
-    index([gallery], folder / "index", [ScorerSource(str(checkpoint))], "exact", bank, progress=False)
+    index([gallery], folder / "index", [ScorerSource(str(checkpoint))], bank=bank, progress=False)
     return folder / "index"
 
 

@@ -48,7 +48,7 @@ def captions(out):
 
 def test_a_file_says_what_videos_show(videos, said, tmp_path, sources):
     out = tmp_path / "index"
-    report = index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    report = index([videos], out, sources[1:], progress=False, captions=said)
     assert report.captioned == 2
     assert "2 videos have captions" in report.lines()
     assert captions(out) == {"clip6.mp4": ["A Dog runs over grass", "Then it jumps."], "clip0.mp4": ["a dogged rider"]}
@@ -63,7 +63,7 @@ def test_a_file_says_what_videos_show(videos, said, tmp_path, sources):
 
 def test_a_video_finds_its_own_captions(videos, said, tmp_path, sources):
     out = tmp_path / "index"
-    index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    index([videos], out, sources[1:], progress=False, captions=said)
     with Searcher(out) as searcher:
         own = searcher.catalog.videos()[0].id
         assert {text for text, _ in searcher.describe(own)} == {
@@ -73,7 +73,7 @@ def test_a_video_finds_its_own_captions(videos, said, tmp_path, sources):
 
 def test_the_command_line_shows_captions(videos, said, tmp_path, checkpoints, capsys):
     out = str(tmp_path / "index")
-    options = ["--out", out, "--store", "exact", "--ckpt_path", str(checkpoints["clip4clip"]), "--captions", str(said)]
+    options = ["--out", out, "--ckpt_path", str(checkpoints["clip4clip"]), "--captions", str(said)]
     assert main(["index", str(videos), *options]) == 0
     assert "2 videos have captions" in capsys.readouterr().out
     assert main(["search", "a", "--index", out, "--folder", "below"]) == 0
@@ -90,7 +90,7 @@ def test_the_api_returns_captions(videos, said, tmp_path, sources):
     from tvr_lightning.search.server import ServerOptions, create_app
 
     out = tmp_path / "index"
-    index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    index([videos], out, sources[1:], progress=False, captions=said)
     with Searcher(out) as searcher:
         client = TestClient(create_app(searcher, ServerOptions()), base_url="http://127.0.0.1")
         found = client.get("/api/search", params={"query": "a"}).json()["results"]
@@ -105,7 +105,7 @@ def test_the_page_shows_captions(videos, said, tmp_path, sources, browser):
     from tvr_lightning.search.server import ServerOptions, create_app
 
     out = tmp_path / "index"
-    index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    index([videos], out, sources[1:], progress=False, captions=said)
     with Searcher(out) as searcher, serving(create_app(searcher, ServerOptions())) as address:
         browser.get(address)
         wait(browser, lambda b: "8 videos" in b.find_element(By.ID, "state").text)
@@ -120,7 +120,7 @@ def test_a_captioner_describes_only_what_is_new(tmp_path, sources):
     pytest.importorskip("transformers", reason="the extra `audio` is not installed")
     model, videos, out = str(save_tiny_captioner(tmp_path / "captioner")), tmp_path / "videos", tmp_path / "index"
     write_clip(videos / "a.mp4", 1)
-    report = index([videos], out, sources[1:], "exact", progress=False, captioner=model)
+    report = index([videos], out, sources[1:], progress=False, captioner=model)
     assert report.captioned == 1
     first = captions(out)["a.mp4"]
     assert len(first) == 3
@@ -148,7 +148,7 @@ def test_a_captioner_describes_only_what_is_new(tmp_path, sources):
 def test_captions_may_be_csv_or_json_lines(gallery, checkpoints, tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode())
     out = str(tmp_path / "index")
-    options = ["--out", out, "--store", "exact", "--ckpt_path", str(checkpoints["clip4clip"])]
+    options = ["--out", out, "--ckpt_path", str(checkpoints["clip4clip"])]
     assert main(["index", str(gallery), *options, "--captions", str(tmp_path / name)]) == 0
     assert captions(out) == {"clip0.mp4": ["a dog", 'then, it "barks"']}
 
@@ -223,4 +223,4 @@ def test_index_advises_what_it_has(gallery, tmp_path, monkeypatch, capsys, optio
 def test_captions_that_cannot_be_used(gallery, tmp_path, sources, said, spoil, error, said_of):
     spoil(said)
     with pytest.raises(error, match=said_of):
-        index([gallery], tmp_path / "index", sources[1:], "exact", progress=False, captions=said)
+        index([gallery], tmp_path / "index", sources[1:], progress=False, captions=said)

@@ -70,7 +70,7 @@ def test_the_scale_follows_the_index(gallery, sources, tmp_path):
     from search_parts import write_clip
 
     write_clip(tmp_path / "videos" / "one.mp4", 1)
-    index([tmp_path / "videos"], tmp_path / "index", sources[1:], "exact", progress=False)
+    index([tmp_path / "videos"], tmp_path / "index", sources[1:], progress=False)
     with Searcher(tmp_path / "index") as searcher:
         before = searcher.catalog.fact("relevance")
     index([], tmp_path / "index", progress=False)

@@ -128,7 +128,7 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
     videos.mkdir()
     (videos / "scenes.mp4").write_bytes(scenes.read_bytes())
     (videos / "short.mp4").write_bytes((gallery / "clip1.mp4").read_bytes())
-    report = index([videos], out, sources, "exact", progress=False, batch_size=4, segments=Segments(kind, 10.0))
+    report = index([videos], out, sources, progress=False, batch_size=4, segments=Segments(kind, 10.0))
     assert report.total == 2
     with Searcher(out) as searcher:
         rows = {row.path.name: row for row in searcher.catalog.videos()}
@@ -180,7 +180,7 @@ def test_a_long_video_is_written_as_a_whole_or_not_at_all(scenes, sources, tmp_p
     monkeypatch.setattr(Catalog, "stage", dies)
     options = {"progress": False, "batch_size": 1, "segments": Segments("windows", 6.0)}
     clip = write_clip(tmp_path / "first.mp4", 1)
-    index([clip], out, sources[1:], "exact", **options)
+    index([clip], out, sources[1:], **options)
     with pytest.raises(KeyboardInterrupt):
         index([clip, scenes], out, (), None, **options)
     with Searcher(out) as searcher:
@@ -200,7 +200,7 @@ def test_a_long_video_that_breaks_off_is_named(scenes, sources, tmp_path):
     broken.write_bytes(whole[: place + 2000] + bytes(3000) + whole[place + 5000 :])
     clip = write_clip(tmp_path / "clip.mp4", 1)
     out, how = tmp_path / "index", Segments(length=5.0)
-    report = index([clip, broken], out, sources[1:], "exact", progress=False, segments=how)
+    report = index([clip, broken], out, sources[1:], progress=False, segments=how)
     assert report.total == 1
     assert "broken.mp4" in report.skipped[0]
     again = index([], out, progress=False)

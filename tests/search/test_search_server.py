@@ -259,7 +259,7 @@ def test_a_link_that_later_leads_out_is_not_followed(tmp_path, sources):
     outside, folder = tmp_path / "outside.mp4", tmp_path / "videos"
     write_clip(folder / "inner.mp4", 1)
     write_clip(outside, 2)
-    index([folder], tmp_path / "index", sources[1:], "exact", progress=False)
+    index([folder], tmp_path / "index", sources[1:], progress=False)
     (folder / "inner.mp4").unlink()
     (folder / "inner.mp4").symlink_to(outside)
     with Searcher(tmp_path / "index") as searcher:

@@ -38,7 +38,7 @@ def made(tmp_path_factory):
     for number in range(2):
         write_clip(folder / "videos" / f"{number}.mp4", number)
     source = ScorerSource(str(checkpoint))
-    index([folder / "videos"], folder / "index", [source], "exact", BANK, progress=False)
+    index([folder / "videos"], folder / "index", [source], bank=BANK, progress=False)
     return folder / "index"
 
 

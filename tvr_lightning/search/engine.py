@@ -89,8 +89,8 @@ class Searcher:
             facts = self.catalog.fact("scorers")
             if not facts:
                 raise SearchError(f"{path}: indexing has not started. Run tvr index VIDEOS... --out {path}")
-            self.store = choose_store(self.catalog, store, "exact")
-            if self.store != (self.catalog.fact("store") or "exact"):
+            self.store = choose_store(self.catalog, store)
+            if self.store != (self.catalog.fact("store") or "lancedb"):
                 raise SearchError(f"--store {store}: the vectors of {path} are stored in {self.catalog.fact('store')}")
             self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust)
             self.vectors = open_vectors(self.store, self.catalog)

@@ -38,7 +38,7 @@ from tvr_lightning.search.relevance import BACKGROUND, Scale, best_cosines
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
 from tvr_lightning.search.segmented import LongVideo, Stretch
 from tvr_lightning.search.segments import Segments
-from tvr_lightning.search.vectors import LOCAL_STORES, VectorStore, follow, open_vectors
+from tvr_lightning.search.vectors import LANCE_FOLDER, VectorStore, follow, open_vectors
 from tvr_lightning.store import differences
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def index(
         walked = given or resolve_roots(known_roots(catalog, places))
         models = _scorers(catalog, scorers, device, trust)
         how = _segments(catalog, segments)
-        name = choose_store(catalog, store, "lancedb")
+        name = choose_store(catalog, store)
         vectors = open_vectors(name, catalog)
         with contextlib.closing(vectors):
             catalog.set_fact("store", name)
@@ -316,8 +316,7 @@ def _catalog(folder: Path) -> Iterator[Catalog]:
                         forget(catalog)
         finally:
             if dead:
-                for store in LOCAL_STORES.values():
-                    shutil.rmtree(folder / store, ignore_errors=True)
+                shutil.rmtree(folder / LANCE_FOLDER, ignore_errors=True)
                 for name in (FILE, *(f"{FILE}-{journal}" for journal in ("wal", "shm", "journal")), LOCK):
                     (folder / name).unlink(missing_ok=True)
                 if created_folder:

@@ -99,18 +99,17 @@ def forget(catalog: Catalog) -> None:
             path.unlink()
 
 
-def choose_store(catalog: Catalog, given: str | None, default: str) -> str:
+def choose_store(catalog: Catalog, given: str | None) -> str:
     """Return the vector store of an index, one on another machine only where the user named it.
 
     Args:
         catalog: of the index.
         given: what the command line says.
-        default: of an index that names none.
 
     Raises:
         SearchError: the index names an address that the user has not named.
     """
-    address = given or catalog.fact("store") or default
+    address = given or catalog.fact("store") or "lancedb"
     if given is None and "://" in address and remembered(catalog).store != address:
         raise SearchError(
             f"{catalog.folder}: its vectors are stored at {address}, which would receive every query, and you did not "

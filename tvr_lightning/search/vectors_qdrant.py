@@ -1,10 +1,9 @@
-"""Vectors in Qdrant: a cluster with sharding and replication, or its local mode for tests and single processes."""
+"""Vectors in a Qdrant cluster, which shards and replicates them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from torch import Tensor
@@ -21,33 +20,27 @@ class QdrantStore(VectorStore):
     """One collection of points; keys are their ids.
 
     Args:
-        place: a folder for the local mode, which one process at a time opens; or `qdrant://host:6333/collection`, where
-            the name of the collection may be left out and an API key comes from the environment, TVR_QDRANT_API_KEY.
+        place: `qdrant://HOST:PORT/COLLECTION`; port and collection are optional. TVR_QDRANT_API_KEY is the API key.
 
     Raises:
-        SearchError: qdrant-client is not installed, the address is none, nobody answers there, or another process
-            has the folder open.
+        SearchError: qdrant-client is not installed, the address is invalid, or no server answers there.
     """
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, place: str) -> None:
         client = optional("qdrant_client", "--store qdrant")
         self._models = client.models
-        self.collection = COLLECTION
+        address = urlsplit(place)
+        if not address.hostname:
+            raise SearchError(f"{place} is not an address of Qdrant; expected qdrant://HOST:{PORT}")
+        self.collection = address.path.strip("/") or COLLECTION
         try:
-            if isinstance(place, Path):
-                self._client = client.QdrantClient(path=str(place))
-            else:
-                address = urlsplit(place)
-                if not address.hostname:
-                    raise SearchError(f"{place} is not an address of Qdrant; expected qdrant://HOST:{PORT}")
-                self.collection = address.path.strip("/") or COLLECTION
-                self._client = client.QdrantClient(
-                    host=address.hostname,
-                    port=address.port or PORT,
-                    api_key=os.environ.get("TVR_QDRANT_API_KEY"),
-                    timeout=SECONDS,
-                    check_compatibility=False,
-                )
+            self._client = client.QdrantClient(
+                host=address.hostname,
+                port=address.port or PORT,
+                api_key=os.environ.get("TVR_QDRANT_API_KEY"),
+                timeout=SECONDS,
+                check_compatibility=False,
+            )
             self._there = bool(self._client.collection_exists(self.collection))
         except (RuntimeError, OSError, client.http.exceptions.ApiException) as error:
             raise SearchError(f"{place}: Qdrant cannot be opened: {error}") from error
@@ -93,5 +86,5 @@ class QdrantStore(VectorStore):
         return [(int(point.id), float(point.score)) for point in answer.points]
 
     def close(self) -> None:
-        """Close the connection, or let the folder go."""
+        """Close the connection."""
         self._client.close()

@@ -53,7 +53,7 @@ def run_index(
         frames: number of frames per video, without a checkpoint.
         sampling: rule for selecting the frames, without a checkpoint.
         seed: seed for random weights.
-        store: lancedb, exact, qdrant, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
+        store: lancedb, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
         bank: text file with one query per line, for --normalize sinkhorn and for finding the texts of a video.
         captions: file with descriptions of the videos: parquet from `tvr caption`, or .csv or .jsonl with its columns.
         captioner: vision-language model that describes the videos instead: a hub name or a folder.
