@@ -89,7 +89,7 @@ def test_video_to_video_and_video_to_text(searcher, gallery):
     own = searcher.search_video(gallery / "clip5.mp4").results
     assert own[0].path.endswith("clip5.mp4")
     assert own[0].score == pytest.approx(1.0, abs=1e-4)
-    similar = searcher.similar(own[0].id)
+    similar = searcher.search(like=searcher.example(own[0].id))
     assert [r.id for r in similar.results] == [r.id for r in own[1:]]
     texts = searcher.describe(own[0].id, texts=["a cat", "red"])
     assert [score for _, score in texts] == sorted((score for _, score in texts), reverse=True)

@@ -18,7 +18,7 @@ FOLDERS = st.lists(NAMES, max_size=3).map("/".join)
 
 
 def halved(file, seconds):
-    """A video of two stretches."""
+    """A video of two segments."""
     middle = seconds / 2
     return Entry(file, seconds, [SpanEntry(0.0, middle, torch.zeros(2)), SpanEntry(middle, seconds, torch.ones(2))])
 
@@ -64,7 +64,7 @@ def test_more_keys_than_one_query_has_parameters(catalog):
     assert catalog.vectors([])[0] == []
 
 
-def test_the_stretches_of_a_video_are_told_apart_and_forgotten_with_it(catalog):
+def test_the_segments_of_a_video_are_told_apart_and_forgotten_with_it(catalog):
     files = [VideoFile(Path(f"/videos/{number}"), 1, 1) for number in range(2)]
     catalog.write([halved(file, 4.0) for file in files])
     rows = catalog.spans(files[0].id)

@@ -239,7 +239,7 @@ def test_bad_input_is_said_aloud(browser, address, tmp_path):
     browser.find_element(By.ID, "example").send_keys(str(fake))
     wait(browser, lambda b: "the clip" in status.text)
     browser.find_element(By.ID, "example").send_keys(str(none))
-    wait(browser, lambda b: "the picture" in status.text)
+    wait(browser, lambda b: "the image" in status.text)
     assert status.get_attribute("aria-live") == "polite"
     start(browser, address, "?like=0123456789abcdef~forgotten.png")
     wait(browser, lambda b: "no video" in b.find_element(By.ID, "status").text)

@@ -115,7 +115,7 @@ def serve(searcher):
     client = TestClient(create_app(searcher, ServerOptions()), base_url="http://127.0.0.1")
     found = client.get("/api/search", params={"query": "a cat"}).json()["results"]
     assert len(found) == 3
-    for address in ("picture", "texts", "similar"):
+    for address in ("picture", "texts", "about"):
         assert client.get(f"/api/videos/{found[0]['id']}/{address}").status_code == 200
     assert client.get("/health").status_code == 200
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from tvr_lightning.cli import main
 from tvr_lightning.search import Searcher, SearchError, engine
-from tvr_lightning.search.ranking import Example, best_of
+from tvr_lightning.search.ranking import best_of
 from tvr_lightning.search.results import Moment
 
 
@@ -31,10 +31,7 @@ def scores(answer):
 @pytest.mark.parametrize("rerank", ["gare", "clip4clip", "none"])
 @pytest.mark.parametrize("kind", ["clip", "image"])
 def test_an_example_and_text_count_equally(searcher, gallery, picture, rerank, kind):
-    features = (
-        searcher.read_example(gallery / "clip4.mp4") if kind == "clip" else searcher.read_picture_example(picture)
-    )
-    example = Example("an example", features)
+    example = searcher.read_example(gallery / "clip4.mp4" if kind == "clip" else picture, kind, "an example")
     alone = searcher.search(like=example)
     assert (alone.query, alone.rerank) == ("an example", "frames")
     words = scores(searcher.search("a red square", rerank=rerank))
@@ -54,8 +51,8 @@ def test_a_picture_of_a_frame_finds_its_video(searcher, gallery, tmp_path):
 
     with av.open(str(gallery / "clip5.mp4")) as container:
         next(container.decode(video=0)).to_image().save(tmp_path / "frame.png")
-    example = searcher.read_picture_example(tmp_path / "frame.png")
-    assert searcher.search_example(example, "frame").results[0].path.endswith("clip5.mp4")
+    example = searcher.read_example(tmp_path / "frame.png", "image")
+    assert searcher.search(like=example).results[0].path.endswith("clip5.mp4")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +64,7 @@ def test_a_picture_of_a_frame_finds_its_video(searcher, gallery, tmp_path):
 )
 def test_what_cannot_be_asked(searcher, picture, options, said):
     if "like" in options:
-        options = {**options, "like": Example("red", searcher.read_picture_example(picture))}
+        options = {**options, "like": searcher.read_example(picture, "image")}
     with pytest.raises(SearchError, match=said):
         searcher.search(**options)
 

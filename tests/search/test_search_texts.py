@@ -190,7 +190,7 @@ def test_texts_take_a_place_among_the_searches_and_none_for_other_sites(searcher
     video = searcher.catalog.videos()[0].id
     with app.state.limit.enter():
         assert client.get(f"/api/videos/{video}/texts").status_code == 429
-    for path in (f"/api/videos/{video}/texts", f"/api/videos/{video}/similar", "/api/search?query=a"):
+    for path in (f"/api/videos/{video}/texts", f"/api/search?like={video}", "/api/search?query=a"):
         for site in ("cross-site", "same-site"):
             assert client.get(path, headers={"Sec-Fetch-Site": site}).status_code == 403
     assert client.get("/api/index", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200

@@ -33,11 +33,7 @@ class Joined:
 
 
 def names_of(video: VideoRow, roots: list[Path]) -> list[str]:
-    """Return what a captions file may call a video, the most exact name first.
-
-    These are the state of the file, which a captioner is given; its path below an indexed folder, with and without its
-    ending; its file name likewise.
-    """
+    """Return what a captions file may call a video, the most exact name first."""
     below = [video.path.relative_to(root) for root in roots if root in video.path.parents]
     paths = [*below, Path(video.path.name)]
     return [state_name(video), *(name for path in paths for name in (path.as_posix(), path.with_suffix("").as_posix()))]
@@ -93,20 +89,7 @@ def join_captions(catalog: Catalog, given: Path | None, roots: list[Path], place
 
 
 def describe_videos(catalog: Catalog, captioner: Captioner, roots: list[Path], places: Places, shown: bool) -> Joined:
-    """Let a captioner describe the videos that it has not described yet, and join what it says.
-
-    A kill costs the videos under way; the next run goes on.
-
-    Args:
-        catalog: of the index; its folder gets the file.
-        captioner: the model.
-        roots: files and folders of the index.
-        places: what the user named; no video outside is read.
-        shown: whether a progress bar is shown.
-
-    Raises:
-        SearchError: the index has descriptions by another model.
-    """
+    """Let a captioner describe the videos that it has not described yet, and join what it says."""
     rows = [row for row in catalog.videos() if inside(row.path, places.roots)]
     out = catalog.folder / FILE
     options = CaptionOptions(out, segments=SEGMENTS, progress=shown, num_workers=0)

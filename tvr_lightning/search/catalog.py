@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -41,21 +41,17 @@ CREATE TABLE IF NOT EXISTS pictures (
   id TEXT NOT NULL, time REAL NOT NULL, jpeg BLOB NOT NULL, PRIMARY KEY (id, time));
 CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
-CREATE TABLE IF NOT EXISTS staged_spans AS SELECT * FROM spans WHERE FALSE;
-CREATE TABLE IF NOT EXISTS staged_features AS SELECT * FROM features WHERE FALSE;
-CREATE TABLE IF NOT EXISTS staged_pictures AS SELECT * FROM pictures WHERE FALSE;
 """
-_STAGED = ("spans", "features", "pictures")
 
 
 @dataclass
 class SpanEntry:
-    """One stretch of a video with what the methods make of it.
+    """One segment of a video with what the methods make of it.
 
     Attributes:
         start, end: seconds from the video's first frame.
         vector: (D,) float32 of length 1, what the first stage compares.
-        features: of this stretch, by scorer; frames (1, F, D) and so on, as the scorer's `score` takes them.
+        features: of this segment, by scorer; frames (1, F, D) and so on, as the scorer's `score` takes them.
         times: (F,) seconds of the frames from the video's first one, by scorer.
     """
 
@@ -73,7 +69,7 @@ class Entry:
     Attributes:
         file: the file as it was read.
         duration: seconds.
-        spans: its stretches in the order of time; one of its whole length where it is found as a whole.
+        spans: its segments in the order of time; one of its whole length where it is found as a whole.
         pictures: JPEG of each real frame of the first scorer, by its time in seconds.
         size: width and height of its pictures as they are shown, pixels; zeros where unknown.
     """
@@ -107,12 +103,12 @@ class VideoRow:
 
 @dataclass(frozen=True)
 class SpanRow:
-    """A stretch of a video in the catalog.
+    """A segment of a video in the catalog.
 
     Attributes:
         key: what vector stores call it; another one once the file has changed.
         start, end: seconds from the video's first frame.
-        video: whose stretch it is.
+        video: whose segment it is.
     """
 
     key: int
@@ -260,17 +256,16 @@ class Catalog:
                 self._connection = self._open_for_reading()
 
     @contextmanager
-    def _change(self, counted: bool = True) -> Iterator[sqlite3.Connection]:
-        """All of a change or nothing of it; `generation` counts those that a search could see."""
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        """All of a change or nothing of it; `generation` counts changes."""
         with self._lock, self._explained():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
-                if counted:
-                    self._connection.execute(
-                        "INSERT INTO facts VALUES ('generation', '1') "
-                        "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
-                    )
+                self._connection.execute(
+                    "INSERT INTO facts VALUES ('generation', '1') "
+                    "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
+                )
             except BaseException:
                 if self._connection.in_transaction:  # on a full disk SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
@@ -314,41 +309,29 @@ class Catalog:
         file = entry.file
         row = (file.id, file.key, str(file.path), file.size, file.modified, entry.duration, *entry.size)
         connection.execute("INSERT INTO videos VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-        _insert_parts(connection, "", file, 0, entry.spans, entry.pictures)
+        _insert_parts(connection, file, 0, entry.spans, entry.pictures)
 
-    def stage(self, file: VideoFile, place: int, spans: Sequence[SpanEntry], pictures: dict[float, bytes]) -> None:
-        """Put further stretches of a long video aside; nobody sees them until `publish`.
+    def write_blocks(
+        self,
+        file: VideoFile,
+        blocks: Iterable[tuple[Sequence[SpanEntry], dict[float, bytes]]],
+        facts: Callable[[], tuple[float, tuple[int, int]]],
+    ) -> None:
+        """Add or replace a long video block by block; readers see it once it is complete.
 
         Args:
             file: the video.
-            place: number of the first of them, counted from 0.
-            spans: in the order of time.
-            pictures: of these stretches.
+            blocks: Segments in the order of time, and their thumbnails.
+            facts: Called at the end; returns duration and size.
         """
-        with self._change(counted=False) as connection:
-            if place == 0:
-                self._unstage(connection)
-            _insert_parts(connection, "staged_", file, place, spans, pictures)
-
-    def publish(self, file: VideoFile, duration: float, size: tuple[int, int]) -> None:
-        """Make the video searchable whose stretches were put aside, in the place of what was there of it."""
         with self._change() as connection:
             self._forget(connection, file.id)
+            first = 0
+            for spans, pictures in blocks:
+                _insert_parts(connection, file, first, spans, pictures)
+                first += len(spans)
+            duration, size = facts()
             self._insert(connection, Entry(file, duration, [], {}, size))
-            for table in _STAGED:
-                connection.execute(f"INSERT INTO {table} SELECT * FROM staged_{table}")
-            self._unstage(connection)
-
-    def drop_staged(self) -> None:
-        """Forget what a killed run put aside."""
-        if self._rows("SELECT 1 FROM staged_spans LIMIT 1"):
-            with self._change(counted=False) as connection:
-                self._unstage(connection)
-
-    @staticmethod
-    def _unstage(connection: sqlite3.Connection) -> None:
-        for table in _STAGED:
-            connection.execute(f"DELETE FROM staged_{table}")
 
     def remove(self, ids: Iterable[str]) -> None:
         """Forget videos and what was noted of unreadable ones."""
@@ -367,22 +350,18 @@ class Catalog:
         return [_video(row) for row in self._rows(f"SELECT {_VIDEO} FROM videos ORDER BY path")]
 
     def video(self, video: str) -> VideoRow:
-        """Return one video by its id.
-
-        Raises:
-            UnknownVideoError: there is none.
-        """
+        """Return one video by its id."""
         rows = self._rows(f"SELECT {_VIDEO} FROM videos WHERE id = ?", (video,))
         if not rows:
             raise UnknownVideoError(f"no video {video!r} in the index")
         return _video(rows[0])
 
     def spans(self, video: str) -> list[SpanRow]:
-        """Return the stretches of a video in the order of time; none where there is no such video."""
+        """Return the segments of a video in the order of time; none where there is no such video."""
         return self._spans("id = ?", (video,))
 
     def by_key(self, keys: Sequence[int]) -> dict[int, SpanRow]:
-        """Return stretches by key; keys of files that changed or are gone are left out."""
+        """Return segments by key; keys of files that changed or are gone are left out."""
         rows = self._spans("spans.key IN (SELECT value FROM json_each(?))", (json.dumps(list(keys)),))
         return {row.key: row for row in rows}
 
@@ -397,15 +376,7 @@ class Catalog:
         return [Path(root) for root in self.fact("roots") or []]
 
     def in_folder(self, folder: str, most: int) -> list[int]:
-        """Return up to `most` keys of segments of the videos in a folder or below it.
-
-        Args:
-            folder: Path relative to an indexed folder.
-            most: Maximum number of keys.
-
-        Raises:
-            SearchError: `folder` is an absolute path or leads out of the indexed folders.
-        """
+        """Return up to `most` keys of segments of the videos in a folder or below it."""
         condition, values = self._below(folder)
         query = f"SELECT key FROM spans WHERE id IN (SELECT id FROM videos WHERE {condition}) LIMIT ?"
         return [row[0] for row in self._chosen(query, [*values, most])]
@@ -473,7 +444,7 @@ class Catalog:
         return [f"{path}: {reason}" for path, reason in self._rows("SELECT path, reason FROM skipped ORDER BY path")]
 
     def keys(self) -> set[int]:
-        """Return the keys of all stretches."""
+        """Return the keys of all segments."""
         return {row[0] for row in self._rows("SELECT key FROM spans")}
 
     def read(self) -> set[int]:
@@ -485,7 +456,7 @@ class Catalog:
         return int(self._rows("SELECT COUNT(*) FROM videos")[0][0])
 
     def vectors(self, keys: Sequence[int] | None = None) -> tuple[list[int], Tensor]:
-        """Return keys and the (M, D) float32 vectors of the first stage, of all stretches or of some.
+        """Return keys and the (M, D) float32 vectors of the first stage, of all segments or of some.
 
         Returns:
             Keys in ascending order, and their vectors; (0, 0) where there are none.
@@ -501,15 +472,7 @@ class Catalog:
         return [row[0] for row in rows], torch.from_numpy(values.copy())
 
     def features(self, span: int, scorer: str) -> tuple[VideoFeatures, Tensor]:
-        """Return the features of one stretch, frames (1, F, D) and so on, and the times (F,) of its frames in seconds.
-
-        Args:
-            span: its key.
-            scorer: whose features.
-
-        Raises:
-            UnknownVideoError: it is not there, or was indexed without this scorer.
-        """
+        """Return the features of one segment, frames (1, F, D) and so on, and their times (F,) in seconds."""
         rows = self._rows("SELECT content FROM features WHERE key = ? AND scorer = ?", (span, scorer))
         if not rows:
             raise UnknownVideoError(f"no features of {span} for {scorer} in the index")
@@ -567,7 +530,6 @@ def _busy(error: sqlite3.OperationalError) -> bool:
 
 def _insert_parts(
     connection: sqlite3.Connection,
-    where: str,
     file: VideoFile,
     first: int,
     spans: Sequence[SpanEntry],
@@ -576,12 +538,12 @@ def _insert_parts(
     for place, span in enumerate(spans, first):
         key, vector = file.span_key(place), span.vector.float().numpy().tobytes()
         line = (key, file.id, place, span.start, span.end, vector)
-        connection.execute(f"INSERT INTO {where}spans VALUES (?, ?, ?, ?, ?, ?)", line)
+        connection.execute("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", line)
         for scorer, features in span.features.items():
             content = _packed(features, span.times[scorer])
-            connection.execute(f"INSERT INTO {where}features VALUES (?, ?, ?)", (key, scorer, content))
+            connection.execute("INSERT INTO features VALUES (?, ?, ?)", (key, scorer, content))
     rows = [(file.id, time, jpeg) for time, jpeg in pictures.items()]
-    connection.executemany(f"INSERT INTO {where}pictures VALUES (?, ?, ?)", rows)
+    connection.executemany("INSERT INTO pictures VALUES (?, ?, ?)", rows)
 
 
 def _packed(features: VideoFeatures, times: Tensor) -> bytes:

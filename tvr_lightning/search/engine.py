@@ -7,9 +7,8 @@ import itertools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,11 +24,11 @@ from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import inside
 from tvr_lightning.search.indexing import load_scorers
+from tvr_lightning.search.long_video import LongVideo
 from tvr_lightning.search.places import choose_store
 from tvr_lightning.search.ranking import (
     BEST_MOMENTS,
     Example,
-    Found,
     best_of,
     by_video,
     likeness,
@@ -39,27 +38,19 @@ from tvr_lightning.search.ranking import (
 from tvr_lightning.search.relevance import Scale, judge
 from tvr_lightning.search.results import Answer, Moment, Normalize, Result
 from tvr_lightning.search.scorer import Scorer
-from tvr_lightning.search.segmented import LongVideo
 from tvr_lightning.search.segments import Segments
 from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
+ExampleKind = Literal["clip", "image"]
 NONE = "none"
 VIDEOS_IN_MEMORY = 4096
 CANDIDATES = 256
 EXAMPLE_QUERIES = 6
 EXAMPLE_BLOCK = 16
-"""Stretches of an example that are encoded at once."""
+"""Segments of an example that are encoded at once."""
 MOST_KEYS = 20_000
-"""Admitted stretches that are handed to the vector store one by one; of more, what it finds is filtered afterwards."""
-
-
-@dataclass
-class _Among:
-    """Segments that may be found: those with some keys, or if these are too many, those in a folder."""
-
-    folder: str | None
-    keys: list[int] | None
+"""Maximum number of segments of a folder that are passed to the vector store; with more, its results are filtered."""
 
 
 class Searcher:
@@ -120,11 +111,6 @@ class Searcher:
         """Name of the scorer whose vectors the first stage compares."""
         return next(iter(self.scorers))
 
-    @property
-    def roots(self) -> list[Path]:
-        """Files and folders that the index covers."""
-        return self.catalog.roots
-
     def search(
         self,
         query: str = "",
@@ -144,8 +130,8 @@ class Searcher:
             query: Description of the videos to find. May be empty if there is an example.
             top: how many results.
             rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
-            candidates: k, how many stretches of videos the second stage scores, at least `top`.
-            normalize: "sinkhorn" adds to each stretch's score a bias that keeps hubs from crowding the results (NCL).
+            candidates: k, how many segments of videos the second stage scores, at least `top`.
+            normalize: "sinkhorn" adds to each segment's score a bias that keeps hubs from crowding the results (NCL).
             folder: Folder whose videos may be found, relative to an indexed one.
             threshold: relevance that results have at least, 0 to 1; None keeps all and says where none reaches
                 `relevance.THRESHOLD`.
@@ -162,11 +148,11 @@ class Searcher:
         if threshold is not None and not words:
             raise SearchError("threshold applies only to text queries. Remove it for examples.")
         rerank = self._check(rerank, top, candidates, normalize)
-        among = self._among(folder)
+        keys = None if folder is None else self.catalog.in_folder(folder, MOST_KEYS + 1)
         bias = self._biases() if normalize == "sinkhorn" else None  # which may take long, beside other queries
         with self._lock:
             reranker = self.scorers[self.first if rerank == NONE else rerank]
-            rows, cosines = self._found(words, like, candidates, top, bias, among)
+            rows, cosines = self._found(words, like, candidates, top, bias, folder, keys)
             shown = ", ".join(filter(None, [words, like.name if like else ""]))
             answer = Answer(shown, rerank if words else "frames", normalize, len(rows), self.catalog.count())
             if any(each.truncated(words) for each in {self.scorers[self.first], reranker}):
@@ -183,85 +169,32 @@ class Searcher:
                 judge(answer, None if known is None else Scale(known["middle"], known["spread"]), threshold)
         return answer
 
-    def search_video(
-        self, path: str | Path, top: int = 10, folder: str | None = None, name: str | None = None
-    ) -> Answer:
-        """Find videos that look like an example; the second stage compares frames with frames.
+    def search_video(self, path: str | Path, top: int = 10, folder: str | None = None) -> Answer:
+        """Find videos that look like a video file."""
+        self._check(NONE, top, top, "none")  # before the file is decoded
+        return self.search(top=top, folder=folder, like=self.read_example(path))
 
-        Args:
-            path: a video file.
-            top: how many results.
-            folder: Folder whose videos may be found, relative to an indexed one.
-            name: what the example is called; its file name by default.
+    def read_example(self, path: str | Path, kind: ExampleKind = "clip", name: str | None = None) -> Example:
+        """Read a clip or an image as an example, with as many segments as such a video of the index has.
 
         Raises:
-            VideoError: the example cannot be decoded.
-            SearchError: an option out of range.
-        """
-        self._check(NONE, top, top, "none")  # before the work of reading
-        return self.search_example(self.read_example(path), name or Path(path).name, top, folder)
-
-    def read_example(self, path: str | Path) -> VideoFeatures:
-        """Decode and encode a video file as an example, while other queries are answered.
-
-        Returns:
-            Features of its stretches, one or as many as such a video of the index has, as the first scorer's `score`
-            takes them.
-
-        Raises:
-            VideoError: it cannot be decoded.
+            MediaError: The file cannot be decoded.
         """
         scorer, path = self.scorers[self.first], Path(path)
         how = Segments(**(self.catalog.fact("segments") or {"kind": "none"}))
-        if how.kind == "none" or probe(path).duration <= how.length:
-            return scorer.encode_videos(scorer.read(path).media)
-        found, stretches = [], LongVideo(path, {self.first: scorer}, how).stretches()
-        while block := list(itertools.islice(stretches, EXAMPLE_BLOCK)):
-            found.append(scorer.encode_videos(Media.cat([each.clips[self.first].media for each in block])))
-        return VideoFeatures.cat(found)
-
-    def read_picture_example(self, path: str | Path) -> VideoFeatures:
-        """Read and encode a picture file as an example: a silent video that shows it all along.
-
-        Raises:
-            PictureError: it cannot be read.
-        """
-        scorer = self.scorers[self.first]
-        return scorer.encode_videos(scorer.still(read_picture(path)).media)
-
-    def search_example(self, example: VideoFeatures, name: str, top: int = 10, folder: str | None = None) -> Answer:
-        """Find videos that look like an example that was read.
-
-        Args:
-            example: what `read_example` gave.
-            name: what the example is called.
-            top: how many results.
-            folder: Folder whose videos may be found, relative to an indexed one.
-
-        Raises:
-            SearchError: an option out of range.
-        """
-        return self.search("", top, folder=folder, like=Example(name, example))
-
-    def similar(self, video: str, top: int = 10, folder: str | None = None) -> Answer:
-        """Find videos that look like one of the index.
-
-        Args:
-            video: its id.
-            top: how many results.
-            folder: Folder whose videos may be found, relative to an indexed one.
-
-        Raises:
-            UnknownVideoError: no such video.
-        """
-        return self.search("", top, folder=folder, like=self.example(video))
+        if kind == "image":
+            features = scorer.encode_videos(scorer.still(read_picture(path)).media)
+        elif how.kind == "none" or probe(path).duration <= how.length:
+            features = scorer.encode_videos(scorer.read(path).media)
+        else:
+            segments, blocks = LongVideo(path, {self.first: scorer}, how).segments(), []
+            while block := list(itertools.islice(segments, EXAMPLE_BLOCK)):
+                blocks.append(scorer.encode_videos(Media.cat([each.clips[self.first].media for each in block])))
+            features = VideoFeatures.cat(blocks)
+        return Example(name or path.name, features)
 
     def example(self, video: str) -> Example:
-        """Return a video of the index as an example.
-
-        Raises:
-            UnknownVideoError: no such video.
-        """
+        """Return a video of the index as an example."""
         with self._lock:
             rows = self._spans(video)
             features = VideoFeatures.cat([self._features(row, self.first)[0] for row in rows])
@@ -270,21 +203,7 @@ class Searcher:
     def describe(
         self, video: str, top: int = 10, texts: Sequence[str] | None = None, given_up: GivenUp = never
     ) -> list[tuple[str, float]]:
-        """Find the texts that fit a video, best first, with the first scorer's score.
-
-        The index's own texts are encoded once and kept until they change; searches are answered meanwhile.
-
-        Args:
-            video: id of a video.
-            top: how many.
-            texts: to choose from; by default the index's bank of queries, or without one its captions.
-            given_up: asked before every block of texts; once it says yes, no more is computed.
-
-        Raises:
-            SearchError: there are no texts.
-            UnknownVideoError: no such video.
-            GivenUpError: `given_up` said yes.
-        """
+        """Find the texts that fit a video, best first, with the first scorer's score."""
         scorer = self.scorers[self.first]
         known = self._own_texts() if texts is None else EncodedTexts(scorer, list(texts))
         if not known.texts:
@@ -319,7 +238,7 @@ class Searcher:
     def folders(self) -> list[dict[str, Any]]:
         """Return the folders that videos lie in, below the indexed ones, with how many they hold."""
         counts: Counter[str] = Counter()
-        roots = self.roots
+        roots = self.catalog.roots
         for folder, count in self.catalog.folders():
             root = next((root for root in roots if root == folder or root in folder.parents), folder)
             counts[folder.relative_to(root).as_posix()] += count
@@ -331,14 +250,9 @@ class Searcher:
         return list(dict.fromkeys(texts))[:EXAMPLE_QUERIES]
 
     def file_of(self, video: str) -> Path:
-        """Return the file of a video that is still inside the indexed folders.
-
-        Raises:
-            UnknownVideoError: no such video.
-            SearchError: its file is gone, or a link now leads out of the indexed folders.
-        """
+        """Return the file of a video that is still inside the indexed folders."""
         path = self.catalog.video(video).path
-        if not path.is_file() or not inside(path, self.roots):
+        if not path.is_file() or not inside(path, self.catalog.roots):
             raise SearchError(f"{path.name} is no longer in the indexed folders. Run tvr index again.")
         return path
 
@@ -355,11 +269,6 @@ class Searcher:
             raise SearchError(f"normalize: {normalize!r}; expected {' or '.join(get_args(Normalize))}")
         return rerank
 
-    def _among(self, folder: str | None) -> _Among:
-        """Return which segments may be found."""
-        keys = None if folder is None else self.catalog.in_folder(folder, MOST_KEYS + 1)
-        return _Among(folder, None if keys is None or len(keys) > MOST_KEYS else keys)
-
     def _found(
         self,
         words: str,
@@ -367,20 +276,23 @@ class Searcher:
         count: int,
         top: int,
         bias: dict[int, float] | None,
-        among: _Among,
+        folder: str | None,
+        keys: list[int] | None,
     ) -> tuple[list[SpanRow], list[float]]:
         """Return the candidates, best first, with their cosines with the text, or without one with the example."""
         scorer = self.scorers[self.first]
         vectors = [] if not words else [scorer.text_vectors(scorer.encode_texts([words]))[0]]
-        vectors += [] if like is None else [unit(each.mean(0, keepdim=True))[0] for each in like.stretches()]
+        vectors += [] if like is None else [unit(each.mean(0, keepdim=True))[0] for each in like.segments()]
         count = max(count // len(vectors), top)
         own = None if like is None else like.video
-        rows, cosines = self._candidates(vectors[0], count, top, bias, among, own)
+        rows, cosines = self._candidates(vectors[0], count, top, bias, folder, keys, own)
         for vector in vectors[1:]:
             there = {row.key for row in rows}
-            more = [row for row in self._candidates(vector, count, top, bias, among, own)[0] if row.key not in there]
-            keys, known = self.catalog.vectors([row.key for row in more])
-            values = dict(zip(keys, (known @ vectors[0]).tolist() if keys else [], strict=True))
+            more = [
+                row for row in self._candidates(vector, count, top, bias, folder, keys, own)[0] if row.key not in there
+            ]
+            read, known = self.catalog.vectors([row.key for row in more])
+            values = dict(zip(read, (known @ vectors[0]).tolist() if read else [], strict=True))
             more = [row for row in more if row.key in values]
             rows += more
             cosines += [values[row.key] for row in more]
@@ -392,20 +304,22 @@ class Searcher:
         count: int,
         top: int,
         bias: dict[int, float] | None,
-        among: _Among,
+        folder: str | None,
+        keys: list[int] | None,
         leave_out: str | None = None,
     ) -> tuple[list[SpanRow], list[float]]:
-        """Return the stretches nearest to a vector, best first with the bias, and their cosines.
+        """Return the segments nearest to a vector, best first with the bias, and their cosines.
 
         These are `count`, or more until they belong to `top` videos other than `leave_out`.
         """
         count = max(count, top)
         while True:
-            hits: Hits = self.vectors.nearest(vector, count, among.keys)
-            keys = [key for key, _ in hits]
-            if among.folder is not None and among.keys is None:
-                keys = self.catalog.keep_in_folder(keys, among.folder)
-            known = self.catalog.by_key(keys)  # drops what changed since the store was written
+            many = keys is not None and len(keys) > MOST_KEYS
+            hits: Hits = self.vectors.nearest(vector, count, None if many else keys)
+            found = [key for key, _ in hits]
+            if many and folder is not None:
+                found = self.catalog.keep_in_folder(found, folder)
+            known = self.catalog.by_key(found)  # drops what changed since the store was written
             kept = [(key, cosine) for key, cosine in hits if key in known and known[key].video.id != leave_out]
             if len(hits) < count or len({known[key].video.id for key, _ in kept}) >= min(top, len(kept) or top):
                 break
@@ -415,7 +329,7 @@ class Searcher:
         return [known[key] for key, _ in kept], [cosine for _, cosine in kept]
 
     def _biases(self) -> dict[int, float]:
-        """Return each stretch's bias by its key: a bank of queries against the gallery, balanced (NCL, Eqs. 10 and 11).
+        """Return each segment's bias by its key: a bank of queries against the gallery, balanced (NCL, Eqs. 10 and 11).
 
         Taken on the cosines of the first stage, which a gallery of any size has at hand.
         """
@@ -458,7 +372,7 @@ class Searcher:
         by_method = bool(words) and answer.rerank != NONE
         text = reranker.encode_texts([words]) if words else None
         scored = VideoFeatures.cat([self._features(row, name)[0] for row in rows]) if by_method else None
-        alike = [] if like is None else like.stretches()
+        alike = [] if like is None else like.segments()
         wanted = [self._likeness(alike, rows)] if alike else []
         if text is not None:
             wanted.insert(0, torch.tensor(cosines) if scored is None else reranker.score(text, scored).similarity[0])
@@ -469,17 +383,35 @@ class Searcher:
         where = name if text is not None else self.first
         videos = by_video(rows, scores)
         for rank, found in enumerate(itertools.islice(videos.values(), top), 1):
-            stretches = [self._moments(seen, rows[place], where) for place in found.places]
-            result = self._result(rank, rows, cosines, found, stretches)
-            if biases is not None:
-                result.bias = biases[found.places[0]]
+            segments = [self._moments(seen, rows[place], where) for place in found.places]
+            place, moments = found.places[0], strongest_of_each(segments)
+            video = rows[place].video
+            # What it is ranked by comes first: the best segment's strongest moment.
+            first = max(segments[0], key=lambda moment: moment.similarity)
+            share = None
             if text is not None and by_method:
-                share = reranker.sound_share(text, self._features(rows[found.places[0]], name)[0])
-                result.sound = None if share is None else float(share[0, 0])
+                share = reranker.sound_share(text, self._features(rows[place], name)[0])
+            result = Result(
+                rank=rank,
+                first_rank=place + 1,
+                id=video.id,
+                path=str(video.path),
+                duration=video.duration,
+                score=found.score,
+                cosine=cosines[place],
+                bias=None if biases is None else biases[place],
+                sound=None if share is None else float(share[0, 0]),
+                best=[first, *(each for each in best_of(moments) if each != first)][:BEST_MOMENTS],
+                moments=moments,
+                captions=self.catalog.captions_of(video.id),
+                width=video.width,
+                height=video.height,
+                start=first.time,
+            )
             answer.results.append(result)
 
     def _likeness(self, example: list[Tensor], rows: list[SpanRow]) -> Tensor:
-        """Return how much each stretch (S,) looks like an example, whose stretches' frames (K, D) are given."""
+        """Return how much each segment (S,) looks like an example, whose segments' frames (K, D) are given."""
         values = []
         for row in rows:
             features = self._features(row, self.first)[0]
@@ -487,38 +419,11 @@ class Searcher:
         return torch.stack(values)
 
     def _moments(self, like: Tensor, row: SpanRow, scorer: str) -> list[Moment]:
-        """Return each real frame of a stretch with its best cosine with one of some vectors (K, D).
-
-        Cosines have six places: frames whose cosines differ by less are equally strong, and the earliest comes first,
-        whatever the order in which a product was summed.
-        """
+        """Return each real frame of a segment with its best cosine with one of some vectors (K, D)."""
         features, times = self._features(row, scorer)
         mask = features.frame_mask[0]
         values = likeness(unit(like), features.frames[0][mask]).amax(0).tolist()
         return [Moment(time, round(value, 6)) for time, value in zip(times[mask].tolist(), values, strict=True)]
 
-    def _result(
-        self, rank: int, rows: list[SpanRow], cosines: list[float], found: Found, stretches: list[list[Moment]]
-    ) -> Result:
-        place, video = found.places[0], rows[found.places[0]].video
-        moments = strongest_of_each(stretches)
-        # What it is ranked by comes first: the best stretch's strongest moment.
-        first = max(stretches[0], key=lambda moment: moment.similarity)
-        best = [first, *(each for each in best_of(moments) if each != first)][:BEST_MOMENTS]
-        return Result(
-            rank=rank,
-            first_rank=place + 1,
-            id=video.id,
-            path=str(video.path),
-            duration=video.duration,
-            score=found.score,
-            cosine=cosines[place],
-            bias=None,
-            sound=None,
-            best=best,
-            moments=moments,
-            captions=self.catalog.captions_of(video.id),
-            width=video.width,
-            height=video.height,
-            start=first.time,
-        )
+
+open = Searcher

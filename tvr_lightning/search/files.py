@@ -38,7 +38,7 @@ class VideoFile:
         return int.from_bytes(hashlib.sha256(state).digest()[:8], "big") >> 1
 
     def span_key(self, place: int) -> int:
-        """Return a positive 63-bit number that stands for a stretch of this state of this file, by its place."""
+        """Return a positive 63-bit number that stands for a segment of this state of this file, by its place."""
         return int.from_bytes(hashlib.sha256(f"{self.key}|{place}".encode()).digest()[:8], "big") >> 1
 
 
@@ -58,12 +58,7 @@ class Found:
 
 
 def inside(path: Path, roots: Iterable[Path]) -> bool:
-    """Whether a path, all its symbolic links followed, is one of the roots or lies below one.
-
-    Args:
-        path: any path.
-        roots: files and folders, resolved.
-    """
+    """Whether a path, all its symbolic links followed, is one of the roots or lies below one."""
     resolved = Path(os.path.realpath(path))
     return any(resolved == root or root in resolved.parents for root in roots)
 

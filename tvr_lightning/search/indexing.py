@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.progress import Progress
-from torch import Tensor
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.encoders.captioner import load_captioner
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.read_many import Unread, read_many
@@ -32,11 +30,11 @@ from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import FILE, Catalog, Entry, SpanEntry
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError
 from tvr_lightning.search.files import Found, VideoFile, find_videos, resolve_roots
+from tvr_lightning.search.long_video import LongVideo, SegmentClips
 from tvr_lightning.search.pictures import Keeping
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
 from tvr_lightning.search.relevance import BACKGROUND, Scale, best_cosines
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
-from tvr_lightning.search.segmented import LongVideo, Stretch
 from tvr_lightning.search.segments import Segments
 from tvr_lightning.search.vectors import LANCE_FOLDER, VectorStore, follow, open_vectors
 from tvr_lightning.store import differences
@@ -326,17 +324,16 @@ def _catalog(folder: Path) -> Iterator[Catalog]:
 
 @dataclass
 class _Read:
-    """A file that was read: a clip per scorer, and the pictures by their time."""
+    """A video that is indexed as one segment."""
 
     file: VideoFile
-    clips: dict[str, Clip]
+    segment: SegmentClips
     size: tuple[int, int]
-    pictures: dict[float, bytes] = field(default_factory=dict)
 
 
 @dataclass
 class _Long:
-    """A file that is to be read in stretches, and how many seconds it lasts."""
+    """A file that is to be read in segments, and how many seconds it lasts."""
 
     file: VideoFile
     seconds: float
@@ -370,7 +367,6 @@ class _Run:
             raise SearchError(f"no videos in {looked}" + "".join(f"; {problem}" for problem in found.problems))
         there = self.catalog.read()
         gone = self._gone(roots, found, {video for video, key in known.items() if key in there}, prune)
-        self.catalog.drop_staged()
         if gone:
             self.catalog.remove(gone)
         pending = [file for file in found.files if known.get(file.id) != file.key]
@@ -455,52 +451,58 @@ class _Run:
             for model in self.models.values():
                 if model.reading not in clips:
                     clips[model.reading] = model.read(file.path, keeping if model is first else None)
-            read = _Read(file, {name: clips[model.reading] for name, model in self.models.items()}, keeping.size)
             shown = clips[first.reading]
             mask = shown.media.frame_mask[0]
             pixels, times = shown.media.pixels[0][mask], shown.times[mask].tolist()
-            read.pictures = {time: keeping.of(frame) for time, frame in zip(times, pixels, strict=True)}
+            pictures = {time: keeping.of(frame) for time, frame in zip(times, pixels, strict=True)}
             _require_unchanged(file)
         except OSError as error:
             raise MediaError(file.path, error.strerror or str(error)) from error
-        return read
+        assert shown.media.duration is not None
+        by_name = {name: clips[model.reading] for name, model in self.models.items()}
+        return _Read(file, SegmentClips(0.0, float(shown.media.duration[0]), by_name, pictures), keeping.size)
 
     def _write(self, batch: Sequence[_Read | Unread[VideoFile]]) -> int:
         good = [read for read in batch if not isinstance(read, Unread)]
-        entries: list[Entry] = []
-        if good:
-            features = {n: self._encode(model, [read.clips[n] for read in good]) for n, model in self.models.items()}
-            first = next(iter(self.models))
-            vectors = self.models[first].video_vectors(features[first])
-            entries = [self._entry(read, row, features, vectors[row]) for row, read in enumerate(good)]
+        spans = self._encoded([read.segment for read in good])[0] if good else []
+        entries = [
+            Entry(read.file, span.end, [span], read.segment.pictures, read.size)
+            for read, span in zip(good, spans, strict=True)
+        ]
         self.catalog.write(entries, [(read.item, read.reason) for read in batch if isinstance(read, Unread)])
         return len(good)
 
     def _write_long(self, long: _Long, progress: Progress) -> int:
-        """Put a video aside stretch by stretch and publish it at its end; return how many were written, 1 or 0."""
-        file, place = long.file, 0
-        video = LongVideo(file.path, self.models, self.how)
+        """Write a video segment by segment, visible once it is complete; return how many were written, 1 or 0."""
+        file, video = long.file, LongVideo(long.file.path, self.models, self.how)
         bar = progress.add_task(file.path.name, total=round(long.seconds))
-        try:
-            for block in ahead(video.stretches(), self.batch_size):
-                self.catalog.stage(file, place, *self._encoded(block))
-                place += len(block)
+
+        def blocks() -> Iterator[tuple[list[SpanEntry], dict[float, bytes]]]:
+            for block in ahead(video.segments(), self.batch_size):
+                yield self._encoded(block)
                 progress.update(bar, completed=min(round(block[-1].end), round(long.seconds)))
+
+        def facts() -> tuple[float, tuple[int, int]]:
             _require_unchanged(file)
-            self.catalog.publish(file, video.end, video.size)
+            return video.end, video.size
+
+        try:
+            self.catalog.write_blocks(file, blocks(), facts)
         except (MediaError, OSError) as error:
             reason = error.reason if isinstance(error, MediaError) else error.strerror or str(error)
             if isinstance(error, OSError) and not file.path.is_file():
                 reason = "it is missing"
-            self.catalog.drop_staged()
             self.catalog.write([], [(file, reason)])
             return 0
         finally:
             progress.remove_task(bar)
         return 1
 
-    def _encoded(self, block: list[Stretch]) -> tuple[list[SpanEntry], dict[float, bytes]]:
-        features = {n: self._encode(model, [each.clips[n] for each in block]) for n, model in self.models.items()}
+    def _encoded(self, block: list[SegmentClips]) -> tuple[list[SpanEntry], dict[float, bytes]]:
+        features = {
+            name: model.encode_videos(Media.cat([each.clips[name].media for each in block]))
+            for name, model in self.models.items()
+        }
         first = next(iter(self.models))
         vectors = self.models[first].video_vectors(features[first])
         spans = [
@@ -514,19 +516,6 @@ class _Run:
             for row, each in enumerate(block)
         ]
         return spans, {time: jpeg for each in block for time, jpeg in each.pictures.items()}
-
-    @staticmethod
-    def _encode(model: Scorer, clips: Sequence[Clip]) -> VideoFeatures:
-        return model.encode_videos(Media.cat([clip.media for clip in clips]))
-
-    @staticmethod
-    def _entry(read: _Read, row: int, features: dict[str, VideoFeatures], vector: Tensor) -> Entry:
-        duration = next(iter(read.clips.values())).media.duration
-        assert duration is not None
-        of_video = {name: found[row : row + 1] for name, found in features.items()}
-        times = {name: clip.times for name, clip in read.clips.items()}
-        whole = SpanEntry(0.0, float(duration[0]), vector, of_video, times)
-        return Entry(read.file, float(duration[0]), [whole], read.pictures, read.size)
 
 
 def _require_unchanged(file: VideoFile) -> None:

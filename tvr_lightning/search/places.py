@@ -100,15 +100,7 @@ def forget(catalog: Catalog) -> None:
 
 
 def choose_store(catalog: Catalog, given: str | None) -> str:
-    """Return the vector store of an index, one on another machine only where the user named it.
-
-    Args:
-        catalog: of the index.
-        given: what the command line says.
-
-    Raises:
-        SearchError: the index names an address that the user has not named.
-    """
+    """Return the vector store of an index, one on another machine only where the user named it."""
     address = given or catalog.fact("store") or "lancedb"
     if given is None and "://" in address and remembered(catalog).store != address:
         raise SearchError(

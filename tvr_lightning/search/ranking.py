@@ -1,4 +1,4 @@
-"""How stretches that were scored become an answer: one result per video, with its best moments."""
+"""How segments that were scored become an answer: one result per video, with its best moments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvr_lightning.search.results import Moment
 BEST_MOMENTS = 3
 APART = 1.0
 """Seconds by which the best moments of a video differ at least, where it has others."""
-STRETCHES_OF_AN_EXAMPLE = 16
+SEGMENTS_OF_AN_EXAMPLE = 16
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Example:
 
     Attributes:
         name: what it is called.
-        features: of its stretches, frames (n, F, D).
+        features: of its segments, frames (n, F, D).
         video: its id where it is a video of the index, which then is no result.
     """
 
@@ -33,19 +33,19 @@ class Example:
     features: VideoFeatures
     video: str | None = None
 
-    def stretches(self) -> list[Tensor]:
-        """Return the real frames (K, D) of length 1 of each of its stretches; of a long one some at equal steps."""
+    def segments(self) -> list[Tensor]:
+        """Return the real frames (K, D) of length 1 of each of its segments; of a long one some at equal steps."""
         count = len(self.features.frames)
-        places = torch.linspace(0, count - 1, min(count, STRETCHES_OF_AN_EXAMPLE)).round().long().tolist()
+        places = torch.linspace(0, count - 1, min(count, SEGMENTS_OF_AN_EXAMPLE)).round().long().tolist()
         return [unit(self.features.frames[place][self.features.frame_mask[place]]) for place in places]
 
 
 @dataclass
 class Found:
-    """A video with its stretches that were scored.
+    """A video with its segments that were scored.
 
     Attributes:
-        places: of its stretches among all that were scored, best first.
+        places: of its segments among all that were scored, best first.
         score: of the best one.
     """
 
@@ -54,7 +54,7 @@ class Found:
 
 
 def by_video(rows: Sequence[SpanRow], scores: Tensor) -> dict[str, Found]:
-    """Group stretches with scores (S,) by video, best first; equal scores keep the order that they came in."""
+    """Group segments with scores (S,) by video, best first; equal scores keep the order that they came in."""
     found: dict[str, Found] = {}
     for place in scores.sort(descending=True, stable=True).indices.tolist():
         video = rows[place].video.id
@@ -67,12 +67,9 @@ def likeness(example: Tensor, frames: Tensor) -> Tensor:
     return example @ unit(frames).T
 
 
-def likeness_to(stretches: Sequence[Tensor], frames: Tensor) -> Tensor:
-    """Return how much a stretch with frames (F, D) looks like an example: like that of its stretches (K, D) most alike.
-
-    That is the mean, over the frames of one stretch of the example, of the best cosine with one of the frames.
-    """
-    return torch.stack([likeness(stretch, frames).amax(1).mean() for stretch in stretches]).amax()
+def likeness_to(segments: Sequence[Tensor], frames: Tensor) -> Tensor:
+    """Return the likeness of a segment with frames (F, D) to the most similar segment (K, D) of an example."""
+    return torch.stack([likeness(segment, frames).amax(1).mean() for segment in segments]).amax()
 
 
 def best_of(moments: Sequence[Moment]) -> list[Moment]:
@@ -88,9 +85,9 @@ def best_of(moments: Sequence[Moment]) -> list[Moment]:
     return chosen + rest[: BEST_MOMENTS - len(chosen)]
 
 
-def strongest_of_each(stretches: Sequence[list[Moment]]) -> list[Moment]:
-    """Return the moments of a video in the order of time: all of a single stretch, the strongest of each of several."""
-    if len(stretches) == 1:
-        return stretches[0]
-    strongest = [max(moments, key=lambda moment: moment.similarity) for moments in stretches if moments]
+def strongest_of_each(segments: Sequence[list[Moment]]) -> list[Moment]:
+    """Return the moments of a video in the order of time: all of a single segment, the strongest of each of several."""
+    if len(segments) == 1:
+        return segments[0]
+    strongest = [max(moments, key=lambda moment: moment.similarity) for moments in segments if moments]
     return sorted(strongest, key=lambda moment: moment.time)

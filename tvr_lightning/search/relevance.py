@@ -155,15 +155,7 @@ class Scale:
 
 
 def best_cosines(background: Tensor, blocks: Iterable[Tensor]) -> Tensor | None:
-    """Measure an index.
-
-    Args:
-        background: (B, D) vectors of length 1 of the sentences.
-        blocks: (M, D) vectors of length 1 of the index's stretches, a part of them at a time.
-
-    Returns:
-        The best cosine (B,) of each sentence in it, None for an index without videos.
-    """
+    """Measure an index."""
     best: Tensor | None = None
     for vectors in blocks:
         here = (background @ vectors.T).amax(1)

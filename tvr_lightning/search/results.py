@@ -28,7 +28,7 @@ class Result:
 
     Attributes:
         rank: place in the answer, from 1.
-        first_rank: place of its best stretch among the candidates of the first stage, from 1.
+        first_rank: place of its best segment among the candidates of the first stage, from 1.
         id: of the video in the index.
         path: the file.
         duration: seconds.
@@ -36,13 +36,13 @@ class Result:
         cosine: of the first stage.
         bias: what the normalisation added, None without one.
         sound: how much of the score the sound brought, None where the method does not hear.
-        best: frames of the largest similarity, best first; of the best stretches, where the video has several.
-        moments: frames in the order of time: all of a video that is one stretch, else the strongest of each stretch
+        best: frames of the largest similarity, best first; of the best segments, where the video has several.
+        moments: frames in the order of time: all of a video that is one segment, else the strongest of each segment
             that was a candidate.
         captions: what the index was told of the video in words, in the order of time.
         width, height: of the video as it is shown, pixels.
         start: seconds where playing begins, the best moment.
-        relevance: how much the best stretch stands out from what unrelated queries get there, 0 to 1; None where the
+        relevance: how much the best segment stands out from what unrelated queries get there, 0 to 1; None where the
             query has no words.
     """
 
@@ -72,7 +72,7 @@ class Answer:
         query: the text, or what the example is called.
         rerank: the scorer of the second stage, or "none".
         normalize: "sinkhorn" or "none".
-        candidates: how many stretches of videos the second stage scored.
+        candidates: how many segments of videos the second stage scored.
         videos: how many there are in the index.
         results: best first.
         notes: what the user should know: a cut query, an empty index.

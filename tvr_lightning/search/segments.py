@@ -1,4 +1,4 @@
-"""Long videos cut into stretches that are found by themselves: shots, or windows of a fixed length."""
+"""Long videos cut into segments that are found by themselves: shots, or windows of a fixed length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import SegmentKind
 
 LENGTH = 20.0
-"""Seconds of a stretch, unless said otherwise."""
+"""Seconds of a segment, unless said otherwise."""
 RATE = 2.0
 """Pictures per second that are looked at in a video that is cut."""
 SHORTEST_SHOT = 2.0
@@ -95,12 +95,12 @@ F = TypeVar("F", bound=Frame)
 
 @dataclass
 class Segment(Generic[F]):
-    """A stretch of a video.
+    """A segment of a video.
 
     Attributes:
         start, end: seconds from the video's first frame.
-        frames: in the order of time, the ones in the overlap with the stretch before it included.
-        new: of the frames, how many the stretch before it did not have.
+        frames: in the order of time, the ones in the overlap with the segment before it included.
+        new: of the frames, how many the segment before it did not have.
     """
 
     start: float
@@ -110,7 +110,7 @@ class Segment(Generic[F]):
 
 
 def cut(frames: Iterable[SteadyFrame[F]], how: Segments) -> Iterator[Segment[F]]:
-    """Cut a video while it is read; no more than one stretch of it is in memory.
+    """Cut a video while it is read; no more than one segment of it is in memory.
 
     Args:
         frames: at a steady rate, in the order of time.

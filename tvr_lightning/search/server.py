@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import socket
 import sys
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from tvr_lightning._version import __version__
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.picture import PictureError
-from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.catalog import VideoRow
+from tvr_lightning.search.engine import CANDIDATES, ExampleKind, Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
-from tvr_lightning.search.examples import Examples
 from tvr_lightning.search.files import inside, resolve_roots
 from tvr_lightning.search.limits import (
     COOKIE,
+    RETRY_AFTER,
     ConcurrencyLimit,
-    OverloadedError,
-    TooLargeError,
-    TooManyError,
-    TooSlowError,
     is_local,
     save_upload,
     shows_token,
@@ -35,10 +32,9 @@ from tvr_lightning.search.limits import (
     upload_folder,
     while_wanted,
 )
-from tvr_lightning.search.local import LocalIndex
+from tvr_lightning.search.places import handed_out, remembered
 from tvr_lightning.search.ranking import Example
 from tvr_lightning.search.results import Normalize
-from tvr_lightning.search.source import ExampleKind, SearchRequest
 from tvr_lightning.search.texts import GivenUp
 
 optional("fastapi", "tvr serve")
@@ -46,27 +42,34 @@ from fastapi import FastAPI, Query, Request  # noqa: E402
 from fastapi import Path as InPath  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response  # noqa: E402
+from pydantic import BaseModel, Field  # noqa: E402
 from starlette.requests import ClientDisconnect  # noqa: E402
 
 POLICY = "default-src 'self'; media-src 'self' blob:; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 LONGEST_QUERY = 2000
 MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
-RETRY_AFTER = 5
-"""Seconds after which a client that got 503 may ask again."""
+EXAMPLES_KEPT = 256
+"""Uploaded examples whose features stay in memory."""
+PREVIEWS = 12
+"""Thumbnails of a video that are shown in turn."""
 OPEN_ROUTES = ("/health",)
 """Routes that need no token."""
-COSTLY_ROUTES = ("/search", "/search/video", "/search/picture", "/similar", "/texts")
-"""How the addresses end that compute something."""
-MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
+COSTLY_ROUTES = ("/search", "/texts")
+"""Ends of the addresses that compute something."""
+MEDIA_TYPES = {
+    ".mp4": "video/mp4",
+    ".m4v": "video/mp4",
+    ".webm": "video/webm",
+    ".mov": "video/quicktime",
+    ".mkv": "video/x-matroska",
+    ".ogv": "video/ogg",
+    ".avi": "video/x-msvideo",
+}
 UNKNOWN_TYPE = "application/octet-stream"
-MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo"}
-
-T = TypeVar("T")
 ID = "^[0-9a-f]{16}$"
 Id = Annotated[str, InPath(pattern=ID, description="ID of a video in the index")]
 Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of results")]
-Folder = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="folder inside an indexed one")]
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "the request cannot be served; `detail` gives the reason"},
     401: {"description": "the token is missing or wrong"},
@@ -74,6 +77,11 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"description": "no such video"},
     422: {"description": "a value is out of range, or the video cannot be decoded"},
     429: {"description": "too many searches at once"},
+}
+UPLOAD_REFUSALS: dict[int | str, dict[str, Any]] = {
+    408: {"description": "the upload took too long"},
+    413: {"description": "the clip is too large"},
+    503: {"description": "too many uploads are pending; retry after the time in Retry-After"},
 }
 
 
@@ -120,44 +128,38 @@ class ServerOptions:
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
 
 
-def create_app(searched: Searcher, options: ServerOptions, token: str | None = None) -> FastAPI:
-    """Make the application.
-
-    Args:
-        searched: answers the queries.
-        options: limits.
-        token: what clients must show; None for nothing.
-    """
-    source = LocalIndex(searched, options.videos)
+def create_app(searcher: Searcher, options: ServerOptions, token: str | None = None) -> FastAPI:
+    """Make the application; with a token, clients must show it."""
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
     app.state.limit = ConcurrencyLimit(options.max_pending)
-    app.state.decoding = ConcurrencyLimit(options.max_decoding + options.max_undecoded, "uploads", OverloadedError)
+    app.state.decoding = ConcurrencyLimit(options.max_decoding + options.max_undecoded, "uploads", 503)
     sweep_uploads()
+
+    def shown(path: str | Path) -> str:
+        """Return a path relative to its indexed folder; clients learn nothing else about this machine."""
+        path = Path(path)
+        root = next((root for root in searcher.catalog.roots if root in path.parents), path.parent)
+        return path.relative_to(root).as_posix()
+
     _guard(app, token, local=is_local(options.host))
     _explain(app)
-    searches = _Searches(app, options)
-    _add_search(app, source, options, searches)
-    _add_videos(app, source, searches)
-    _add_state(app, source)
+    _add_search(app, searcher, options, shown)
+    _add_videos(app, searcher, options, shown)
     _add_page(app)
     return app
 
 
-def serve(searched: Searcher, options: ServerOptions) -> None:
-    """Serve until interrupted; requests under way are finished first.
-
-    Args:
-        searched: the index.
-        options: where and how.
+def serve(searcher: Searcher, options: ServerOptions) -> None:
+    """Serve until interrupted; current requests are finished first.
 
     Raises:
-        SearchError: the port cannot be had.
+        SearchError: The port cannot be used.
     """
     uvicorn = optional("uvicorn", "tvr serve")
-    token, source = options.required_token(), LocalIndex(searched, options.videos)
-    app = create_app(searched, options, token)
+    token = options.required_token()
+    app = create_app(searcher, options, token)
     shown = f"?token={token}" if token else ""
-    kept = [str(root) for root in source.searcher.roots if not inside(root, source.handed_out)]
+    kept = [str(root) for root in searcher.catalog.roots if not inside(root, _served(searcher, options))]
     if kept:
         print(
             f"Not served: the videos in {', '.join(kept)}, which only the index names. If you want to serve them, add "
@@ -244,10 +246,6 @@ def _explain(app: FastAPI) -> None:
     """Turn errors that a client can mend into a status and a sentence; no path of this machine and no stack is told."""
     statuses: dict[type[Exception], int] = {
         UnknownVideoError: 404,
-        TooLargeError: 413,
-        TooManyError: 429,
-        TooSlowError: 408,
-        OverloadedError: 503,
         BusyError: 503,
         GivenUpError: 499,  # no client reads it
         SearchError: 400,
@@ -260,7 +258,7 @@ def _explain(app: FastAPI) -> None:
 
     async def undecodable(_: Request, error: Exception) -> Response:
         assert isinstance(error, MediaError)
-        what = "picture" if isinstance(error, PictureError) else "clip"
+        what = "image" if isinstance(error, PictureError) else "clip"
         return JSONResponse({"detail": f"the {what} {error.reason}"}, 422)
 
     async def invalid(_: Request, error: Exception) -> Response:
@@ -279,184 +277,156 @@ def _explain(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
 
 
-class _Searches:
-    """Runs what clients ask for: so much at once and no more, in threads that nothing else waits for.
+class SearchQuery(BaseModel, extra="forbid"):
+    """Parameters of a search."""
 
-    Args:
-        app: counts how many run.
-        options: how many.
-    """
-
-    def __init__(self, app: FastAPI, options: ServerOptions) -> None:
-        self.limit: ConcurrencyLimit = app.state.limit
-        self._pool = ThreadPoolExecutor(options.max_pending, "tvr-search")
-
-    async def run(self, request: Request, work: Callable[[GivenUp], T]) -> T:
-        """Run work while the client is there.
-
-        Raises:
-            TooManyError: no place is free.
-            GivenUpError: the client is gone.
-        """
-        with self.limit.enter():
-            return await while_wanted(request.receive, self._pool, work)
-
-    async def search(self, request: Request, source: LocalIndex, asked: Callable[[], SearchRequest]) -> dict[str, Any]:
-        """Run a search and return its answer in plain values."""
-        return await self.run(request, lambda _: source.search(asked()).plain())
+    query: str = Field("", max_length=LONGEST_QUERY, description="description of the videos to find")
+    like: str | None = Field(None, pattern=ID, description="ID of a video or of an uploaded example")
+    top: int = Field(10, ge=1, le=MOST_RESULTS, description="number of results")
+    rerank: str | None = Field(None, max_length=100, description="scorer of the second stage, or none")
+    candidates: int = Field(CANDIDATES, ge=1, le=MOST_CANDIDATES, description="number of candidates")
+    normalize: Normalize = "none"
+    folder: str | None = Field(None, max_length=LONGEST_QUERY, description="folder inside an indexed one")
+    threshold: float | None = Field(None, ge=0, le=1, description="minimum relevance of the results")
 
 
-def _add_search(app: FastAPI, source: LocalIndex, options: ServerOptions, searches: _Searches) -> None:
-    examples = Examples()
-    uploads = ConcurrencyLimit(options.max_pending, "uploads")  # each takes room on the disk before it is searched for
-    decoding: ConcurrencyLimit = app.state.decoding  # each takes memory and a processor
+def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, shown: Callable[[str | Path], str]) -> None:
+    examples: OrderedDict[str, Example] = OrderedDict()
+    searches = ThreadPoolExecutor(options.max_pending, "tvr-search")
     decoders = ThreadPoolExecutor(options.max_decoding, "tvr-decode")
-
-    def known(name: str) -> Example:
-        return examples.get(name) or source.example(name)
+    uploads = ConcurrencyLimit(options.max_pending, "uploads")  # each takes disk space
+    limit: ConcurrencyLimit = app.state.limit
+    decoding: ConcurrencyLimit = app.state.decoding  # each takes memory and a processor
 
     @app.get("/api/search", responses=REFUSALS)
-    async def search(
-        request: Request,
-        query: Annotated[str, Query(max_length=LONGEST_QUERY, description="description of the videos to find")] = "",
-        like: Annotated[str | None, Query(pattern=ID, description="ID of a video or an uploaded example")] = None,
-        top: Top = 10,
-        rerank: Annotated[str | None, Query(max_length=100, description="scorer of the second stage, or none")] = None,
-        candidates: Annotated[int, Query(ge=1, le=MOST_CANDIDATES)] = 256,
-        normalize: Normalize = "none",
-        folder: Folder = None,
-        threshold: Annotated[float | None, Query(ge=0, le=1, description="minimum relevance of the results")] = None,
-    ) -> dict[str, Any]:
-        """Find videos by words, by examples, or by both."""
+    async def search(request: Request, asked: Annotated[SearchQuery, Query()]) -> dict[str, Any]:
+        """Find videos by text, by an example, or by both."""
 
-        def asked() -> SearchRequest:
-            example = None if like is None else known(like)
-            return SearchRequest(query, top, rerank, candidates, normalize, folder, threshold, example)
+        def work(_: GivenUp) -> dict[str, Any]:
+            example = examples.get(asked.like or "")
+            if asked.like and example is None:
+                example = searcher.example(asked.like)
+            answer = searcher.search(**asked.model_dump(exclude={"like"}), like=example).plain()
+            for result in answer["results"]:
+                result["path"] = shown(result["path"])
+            return answer
 
-        return await searches.search(request, source, asked)
+        with limit.enter():
+            return await while_wanted(request.receive, searches, work)
 
-    @app.get("/api/videos/{video}/similar", responses=REFUSALS)
-    async def similar(
-        request: Request,
-        video: Id,
-        top: Top = 10,
-        folder: Folder = None,
-    ) -> dict[str, Any]:
-        """Find videos that look like one of the index."""
-        return await searches.search(
-            request, source, lambda: SearchRequest(top=top, folder=folder, like=source.example(video))
-        )
+    @app.get("/api/videos/{video}/texts", responses=REFUSALS)
+    async def texts(request: Request, video: Id, top: Top = 10) -> list[dict[str, Any]]:
+        """Return the queries of the index's bank, or without one the captions, that fit a video, best first."""
+        with limit.enter():
+            found = await while_wanted(
+                request.receive, searches, lambda given_up: searcher.describe(video, top, given_up=given_up)
+            )
+        return [{"text": text, "score": score} for text, score in found]
 
-    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    body = {"required": True, "content": content}
-    too_large: dict[int | str, dict[str, Any]] = {
-        408: {"description": "the upload took too long"},
-        413: {"description": "the clip is too large"},
-        503: {"description": "too many uploads are pending; retry after the time in Retry-After"},
-    }
+    body = {"required": True, "content": {UNKNOWN_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 
-    async def read_upload(request: Request, kind: ExampleKind, name: str) -> Example:
-        """Take the body in and make an example of it; nothing stays on the disk."""
-        decoding.require_place()  # before the body comes for nothing
-        with upload_folder() as folder:
-            clip = folder / "example"
-            with uploads.enter():
-                promised = request.headers.get("content-length")
-                await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
-            with decoding.enter():
-                read = functools.partial(source.read, clip, kind, name)
-                return await while_wanted(request.receive, decoders, lambda _: read())
-
-    @app.post("/api/examples", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
-    async def keep_example(
+    @app.post("/api/examples", responses=REFUSALS | UPLOAD_REFUSALS, openapi_extra={"requestBody": body})
+    async def upload(
         request: Request,
         kind: Annotated[ExampleKind, Query(description="type of the body")] = "clip",
         name: Annotated[str, Query(max_length=200, description="name of the upload")] = "",
     ) -> dict[str, str]:
-        """Take a clip or a picture as an example for searches to come, until others have taken its place."""
-        example = await read_upload(request, kind, name or f"example {kind}")
-        return {"id": examples.keep(example), "name": example.name}
-
-    @app.post("/api/search/video", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
-    async def by_clip(
-        request: Request,
-        top: Top = 10,
-        folder: Folder = None,
-    ) -> dict[str, Any]:
-        """Find videos that look like the clip in the body."""
-        example = await read_upload(request, "clip", "example clip")
-        return await searches.search(request, source, lambda: SearchRequest(top=top, folder=folder, like=example))
-
-    @app.post("/api/search/picture", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
-    async def by_picture(
-        request: Request,
-        top: Top = 10,
-        folder: Folder = None,
-    ) -> dict[str, Any]:
-        """Find videos that look like the picture in the body."""
-        example = await read_upload(request, "picture", "example picture")
-        return await searches.search(request, source, lambda: SearchRequest(top=top, folder=folder, like=example))
+        """Keep the clip or image in the body as an example for later searches, until newer ones replace it."""
+        decoding.require_place()  # before the body is received
+        with upload_folder() as folder:
+            path = folder / "example"
+            with uploads.enter():
+                promised = request.headers.get("content-length")
+                await save_upload(request.stream(), path, promised, options.most_upload, options.upload_seconds)
+            with decoding.enter():
+                example = await while_wanted(
+                    request.receive, decoders, lambda _: searcher.read_example(path, kind, name or f"example {kind}")
+                )
+        key = secrets.token_hex(8)
+        examples[key] = example
+        while len(examples) > EXAMPLES_KEPT:
+            examples.popitem(last=False)
+        return {"id": key, "name": example.name}
 
 
-def _add_videos(app: FastAPI, source: LocalIndex, searches: _Searches) -> None:
+def _add_videos(app: FastAPI, searcher: Searcher, options: ServerOptions, shown: Callable[[str | Path], str]) -> None:
+    catalog = searcher.catalog
+
+    def facts(row: VideoRow) -> dict[str, Any]:
+        return {
+            "id": row.id,
+            "path": shown(row.path),
+            "duration": row.duration,
+            "width": row.width,
+            "height": row.height,
+        }
+
     @app.get("/api/videos", responses=REFUSALS)
     def library(
         top: Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of videos")] = 24,
         after: Annotated[int, Query(ge=0, le=10**9, description="number of videos to skip")] = 0,
-        folder: Folder = None,
+        folder: Annotated[
+            str | None, Query(max_length=LONGEST_QUERY, description="folder inside an indexed one")
+        ] = None,
     ) -> dict[str, Any]:
-        """List videos, the latest first."""
-        return source.library(folder, top, after)
+        """List videos, the newest first."""
+        rows, count = catalog.listed(folder, top, after)
+        return {"videos": [facts(row) for row in rows], "count": count}
 
     @app.get("/api/videos/{video}/about", responses=REFUSALS)
     def about(video: Id) -> dict[str, Any]:
-        """Say what is known of one video, and which of its moments have pictures."""
-        return source.about(video)
+        """Return a video's facts, its captions, and the times of its thumbnails."""
+        row = facts(catalog.video(video))
+        return {**row, "captions": catalog.captions_of(video), "pictures": catalog.picture_times(video, PREVIEWS)}
 
     @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
     def file(video: Id) -> Response:
-        """Return the video itself, or the range of bytes that is asked for."""
-        found = source.file(video)
+        """Return the video itself, or a range of its bytes."""
+        found = handed_out(searcher.file_of(video), _served(searcher, options))
         return FileResponse(found, media_type=MEDIA_TYPES.get(found.suffix.lower(), UNKNOWN_TYPE))
 
     @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
     def picture(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
         """Return the indexed frame nearest to a time as JPEG."""
-        return Response(source.picture(video, time), media_type="image/jpeg")
+        return Response(catalog.picture(video, time), media_type="image/jpeg")
 
-    @app.get("/api/videos/{video}/texts", responses=REFUSALS)
-    async def texts(request: Request, video: Id, top: Top = 10) -> list[dict[str, Any]]:
-        """Return the queries of the index's bank, or without one the captions, that fit a video, best first."""
-        return await searches.run(request, lambda given_up: source.texts(video, top, given_up))
-
-
-def _add_state(app: FastAPI, source: LocalIndex) -> None:
     @app.get("/api/index")
     def index() -> dict[str, Any]:
-        """Say what is indexed and which scorers there are."""
-        return source.state()
+        """Return the number of videos, the scorers, the folders, and queries to try."""
+        return {
+            "videos": catalog.count(),
+            "scorers": list(searcher.scorers),
+            "normalize": ["none", "sinkhorn"] if catalog.fact("bank") else ["none"],
+            "folders": searcher.folders(),
+            "examples": searcher.example_queries(),
+            "skipped": len(catalog.skipped()),
+            "store": searcher.store.partition("://")[0],
+        }
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        """Say that requests are answered."""
-        source.ready()
+        """Confirm that the index can be read."""
+        catalog.fact("version")
         return {"status": "ok"}
 
 
 def _add_page(app: FastAPI) -> None:
-    files = {
-        "/": ("index.html", "text/html"),
-        "/app.js": ("app.js", "text/javascript"),
-        "/player.js": ("player.js", "text/javascript"),
-        "/app.css": ("app.css", "text/css"),
+    kinds = {
+        "index.html": "text/html",
+        "app.js": "text/javascript",
+        "player.js": "text/javascript",
+        "app.css": "text/css",
     }
-    for address, (name, kind) in files.items():
+    for name, kind in kinds.items():
         content = (resources.files("tvr_lightning.search") / "page" / name).read_text(encoding="utf-8")
+        address = "/" if name == "index.html" else f"/{name}"
         app.add_api_route(address, _page(content, kind), include_in_schema=False)
 
 
 def _page(content: str, kind: str) -> Callable[[], Response]:
-    def page() -> Response:
-        return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
+    return lambda: Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
-    return page
+
+def _served(searcher: Searcher, options: ServerOptions) -> list[Path]:
+    """Return the files and folders whose videos may be served; what the index itself names does not count."""
+    return resolve_roots(options.videos) if options.videos else remembered(searcher.catalog).roots

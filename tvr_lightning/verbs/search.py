@@ -13,7 +13,6 @@ from tvr_lightning.places import File, Folder, NewFolder, Place
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count, Range, Share
 from tvr_lightning.search.errors import SearchError
-from tvr_lightning.search.question import Question
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
 
 CAPTIONS_SHOWN = 2
@@ -150,13 +149,17 @@ def run_search(
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
         device: device for the methods; a GPU by default if available.
     """
-    question = Question(" ".join(query), video, top, rerank, candidates, normalize, folder, min_relevance, image)
+    text, example = " ".join(query), video or image
+    if video and image:
+        raise SearchError("Use one example, either --video or --image.")
+    if example and not text and (rerank is not None or normalize != "none" or min_relevance is not None):
+        raise SearchError("Examples are compared frame by frame. Drop --rerank, --normalize, and --min_relevance.")
     with shown("search: opening the index; tvr serve keeps it open"):
         from tvr_lightning.search.engine import Searcher
-        from tvr_lightning.search.local import LocalIndex
 
         with Searcher(index, _device(device), store, trust or ()) as searcher:
-            answer = question.ask(LocalIndex(searcher, public=False))
+            like = searcher.read_example(example, "image" if image else "clip") if example else None
+            answer = searcher.search(text, top, rerank, candidates, normalize, folder, min_relevance, like)
     show(answer, as_json=json)
     return 0
 

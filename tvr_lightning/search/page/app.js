@@ -177,7 +177,7 @@ async function askFile(files) {
   say("Sending …");
   try {
     const body = await file.arrayBuffer().catch(() => { throw new Error(`${file.name}: this browser cannot read the file`); });
-    const kind = file.type.startsWith("image/") ? "picture" : "clip";
+    const kind = file.type.startsWith("image/") ? "image" : "clip";
     const values = new URLSearchParams({ kind, name: (file.name || kind).slice(0, 200) });
     const headers = { "Content-Type": file.type || "video/mp4" };
     const kept = await fetchJson(`/api/examples?${values}`, { method: "POST", body, headers });
