@@ -16,7 +16,7 @@ from tvr_lightning.search import Searcher, SearchError, catalog, index
 from tvr_lightning.search.indexing import ahead
 from tvr_lightning.search.long_video import LongVideo
 from tvr_lightning.search.scorer import Scorer
-from tvr_lightning.search.segments import RATE, Frame, Looked, Segments, cut
+from tvr_lightning.search.segments import RATE, ChangeFrame, Frame, Segments, cut
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 SECONDS = 6.0
@@ -43,7 +43,7 @@ def scenes(tmp_path_factory) -> Path:
 def seen(*colours):
     """Frames at the steady rate, one colour each."""
     for number, colour in enumerate(colours):
-        looked = Looked(Image.new("RGB", (64, 64), COLOURS[colour]))
+        looked = ChangeFrame(Image.new("RGB", (64, 64), COLOURS[colour]))
         yield SteadyFrame(number / RATE, Frame(looked, [], None))
 
 

@@ -43,7 +43,7 @@ class VideoFile:
 
 
 @dataclass
-class Found:
+class FolderScan:
     """What a walk over the roots gave.
 
     Attributes:
@@ -77,7 +77,7 @@ def resolve_roots(paths: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(Path(os.path.realpath(path)) for path in paths))
 
 
-def find_videos(roots: Sequence[Path]) -> Found:
+def find_videos(roots: Sequence[Path]) -> FolderScan:
     """Walk over the roots and list the videos; what cannot be read is named and left out.
 
     Links to files are followed where they stay inside the roots; linked folders are not entered.
@@ -85,7 +85,7 @@ def find_videos(roots: Sequence[Path]) -> Found:
     Args:
         roots: files and folders, resolved.
     """
-    found = Found()
+    found = FolderScan()
     files: dict[Path, VideoFile] = {}
 
     def cannot_read(error: OSError) -> None:

@@ -29,9 +29,9 @@ from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import FILE, Catalog, Entry, SpanEntry
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError
-from tvr_lightning.search.files import Found, VideoFile, find_videos, resolve_roots
+from tvr_lightning.search.files import FolderScan, VideoFile, find_videos, resolve_roots
 from tvr_lightning.search.long_video import LongVideo, SegmentClips
-from tvr_lightning.search.pictures import Keeping
+from tvr_lightning.search.pictures import FramePreparer
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
 from tvr_lightning.search.relevance import BACKGROUND, Scale, best_cosines
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
@@ -410,7 +410,7 @@ class _Run:
             facts = {"of": state, **dataclasses.asdict(Scale.of(best))}
             self.catalog.set_fact("relevance", facts)
 
-    def _gone(self, roots: Sequence[Path], found: Found, indexed: set[str], prune: bool) -> list[str]:
+    def _gone(self, roots: Sequence[Path], found: FolderScan, indexed: set[str], prune: bool) -> list[str]:
         """List the videos to remove; a folder that contains none of its videos is a problem and removes nothing."""
 
         def below(path: Path, folders: Sequence[Path]) -> bool:
@@ -447,7 +447,7 @@ class _Run:
             if self.how.kind != "none" and (seconds := probe(file.path).duration) > self.how.length:
                 return _Long(file, seconds)
             first = next(iter(self.models.values()))
-            keeping = Keeping(first.preparation)
+            keeping = FramePreparer(first.preparation)
             for model in self.models.values():
                 if model.reading not in clips:
                     clips[model.reading] = model.read(file.path, keeping if model is first else None)

@@ -17,7 +17,7 @@ from tvr_lightning.media.steady import SteadyFrame, steady_frames
 from tvr_lightning.media.video import DecodedClip
 from tvr_lightning.search.pictures import thumbnail
 from tvr_lightning.search.scorer import Clip, Scorer
-from tvr_lightning.search.segments import RATE, Frame, Looked, Segment, Segments, cut
+from tvr_lightning.search.segments import RATE, ChangeFrame, Frame, Segment, Segments, cut
 
 PICTURE_EVERY = 4
 """Of the frames that are looked at, every which is kept as a small picture."""
@@ -70,7 +70,7 @@ class LongVideo:
         self.size = picture.size
         jpeg = thumbnail(picture) if self._seen % PICTURE_EVERY == 0 else None
         self._seen += 1
-        return Frame(Looked(picture), [way(picture) for way in self.ways], jpeg)
+        return Frame(ChangeFrame(picture), [way(picture) for way in self.ways], jpeg)
 
     def _read(self, segment: Segment[Frame]) -> SegmentClips:
         read: dict[tuple[object, ...], Clip] = {}

@@ -41,7 +41,7 @@ class Example:
 
 
 @dataclass
-class Found:
+class VideoMatch:
     """A video with its segments that were scored.
 
     Attributes:
@@ -53,12 +53,12 @@ class Found:
     score: float
 
 
-def by_video(rows: Sequence[SpanRow], scores: Tensor) -> dict[str, Found]:
+def by_video(rows: Sequence[SpanRow], scores: Tensor) -> dict[str, VideoMatch]:
     """Group segments with scores (S,) by video, best first; equal scores keep the order that they came in."""
-    found: dict[str, Found] = {}
+    found: dict[str, VideoMatch] = {}
     for place in scores.sort(descending=True, stable=True).indices.tolist():
         video = rows[place].video.id
-        found.setdefault(video, Found([], float(scores[place]))).places.append(place)
+        found.setdefault(video, VideoMatch([], float(scores[place]))).places.append(place)
     return found
 
 

@@ -57,7 +57,7 @@ class Segments:
             raise SearchError("segments: none does not cut videos. Drop segment_length and segment_overlap.")
 
 
-class Looked:
+class ChangeFrame:
     """A picture as changes are measured in it.
 
     Args:
@@ -68,7 +68,7 @@ class Looked:
         small = picture.resize((_LOOK, _LOOK), Image.Resampling.BOX).convert("HSV")
         self.values: NDArray[np.int16] = np.asarray(small, dtype=np.int16)
 
-    def change(self, other: Looked) -> float:
+    def change(self, other: ChangeFrame) -> float:
         """Return the mean difference of hue, saturation and brightness, 0 to 255; hues lie on a circle."""
         difference = np.abs(self.values - other.values)
         difference[..., 0] = np.minimum(difference[..., 0], 256 - difference[..., 0])
@@ -85,7 +85,7 @@ class Frame:
         jpeg: what is shown of it; None for pictures that are not kept.
     """
 
-    looked: Looked
+    looked: ChangeFrame
     squares: list[Pixels]
     jpeg: bytes | None
 
