@@ -1,4 +1,4 @@
-"""The two-stage search over an index: candidates by vectors, ranked anew by a method's score (GARE, appendix I)."""
+"""Two-stage search in an index: candidates by their vectors, reranked by a method's score (GARE, appendix I)."""
 
 from __future__ import annotations
 
@@ -48,23 +48,22 @@ VIDEOS_IN_MEMORY = 4096
 CANDIDATES = 256
 EXAMPLE_QUERIES = 6
 EXAMPLE_BLOCK = 16
-"""Segments of an example that are encoded at once."""
+"""Number of segments of an example per pass through the encoder."""
 MOST_KEYS = 20_000
 """Maximum number of segments of a folder that are passed to the vector store; with more, its results are filtered."""
 
 
 class Searcher:
-    """Answers queries from an index; several threads may ask at once, and an indexing run may write meanwhile.
+    """An index that is open for searching. Several threads can search while another process updates the index.
 
     Args:
-        path: folder of the index.
-        device: where the methods run.
-        store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
-        trust: modules whose classes its checkpoints may name besides this package's; they are imported.
+        path: Folder of the index.
+        device: Device for the methods.
+        store: Address of the vectors, required if they are on another machine and another user made the index.
+        trust: Modules whose classes the checkpoints may also name. Their code is run.
 
     Raises:
-        SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
-            has not named.
+        SearchError: There is no index, its weights have changed, or `store` is missing.
     """
 
     def __init__(
@@ -98,11 +97,11 @@ class Searcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of the index's files."""
+        """Close the files of the index."""
         self.close()
 
     def close(self) -> None:
-        """Let go of the index's files."""
+        """Close the files of the index."""
         self.vectors.close()
         self.catalog.close()
 
@@ -128,17 +127,16 @@ class Searcher:
 
         Args:
             query: Description of the videos to find. May be empty if there is an example.
-            top: how many results.
-            rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
-            candidates: k, how many segments of videos the second stage scores, at least `top`.
-            normalize: "sinkhorn" adds to each segment's score a bias that keeps hubs from crowding the results (NCL).
+            top: Number of results.
+            rerank: Scorer of the second stage. "none" keeps the order of the first stage; None is the first scorer.
+            candidates: Number of segments that the second stage scores, at least `top`.
+            normalize: "sinkhorn" adds a bias to each segment's score, so that hubs do not dominate the results (NCL).
             folder: Folder whose videos may be found, relative to an indexed one.
-            threshold: relevance that results have at least, 0 to 1; None keeps all and says where none reaches
-                `relevance.THRESHOLD`.
+            threshold: Minimum relevance of results, 0 to 1. None keeps all results.
             like: Example that results resemble.
 
         Raises:
-            SearchError: neither words nor an example, or an option that the index cannot serve.
+            SearchError: There is neither text nor an example, or the index does not support an option.
         """
         if threshold is not None and not 0 <= threshold <= 1:
             raise SearchError(f"threshold is {threshold:g}; it must be between 0 and 1")

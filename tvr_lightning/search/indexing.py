@@ -1,4 +1,4 @@
-"""`index`: videos become searchable; only new, changed and deleted files cost anything, and a kill costs one batch."""
+"""Indexing of videos. Only new, changed, and deleted files are processed; if it is killed, one batch is lost."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ large index, since comparing the two costs as much as the index has videos."""
 
 @dataclass
 class IndexReport:
-    """What a run did.
+    """Report of an indexing run.
 
     Attributes:
-        added: videos newly written, changed ones included. kept: videos that were there as they are.
-        removed: videos that are no longer there.
-        skipped: "path: reason" of the videos that could not be read, this time or before.
+        added: Number of new and changed videos. kept: Number of unchanged videos.
+        removed: Number of videos removed from the index.
+        skipped: "path: reason" of all unreadable videos.
         problems: "path: reason" of folders without permission and links that lead out.
-        total: videos in the index.
-        captioned: how many of them have captions.
+        total: Number of videos in the index.
+        captioned: Number of videos with captions.
     """
 
     added: int = 0
@@ -96,31 +96,30 @@ def index(
     """Index videos, or bring an index up to date.
 
     Args:
-        videos: files and folders; none walks again over those that the index has.
-        out: folder of the index.
-        scorers: methods, the first of which also gives the vectors of the first stage; none takes those of the index.
-        store: where vectors are looked up (`vectors.STORES`); None takes that of the index, for a new one LanceDB.
-        bank: queries that stand for those of users, for the normalisation of scores; None keeps the index's.
-        batch_size: videos per pass through an encoder, and what a kill costs at most.
-        workers: threads that decode.
-        device: where the encoders run.
-        progress: whether a progress bar is shown.
-        captions: parquet, CSV or JSON lines that say in words what videos show (`data.recover_captions`); None keeps
-            the index's.
-        captioner: vision-language model that describes the videos instead, a hub name or a folder.
-        trust: modules whose classes the checkpoints may name besides this package's; they are imported.
-        segments: how long videos are cut; None takes what the index has, a new one `Segments()`.
-        prune: Permission to remove videos that are gone, even if they are more than 5 % of the index.
+        videos: Files and folders; by default those of the index.
+        out: Folder of the index.
+        scorers: Methods, by default those of the index. The vectors of the first one find the candidates.
+        store: Vector store (`vectors.STORES`), by default that of the index, for a new one LanceDB.
+        bank: Sample queries for the normalization of scores. None keeps those of the index.
+        batch_size: Number of videos per pass through an encoder.
+        workers: Number of threads that decode.
+        device: Device for the encoders.
+        progress: Whether to show a progress bar.
+        captions: File with captions (`data.recover_captions`). None keeps those of the index.
+        captioner: Vision-language model that describes the videos instead, a hub name or a folder.
+        trust: Modules whose classes the checkpoints may also name. Their code is run.
+        segments: Rule for cutting long videos, by default that of the index.
+        prune: Permission to remove videos that are missing, even if they are more than 5 % of the index.
 
     Returns:
-        What was done; unreadable videos are listed there, and the others go on.
+        Numbers of videos, and the unreadable videos with reasons.
 
     Raises:
-        SearchError: nothing to index, other weights than the index was made with, an option out of range, or a disk
-            that is full; what was indexed stays.
-        RefusedError: `out` contains files that are not part of an index, or many videos are gone and `prune` is off.
-        BusyError: another process writes the index.
-        MissingAssetError: the captions file or the captioner's weights are absent.
+        SearchError: There is nothing to index, weights or options differ from those of the index, an option is out of
+            range, or the disk is full. Indexed videos are kept.
+        RefusedError: `out` contains files that are not part of an index, or many videos are missing without `prune`.
+        BusyError: Another process is writing the index.
+        MissingAssetError: The captions file or the captioner's weights are missing.
     """
     folder = Path(out)
     _require_own(folder)

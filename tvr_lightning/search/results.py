@@ -1,4 +1,4 @@
-"""What a search answers."""
+"""Answers of a search."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ class Result:
     """One video that was found.
 
     Attributes:
-        rank: place in the answer, from 1.
-        first_rank: place of its best segment among the candidates of the first stage, from 1.
-        id: of the video in the index.
-        path: the file.
-        duration: seconds.
-        score: what it is ranked by, the bias included.
-        cosine: of the first stage.
-        bias: what the normalisation added, None without one.
-        sound: how much of the score the sound brought, None where the method does not hear.
-        best: frames of the largest similarity, best first; of the best segments, where the video has several.
-        moments: frames in the order of time: all of a video that is one segment, else the strongest of each segment
-            that was a candidate.
-        captions: what the index was told of the video in words, in the order of time.
-        width, height: of the video as it is shown, pixels.
-        start: seconds where playing begins, the best moment.
-        relevance: how much the best segment stands out from what unrelated queries get there, 0 to 1; None where the
-            query has no words.
+        rank: Rank in the answer, from 1.
+        first_rank: Rank of the best segment among the candidates of the first stage, from 1.
+        id: ID of the video in the index.
+        path: Path of the file.
+        duration: Duration in seconds.
+        score: Score that determines the rank, including the bias.
+        cosine: Cosine of the first stage.
+        bias: Bias added by the normalization. None without normalization.
+        sound: Share of audio in the score. None if the method does not use audio.
+        best: Frames with the largest similarity, best first.
+        moments: Frames in the order of time: all frames of a video with one segment, otherwise the most similar frame
+            of each candidate segment.
+        captions: Captions in the order of time.
+        width, height: Size of the displayed video in pixels.
+        start: Time of the best moment in seconds.
+        relevance: Share of unrelated queries whose best match would be weaker, 0 to 1. None without text.
     """
 
     rank: int
@@ -66,19 +65,19 @@ class Result:
 
 @dataclass
 class Answer:
-    """What a query gets.
+    """Result of a search query.
 
     Attributes:
-        query: the text, or what the example is called.
-        rerank: the scorer of the second stage, or "none".
+        query: The text and the name of the example.
+        rerank: Scorer of the second stage, "none", or "frames" for an example.
         normalize: "sinkhorn" or "none".
-        candidates: how many segments of videos the second stage scored.
-        videos: how many there are in the index.
-        results: best first.
-        notes: what the user should know: a cut query, an empty index.
-        weak: whether nothing matches well: not even the first result is as relevant as the threshold asks.
-        threshold: relevance that a good match has at least; None where the query has no words.
-        nearest: largest cosine of the first stage; None where nothing may be found.
+        candidates: Number of segments that the second stage scored.
+        videos: Number of videos in the index.
+        results: Results, best first.
+        notes: Sentences for the user, for example about a query that was cut.
+        weak: Whether no result reaches the threshold.
+        threshold: Minimum relevance of a good match. None without text.
+        nearest: Largest cosine of the first stage. None without candidates.
     """
 
     query: str

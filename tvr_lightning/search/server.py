@@ -87,21 +87,21 @@ UPLOAD_REFUSALS: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How an index is served.
+    """Options of a server.
 
     Attributes:
-        host: address to bind to.
-        port: to listen on.
-        token: what clients must show; None asks TVR_SEARCH_TOKEN, and beyond this machine draws one.
-        most_upload: bytes of an example clip.
-        max_pending: searches and texts that may run and wait at once, and uploads that may be under way.
-        upload_seconds: how long an upload may take.
-        videos: files and folders whose videos may be handed out; none for those that this user indexed here.
-        max_decoding: uploads that are decoded and encoded at once.
-        max_undecoded: uploads that may wait for it; more are refused.
+        host: Address to bind to.
+        port: Port to listen on.
+        token: Token that clients send, TVR_SEARCH_TOKEN by default; generated if other machines can connect.
+        most_upload: Maximum size of an upload in bytes.
+        max_pending: Maximum number of running and pending searches, and of uploads in progress.
+        upload_seconds: Maximum duration of an upload in seconds.
+        videos: Files and folders whose videos may be served, by default those that this user indexed here.
+        max_decoding: Maximum number of uploads that are decoded at the same time.
+        max_undecoded: Maximum number of uploads that wait for decoding.
 
     Raises:
-        SearchError: a number out of range, or videos that are not there.
+        SearchError: A number is out of range, or `videos` do not exist.
     """
 
     host: str = "127.0.0.1"
@@ -123,7 +123,7 @@ class ServerOptions:
             resolve_roots(self.videos)
 
     def required_token(self) -> str | None:
-        """Return what clients must show; None where anyone on this machine may ask."""
+        """Return the token that clients must send; None if only this machine can connect."""
         token = self.token or os.environ.get("TVR_SEARCH_TOKEN")
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
 
@@ -243,7 +243,7 @@ def _foreign(request: Request) -> bool:
 
 
 def _explain(app: FastAPI) -> None:
-    """Turn errors that a client can mend into a status and a sentence; no path of this machine and no stack is told."""
+    """Return errors as a status and one sentence, without server paths and stack traces."""
     statuses: dict[type[Exception], int] = {
         UnknownVideoError: 404,
         BusyError: 503,
@@ -251,7 +251,7 @@ def _explain(app: FastAPI) -> None:
         SearchError: 400,
     }
 
-    async def mendable(_: Request, error: Exception) -> Response:
+    async def refused(_: Request, error: Exception) -> Response:
         status = next(s for kind, s in statuses.items() if isinstance(error, kind))
         headers = {"Retry-After": str(RETRY_AFTER)} if status == 503 else None
         return JSONResponse({"detail": str(error)}, status, headers)
@@ -267,7 +267,7 @@ def _explain(app: FastAPI) -> None:
         return JSONResponse({"detail": "; ".join(found)}, 422)
 
     for kind in statuses:
-        app.add_exception_handler(kind, mendable)
+        app.add_exception_handler(kind, refused)
 
     async def gone(_: Request, error: Exception) -> Response:
         return JSONResponse({"detail": "the upload was interrupted"}, 400)
