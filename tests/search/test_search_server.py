@@ -86,6 +86,7 @@ def test_an_uploaded_clip_finds_itself(client, gallery, searcher):
         ("/api/search", {"like": ["0123456789abcdef"] * 2}, 400, "like is given more than once"),
         ("/api/search", {"query": "a", "threshold": 2}, 422, "threshold"),
         ("/api/videos", {"top": 0}, 422, "top"),
+        ("/api/videos", {"shortest": 5}, 422, "shortest"),
         ("/api/videos/0123456789abcdef/about", {}, 404, "no video"),
         ("/api/search", {"query": "a", "top": 0}, 422, "top"),
         ("/api/search", {"query": "a", "top": 10**9}, 422, "top"),

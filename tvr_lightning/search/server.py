@@ -290,6 +290,14 @@ class SearchQuery(BaseModel, extra="forbid"):
     threshold: float | None = Field(None, ge=0, le=1, description="minimum relevance of the results")
 
 
+class LibraryQuery(BaseModel, extra="forbid"):
+    """Parameters of the list of videos."""
+
+    folder: str | None = Field(None, max_length=LONGEST_QUERY, description="folder inside an indexed one")
+    top: int = Field(24, ge=1, le=MOST_RESULTS, description="number of videos")
+    after: int = Field(0, ge=0, le=10**9, description="number of videos to skip")
+
+
 def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, shown: Callable[[str | Path], str]) -> None:
     examples: OrderedDict[str, Example] = OrderedDict()
     searches = ThreadPoolExecutor(options.max_pending, "tvr-search")
@@ -362,15 +370,9 @@ def _add_videos(app: FastAPI, searcher: Searcher, options: ServerOptions, shown:
         }
 
     @app.get("/api/videos", responses=REFUSALS)
-    def library(
-        top: Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of videos")] = 24,
-        after: Annotated[int, Query(ge=0, le=10**9, description="number of videos to skip")] = 0,
-        folder: Annotated[
-            str | None, Query(max_length=LONGEST_QUERY, description="folder inside an indexed one")
-        ] = None,
-    ) -> dict[str, Any]:
+    def library(asked: Annotated[LibraryQuery, Query()]) -> dict[str, Any]:
         """List videos, the newest first."""
-        rows, count = catalog.listed(folder, top, after)
+        rows, count = catalog.listed(asked.folder, asked.top, asked.after)
         return {"videos": [facts(row) for row in rows], "count": count}
 
     @app.get("/api/videos/{video}/about", responses=REFUSALS)
