@@ -45,7 +45,7 @@ from tvr_lightning.search import ScorerSource, index
 from tvr_lightning.search.segments import Segments
 video, out, checkpoint, kind, length = sys.argv[1:]
 began = time.process_time()
-index([video], out, [ScorerSource(checkpoint)], "exact", progress=False, segments=Segments(kind, float(length)))
+index([video], out, [ScorerSource(checkpoint)], progress=False, segments=Segments(kind, float(length)))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time() - began)
 """
 

@@ -71,7 +71,7 @@ def main() -> None:
     assert (len(fitting), len(absent)) == (EACH, EACH)
     assert not set(absent) & set(BACKGROUND)
     videos = [folder / "videos" / f"{video}.mp4" for video in shown]
-    index(videos, arguments.work / "index", [ScorerSource(arguments.ckpt)], "exact", progress=False)
+    index(videos, arguments.work / "index", [ScorerSource(arguments.ckpt)], progress=False)
     with Searcher(arguments.work / "index") as searcher:
 
         def ask(queries: list[str]) -> list[float]:

@@ -24,14 +24,13 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.gare import GARE, GAREOptions
 from tvr_lightning.pairwise.two_stage import nearest, score_candidates
-from tvr_lightning.search.vectors import VectorStore
-from tvr_lightning.search.vectors_lancedb import LanceStore
+from tvr_lightning.search.vectors import LanceStore, VectorStore
 
 WIDTH, FRAMES, TOP = 512, 12, 10
 
 
 class InMemory(VectorStore):
-    """All cosines, as `ExactStore` computes them, without a catalog."""
+    """All cosines, computed with torch."""
 
     def keys(self):
         return set(range(len(self.vectors)))

@@ -85,10 +85,9 @@ def load(port, clients, seconds):
     return took, statuses
 
 
-def start(index, port, *others):
-    """Start `tvr serve` of an index, or of several, and wait until it answers."""
-    indexes = [option for each in (index, *others) for option in ("--index", str(each))]
-    command = [sys.executable, "-m", "tvr_lightning.cli", "serve", *indexes, "--port", str(port)]
+def start(index, port):
+    """Start `tvr serve` of an index and wait until it answers."""
+    command = [sys.executable, "-m", "tvr_lightning.cli", "serve", "--index", str(index), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     while not answers(port):
         if server.poll() is not None:
@@ -99,12 +98,12 @@ def start(index, port, *others):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--index", required=True, action="append", help="several by repeating it, asked as one")
+    parser.add_argument("--index", required=True)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--port", type=int, default=8397)
     options = parser.parse_args()
-    server = start(options.index[0], options.port, *options.index[1:])
+    server = start(options.index, options.port)
     try:
         load(options.port, options.clients, options.seconds / 2)  # caches fill before memory is compared
         before = resident(server.pid)

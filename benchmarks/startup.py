@@ -3,8 +3,7 @@
     python benchmarks/startup.py [--before COMMIT] > benchmarks/results/startup.md
 
 Everything is processor time, the median of several starts, taken in turn within one run, so that whatever else the
-machine does meets all of them. `search` finds one of a few synthetic videos by a tiny model; `search, served` asks a
-`tvr serve` of the same index that runs meanwhile, whose own time does not count.
+machine does meets all of them. `search` finds one of a few synthetic videos by a tiny model.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -74,30 +71,11 @@ def imported(arguments: list[str], checkout: Path) -> str:
     whole = sum(own.values())
     parts = ", ".join(f"{name} {100 * time_ / whole:.0f} %" for name, time_ in own.most_common(12))
     return (
-        f"A search without a server opens the index with its method, a LightningModule on an open_clip encoder. Its "
+        f"A search opens the index with its method, a LightningModule on an open_clip encoder. Its "
         f"imports (`python -X importtime`): {parts}. Lightning brings torchmetrics, and this scipy, matplotlib, "
         "transformers and torchvision; LanceDB its client of namespaces; open_clip timm: none of them can be left out "
-        "from here. A running `tvr serve` has all of it loaded."
+        "from here. `tvr serve` loads it once."
     )
-
-
-@contextmanager
-def served(index: Path, checkout: Path, log: Path):
-    """Serve an index while the context lasts."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    with log.open("w") as said:
-        server = subprocess.Popen(
-            [sys.executable, *TVR, "serve", "--index", str(index), "--port", "0"], env=environment, stdout=said
-        )
-    try:
-        while "Open http" not in log.read_text():
-            if server.poll() is not None:
-                raise SystemExit("the server ended; is the extra `search` installed?")
-            time.sleep(0.2)
-        yield
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def make_index(folder: Path) -> Path:
@@ -152,15 +130,12 @@ def page(folder: Path, options: argparse.Namespace) -> None:
     starts = {(name, "now"): (words, now) for name, words in {**ALONE, **BOTH, "tvr search": search}.items()}
     if options.before:  # which may read no index of today
         starts |= {(name, "before"): (words, before) for name, words in BOTH.items()}
-    taken: dict[tuple[str, str], list[float]] = {start: [] for start in [*starts, ("tvr search, served", "now")]}
+    taken: dict[tuple[str, str], list[float]] = {start: [] for start in starts}
     for _ in range(options.repeats):
         for start, (words, checkout) in starts.items():
             taken[start].append(seconds(words, checkout))
             if taken[start][-1] < SHORT:
                 taken[start] += [seconds(words, checkout) for _ in range(4)]
-    with served(index, now, folder / "serve.log"):
-        for _ in range(5 * options.repeats):
-            taken["tvr search, served", "now"].append(seconds(search, now))
     median = {start: statistics.median(values) for start, values in taken.items()}
     nothing, torch, lightning = (median[name, "now"] for name in ALONE)
     compared = f"before: {described(options.before)}, " if options.before else ""
@@ -175,7 +150,7 @@ def page(folder: Path, options: argparse.Namespace) -> None:
     columns = ["start", *(["before"] if options.before else []), "now"]
     print(f"| {' | '.join(columns)} | now / `pass` | now / `import torch` | now / LightningCLI's help |")
     print("|---" * (len(columns) + 3) + "|")
-    for name in [*ALONE, *BOTH, "tvr search", "tvr search, served"]:
+    for name in [*ALONE, *BOTH, "tvr search"]:
         here, then = median[name, "now"], median.get((name, "before"))
         ratios = " | ".join(f"{here / other:.2f}" for other in (nothing, torch, lightning))
         earlier = [] if not options.before else [" |" if then is None else f" {then:.2f} |"]

@@ -96,6 +96,7 @@ AT_ONCE = {
     "search dog": "index: no such folder; make one with tvr index VIDEOS... --out index",
     "search dog --index a.txt": "a.txt is a file; name a folder",
     "search dog --min_relevance 2": "search: min_relevance is 2; it must be at least 0 and at most 1",
+    "search dog --index a --index b": "search: --index is given more than once. Give it once.",
     "serve --index nowhere": "nowhere: no such folder; make one with tvr index VIDEOS... --out nowhere",
     "serve --port 99999": "serve: port is 99999; it must be at least 0 and at most 65535",
     "report nowhere": "nowhere: no such folder; create one with tvr reproduce TABLE --out nowhere",

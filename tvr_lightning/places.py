@@ -15,19 +15,13 @@ class Place:
     Attributes:
         kind: a `file`, a `folder`, or `either` is there; a `new-file` or `new-folder` may be there already.
         advice: what to do where nothing is there; `{path}` stands for the path.
-        or_address: whether an address with `://` will do in the place of a path.
-        unless_given: path that an option of several values stands for where it is not given.
     """
 
     kind: Literal["file", "folder", "either", "new-file", "new-folder"]
     advice: str = ""
-    or_address: bool = False
-    unless_given: str = ""
 
     def refusal(self, given: str | Path) -> str | None:
         """Say what is wrong with a path; None where it will do."""
-        if self.or_address and "://" in str(given):
-            return None
         path = Path(given)
         try:
             return self._of_new(path) if self.kind.startswith("new-") else self._of_present(path)

@@ -39,16 +39,18 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def sources(checkpoints: dict[str, Path]) -> list[ScorerSource]:
+    pytest.importorskip("lancedb", reason="the extra `search` is not installed")
     return [ScorerSource(str(path)) for path in checkpoints.values()]
 
 
 @pytest.fixture(scope="session")
 def indexed(gallery: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of the gallery with both methods, exact vectors and a bank of queries; not to be written."""
+    """An index of the gallery with both methods and a bank of queries; not to be written."""
+    pytest.importorskip("lancedb", reason="the extra `search` is not installed")
     out = tmp_path_factory.mktemp("indexed") / "index"
     scorers = [ScorerSource(str(path)) for path in checkpoints.values()]
     bank = ["a red square", "something blue", "a cat", "two dogs run", "a man talks"]
-    report = index([gallery], out, scorers, "exact", bank, batch_size=3, progress=False)
+    report = index([gallery], out, scorers, bank=bank, batch_size=3, progress=False)
     assert report.added == 8
     return out
 
@@ -66,3 +68,12 @@ def browser(driver):
     driver.get("about:blank")
     driver.get_log("browser")
     return driver
+
+
+@pytest.fixture
+def qdrant(monkeypatch, tmp_path):
+    """Qdrant's local mode instead of a server; gives the address."""
+    client = pytest.importorskip("qdrant_client", reason="the extra `search` is not installed")
+    opened = client.QdrantClient
+    monkeypatch.setattr(client, "QdrantClient", lambda **_: opened(path=str(tmp_path / "qdrant")))
+    return "qdrant://localhost"

@@ -19,7 +19,7 @@ from tvr_lightning.data.recover_captions import (
     read_captions,
     write_captions,
 )
-from tvr_lightning.search import Filter, Searcher, SearchError, index
+from tvr_lightning.search import Searcher, SearchError, index
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def captions(out):
 
 def test_a_file_says_what_videos_show(videos, said, tmp_path, sources):
     out = tmp_path / "index"
-    report = index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    report = index([videos], out, sources[1:], progress=False, captions=said)
     assert report.captioned == 2
     assert "2 videos have captions" in report.lines()
     assert captions(out) == {"clip6.mp4": ["A Dog runs over grass", "Then it jumps."], "clip0.mp4": ["a dogged rider"]}
@@ -61,15 +61,10 @@ def test_a_file_says_what_videos_show(videos, said, tmp_path, sources):
     assert any("said.parquet: the captions file is missing" in problem for problem in report.problems)
 
 
-def test_words_of_captions_choose_videos(videos, said, tmp_path, sources):
+def test_a_video_finds_its_own_captions(videos, said, tmp_path, sources):
     out = tmp_path / "index"
-    index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    index([videos], out, sources[1:], progress=False, captions=said)
     with Searcher(out) as searcher:
-        assert [r.path.rpartition("/")[2] for r in searcher.search("a", only=Filter(caption="dog")).results] == [
-            "clip6.mp4"
-        ], "whole words count, in any case"
-        assert len(searcher.search("a", only=Filter(caption="jumps dog")).results) == 1, "words of several captions"
-        assert searcher.search("a", only=Filter(caption="dog rider")).results == []
         own = searcher.catalog.videos()[0].id
         assert {text for text, _ in searcher.describe(own)} == {
             "A Dog runs over grass", "Then it jumps.", "a dogged rider",
@@ -78,32 +73,31 @@ def test_words_of_captions_choose_videos(videos, said, tmp_path, sources):
 
 def test_the_command_line_shows_captions(videos, said, tmp_path, checkpoints, capsys):
     out = str(tmp_path / "index")
-    options = ["--out", out, "--store", "exact", "--ckpt_path", str(checkpoints["clip4clip"]), "--captions", str(said)]
+    options = ["--out", out, "--ckpt_path", str(checkpoints["clip4clip"]), "--captions", str(said)]
     assert main(["index", str(videos), *options]) == 0
     assert "2 videos have captions" in capsys.readouterr().out
-    assert main(["search", "a", "--index", out, "--caption", "grass"]) == 0
+    assert main(["search", "a", "--index", out, "--folder", "below"]) == 0
     assert "A Dog runs over grass\n" in capsys.readouterr().out
-    assert main(["search", "a", "--index", out, "--caption", "grass", "--json"]) == 0
-    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert main(["search", "a", "--index", out, "--folder", "below", "--json"]) == 0
+    (result,) = (each for each in json.loads(capsys.readouterr().out)["results"] if each["captions"])
     assert result["captions"] == ["A Dog runs over grass", "Then it jumps."]
 
 
-def test_the_api_filters_by_captions(videos, said, tmp_path, sources):
+def test_the_api_returns_captions(videos, said, tmp_path, sources):
     pytest.importorskip("fastapi", reason="the extra `search` is not installed")
     from starlette.testclient import TestClient
 
     from tvr_lightning.search.server import ServerOptions, create_app
 
     out = tmp_path / "index"
-    index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    index([videos], out, sources[1:], progress=False, captions=said)
     with Searcher(out) as searcher:
         client = TestClient(create_app(searcher, ServerOptions()), base_url="http://127.0.0.1")
-        assert client.get("/api/index").json()["captioned"] == 2
-        found = client.get("/api/search", params={"query": "a", "caption": "rider"}).json()["results"]
-        assert [(r["path"], r["captions"]) for r in found] == [("clip0.mp4", ["a dogged rider"])]
+        found = client.get("/api/search", params={"query": "a"}).json()["results"]
+        assert {r["path"]: r["captions"] for r in found}["clip0.mp4"] == ["a dogged rider"]
 
 
-def test_the_page_shows_captions_and_filters_by_them(videos, said, tmp_path, sources, browser):
+def test_the_page_shows_captions(videos, said, tmp_path, sources, browser):
     pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
@@ -111,17 +105,14 @@ def test_the_page_shows_captions_and_filters_by_them(videos, said, tmp_path, sou
     from tvr_lightning.search.server import ServerOptions, create_app
 
     out = tmp_path / "index"
-    index([videos], out, sources[1:], "exact", progress=False, captions=said)
+    index([videos], out, sources[1:], progress=False, captions=said)
     with Searcher(out) as searcher, serving(create_app(searcher, ServerOptions())) as address:
         browser.get(address)
         wait(browser, lambda b: "8 videos" in b.find_element(By.ID, "state").text)
         browser.find_element(By.ID, "query").send_keys("a", Keys.ENTER)
         wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#answers li")) == 8)
-        browser.find_element(By.TAG_NAME, "summary").click()
-        wait(browser, lambda b: b.find_element(By.ID, "caption").is_displayed())
-        browser.find_element(By.ID, "caption").send_keys("grass", Keys.ENTER)
         texts = "return [...document.querySelectorAll('#answers .said')].map(each => each.textContent)"
-        wait(browser, lambda b: b.execute_script(texts) == ["A Dog runs over grass · Then it jumps."])
+        wait(browser, lambda b: "A Dog runs over grass · Then it jumps." in b.execute_script(texts))
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
@@ -129,7 +120,7 @@ def test_a_captioner_describes_only_what_is_new(tmp_path, sources):
     pytest.importorskip("transformers", reason="the extra `audio` is not installed")
     model, videos, out = str(save_tiny_captioner(tmp_path / "captioner")), tmp_path / "videos", tmp_path / "index"
     write_clip(videos / "a.mp4", 1)
-    report = index([videos], out, sources[1:], "exact", progress=False, captioner=model)
+    report = index([videos], out, sources[1:], progress=False, captioner=model)
     assert report.captioned == 1
     first = captions(out)["a.mp4"]
     assert len(first) == 3
@@ -157,7 +148,7 @@ def test_a_captioner_describes_only_what_is_new(tmp_path, sources):
 def test_captions_may_be_csv_or_json_lines(gallery, checkpoints, tmp_path, name, text):
     (tmp_path / name).write_bytes(text.encode())
     out = str(tmp_path / "index")
-    options = ["--out", out, "--store", "exact", "--ckpt_path", str(checkpoints["clip4clip"])]
+    options = ["--out", out, "--ckpt_path", str(checkpoints["clip4clip"])]
     assert main(["index", str(gallery), *options, "--captions", str(tmp_path / name)]) == 0
     assert captions(out) == {"clip0.mp4": ["a dog", 'then, it "barks"']}
 
@@ -232,4 +223,4 @@ def test_index_advises_what_it_has(gallery, tmp_path, monkeypatch, capsys, optio
 def test_captions_that_cannot_be_used(gallery, tmp_path, sources, said, spoil, error, said_of):
     spoil(said)
     with pytest.raises(error, match=said_of):
-        index([gallery], tmp_path / "index", sources[1:], "exact", progress=False, captions=said)
+        index([gallery], tmp_path / "index", sources[1:], progress=False, captions=said)

@@ -41,7 +41,7 @@ def outside(tmp_path):
 
 def test_a_method_outside_the_package_is_searched_with_where_the_user_trusts_it(outside, gallery, tmp_path, capsys):
     out = str(tmp_path / "index")
-    command = ["index", str(gallery), "--out", out, "--store", "exact", "--ckpt_path", str(outside)]
+    command = ["index", str(gallery), "--out", out, "--ckpt_path", str(outside)]
     assert main(command) == 1
     said = capsys.readouterr().err
     assert "names examples.dual_softmax_loss.DualSoftmaxLoss" in said
@@ -179,4 +179,4 @@ def test_a_malformed_checkpoint_ends_in_a_sentence_and_leaves_nothing(
     assert line.startswith(f"tvr: {tmp_path / 'bad.ckpt'}")
     assert said in line
     assert not (tmp_path / "index").exists()
-    assert index([gallery], tmp_path / "index", [ScorerSource(str(checkpoints["clip4clip"]))], "exact").total == 8
+    assert index([gallery], tmp_path / "index", [ScorerSource(str(checkpoints["clip4clip"]))]).total == 8

@@ -43,7 +43,7 @@ def content(folder):
 
 
 def make(folder, out, sources, **options):
-    return index([folder], out, sources[1:], options.pop("store", "exact"), batch_size=2, progress=False, **options)
+    return index([folder], out, sources[1:], batch_size=2, progress=False, **options)
 
 
 def test_only_what_is_new_changed_or_gone_is_touched(gallery, tmp_path, sources):
@@ -102,7 +102,7 @@ def test_a_folder_without_permission_is_named_and_loses_nothing(checkpoints):
         write_clip(folder / "a.mp4", 1)
         write_clip(folder / "closed" / "b.mp4", 2)
         source = ScorerSource(str(shutil.copy(checkpoints["clip4clip"], parent / "method.ckpt")))
-        index([folder], parent / "index", [source], "exact", progress=False)
+        index([folder], parent / "index", [source], progress=False)
         for path in ((parent / "index"), *(parent / "index").iterdir()):
             os.chown(path, NOBODY if user == 0 else -1, -1)
         (folder / "closed").chmod(0)
@@ -198,12 +198,11 @@ def test_a_searcher_sees_what_is_indexed_meanwhile(gallery, tmp_path, sources):
         assert len(searcher.search("a cat").results) == 2
 
 
-def test_a_store_that_was_left_behind_catches_up(indexed, tmp_path):
+def test_a_store_that_was_left_behind_catches_up(indexed, tmp_path, qdrant):
     copy = tmp_path / "index"
     shutil.copytree(indexed, copy)
     catalog = Catalog(copy)
-    pytest.importorskip("qdrant_client", reason="the extra `search` is not installed")
-    store = open_vectors("qdrant", catalog)
+    store = open_vectors(qdrant, catalog)
     store.add([1, 2], torch.eye(2, 64))
     assert follow(store, catalog) == (8, 2)
     assert store.keys() == catalog.keys()
@@ -226,15 +225,12 @@ import sys, tvr_lightning, torch
 torch.set_num_threads(1)
 from tvr_lightning.search import ScorerSource, index
 print("ready", flush=True)
-index([sys.argv[1]], sys.argv[2], [ScorerSource(sys.argv[3])], sys.argv[4], batch_size=2, progress=False)
+index([sys.argv[1]], sys.argv[2], [ScorerSource(sys.argv[3])], batch_size=2, progress=False)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["exact", "lancedb"])
-def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sources, store, ended):
-    if store == "lancedb":
-        pytest.importorskip("lancedb", reason="the extra `search` is not installed")
+def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sources, ended):
     folder = tmp_path / "videos"
     for number in range(40):
         write_clip(folder / f"{number:02d}.mp4", number)
@@ -246,7 +242,6 @@ def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sour
         str(folder),
         str(tmp_path / "killed"),
         str(checkpoints["clip4clip"]),
-        store,
     ]
     generator, partial = random.Random(0), 0
     for _ in range(4):
@@ -260,10 +255,10 @@ def test_a_killed_run_resumes_to_the_identical_index(tmp_path, checkpoints, sour
         process.wait()
         partial += 0 < written(tmp_path / "killed") < 40
     assert partial, "no kill fell into the run"
-    assert make(folder, tmp_path / "killed", sources, store=store).total == 40
+    assert make(folder, tmp_path / "killed", sources).total == 40
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
     catalog = Catalog(tmp_path / "killed")
-    assert open_vectors(store, catalog).keys() == catalog.keys()
+    assert open_vectors("lancedb", catalog).keys() == catalog.keys()
     catalog.close()
 
 
@@ -294,13 +289,11 @@ def test_what_cannot_become_an_index_leaves_nothing_and_says_so(
     assert list(user_state.rglob("*.json")) == remembered
 
 
-@pytest.mark.parametrize("weights", [["--ckpt_path", "nowhere.ckpt"], ["--transcribe", "nowhere.pt"]])
-def test_a_new_index_refuses_a_folder_with_other_files_before_weights_are_loaded(gallery, tmp_path, capsys, weights):
+def test_a_new_index_refuses_a_folder_with_other_files_before_weights_are_loaded(gallery, tmp_path, capsys):
     out = tmp_path / "index"
     write_foreign_files(out)
     (tmp_path / "nowhere.ckpt").write_text("no weights")
-    words = [str(tmp_path / word) if word.startswith("nowhere") else word for word in weights]
-    assert main(["index", str(gallery), "--out", str(out), *words]) == 2
+    assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(tmp_path / "nowhere.ckpt")]) == 2
     said = capsys.readouterr().err
     assert f"{out} contains files that are not part of an index (catalog.sqlite.bak, vectors.d, vectors.txt)" in said
     assert "Choose a new or empty folder with --out." in said
@@ -389,7 +382,7 @@ def test_an_unmounted_disk_removes_nothing(gallery, tmp_path, sources, capsys, p
     disk, other, out = tmp_path / "disk", tmp_path / "other", tmp_path / "index"
     shutil.copytree(gallery, disk)
     clips(other, 2)
-    index([disk, other], out, sources[1:], "exact", progress=False)
+    index([disk, other], out, sources[1:], progress=False)
     before = content(out)
     disk.rename(tmp_path / "unmounted")
     disk.mkdir()
@@ -497,7 +490,7 @@ def largest_file(size):
 
 def test_a_full_disk_costs_a_batch_and_ends_in_a_sentence(gallery, tmp_path, checkpoints, capsys):
     ckpt, whole = (
-        ["--ckpt_path", str(checkpoints["clip4clip"]), "--store", "exact", "--batch_size", "2"],
+        ["--ckpt_path", str(checkpoints["clip4clip"]), "--batch_size", "2"],
         tmp_path / "whole",
     )
     assert main(["index", str(gallery), "--out", str(whole), *ckpt]) == 0
@@ -526,6 +519,7 @@ def test_a_full_disk_under_the_vectors_ends_in_a_sentence(gallery, tmp_path, che
     pytest.importorskip("lancedb", reason="the extra `search` is not installed")
     out = tmp_path / "index"
     make(gallery, out, sources)
+    shutil.rmtree(out / "vectors.lance")
     with contextlib.closing(Catalog(out)) as catalog:
         store = open_vectors("lancedb", catalog)
         with largest_file(200), pytest.raises(SearchError, match=r"LanceDB cannot write to it .*rerun tvr index"):

@@ -51,7 +51,7 @@ def test_load_while_writers_are_killed_gives_no_error_and_no_leak(
 ):
     folder, out = tmp_path / "videos", tmp_path / "index"
     shutil.copytree(gallery, folder)
-    index([folder], out, sources[1:], "exact", progress=False)
+    index([folder], out, sources[1:], progress=False)
     options = ["--index", str(out), "--seconds", "8", "--port", str(port)]
     command = [sys.executable, str(BENCHMARK), *options]
     load = ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))

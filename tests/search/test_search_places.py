@@ -92,7 +92,7 @@ def test_links_of_a_served_folder_that_lead_out_are_refused(indexed, tmp_path):
 
 def test_ones_own_index_plays_without_a_word(gallery, tmp_path, sources):
     out = tmp_path / "index"
-    index([gallery], out, sources[1:], "exact", progress=False)
+    index([gallery], out, sources[1:], progress=False)
     moved = tmp_path / "moved"
     out.rename(moved)
     with asking(moved) as (client, ids):
@@ -115,7 +115,7 @@ def test_an_identity_is_no_path(indexed, gallery, tmp_path, user_state):
 def test_without_a_state_directory_indexing_says_so_and_serving_asks(gallery, tmp_path, sources, monkeypatch):
     (tmp_path / "state").write_text("no folder")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    report = index([gallery], tmp_path / "index", sources[1:], "exact", progress=False)
+    report = index([gallery], tmp_path / "index", sources[1:], progress=False)
     assert any("not remembered, so tvr serve will need --videos" in line for line in report.problems)
     with asking(tmp_path / "index", gallery) as (client, ids):
         assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").status_code == 200
@@ -185,7 +185,7 @@ def test_queries_go_to_a_host_only_where_the_user_names_it(indexed, gallery, tmp
 
 def test_another_store_than_the_indexs_is_refused(indexed, capsys):
     assert main(["search", "a", "--index", str(indexed), "--store", "s3://elsewhere/vectors"]) == 1
-    assert "are stored in exact" in capsys.readouterr().err
+    assert "are stored in lancedb" in capsys.readouterr().err
 
 
 def test_a_store_that_the_user_gave_once_is_not_asked_for_again(gallery, tmp_path, sources):

@@ -42,7 +42,7 @@ def test_every_result_of_words_says_how_relevant_it_is(searcher):
     answer = searcher.search("a red square")
     assert [r.relevance for r in answer.results] == [scale.relevance(r.cosine) for r in answer.results]
     assert answer.weak == all(r.relevance < answer.threshold for r in answer.results)
-    assert searcher.similar(answer.results[0].id).results[0].relevance is None
+    assert searcher.search(like=searcher.example(answer.results[0].id)).results[0].relevance is None
 
 
 def test_a_threshold_leaves_out_what_is_less_relevant(searcher):
@@ -70,7 +70,7 @@ def test_the_scale_follows_the_index(gallery, sources, tmp_path):
     from search_parts import write_clip
 
     write_clip(tmp_path / "videos" / "one.mp4", 1)
-    index([tmp_path / "videos"], tmp_path / "index", sources[1:], "exact", progress=False)
+    index([tmp_path / "videos"], tmp_path / "index", sources[1:], progress=False)
     with Searcher(tmp_path / "index") as searcher:
         before = searcher.catalog.fact("relevance")
     index([], tmp_path / "index", progress=False)

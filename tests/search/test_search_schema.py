@@ -5,33 +5,18 @@ import pytest
 pytest.importorskip("schemathesis", reason="schemathesis asks what the schema allows")
 pytest.importorskip("fastapi", reason="the extra `search` is not installed")
 import schemathesis
-from browser import serving
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 
 from tvr_lightning.search import Searcher
-from tvr_lightning.search.federation import Federation
-from tvr_lightning.search.local import LocalIndex
-from tvr_lightning.search.remote import RemoteIndex
 from tvr_lightning.search.server import ServerOptions, create_app
-
-
-@pytest.fixture(params=["one index", "several"])
-def source(request, indexed):
-    """One index, or two of which another server has one."""
-    with Searcher(indexed) as searcher:
-        if request.param == "one index":
-            yield LocalIndex(searcher)
-            return
-        with serving(create_app(searcher, ServerOptions())) as address:
-            yield Federation([LocalIndex(searcher, name="here"), RemoteIndex(address.rstrip("/"))], 10.0)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_no_request_of_the_schema_is_a_server_error(source):
-    with source:
-        app = create_app(source, ServerOptions(host="0.0.0.0", most_upload=2**16), "secret")
+def test_no_request_of_the_schema_is_a_server_error(indexed):
+    with Searcher(indexed) as searcher:
+        app = create_app(searcher, ServerOptions(host="0.0.0.0", most_upload=2**16), "secret")
         headers = {"Authorization": "Bearer secret"}
         schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers=headers)
         statuses, asked = set(), set()

@@ -12,12 +12,11 @@ from search_parts import write_clip
 from tvr_lightning.media.opening import VideoError
 from tvr_lightning.media.steady import SteadyFrame, steady_frames
 from tvr_lightning.media.video import read_clip
-from tvr_lightning.search import Searcher, SearchError, index
-from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search import Searcher, SearchError, catalog, index
 from tvr_lightning.search.indexing import ahead
+from tvr_lightning.search.long_video import LongVideo
 from tvr_lightning.search.scorer import Scorer
-from tvr_lightning.search.segmented import LongVideo
-from tvr_lightning.search.segments import RATE, Frame, Looked, Segments, cut
+from tvr_lightning.search.segments import RATE, ChangeFrame, Frame, Segments, cut
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 SECONDS = 6.0
@@ -44,7 +43,7 @@ def scenes(tmp_path_factory) -> Path:
 def seen(*colours):
     """Frames at the steady rate, one colour each."""
     for number, colour in enumerate(colours):
-        looked = Looked(Image.new("RGB", (64, 64), COLOURS[colour]))
+        looked = ChangeFrame(Image.new("RGB", (64, 64), COLOURS[colour]))
         yield SteadyFrame(number / RATE, Frame(looked, [], None))
 
 
@@ -100,14 +99,14 @@ def test_steady_frames_of_no_video(tmp_path):
 
 
 def test_a_window_is_read_as_the_method_reads_such_a_clip(scenes, sources):
-    """Where the grid meets the file's own frames, a stretch holds the frames that a clip of its span holds."""
+    """Where the grid meets the file's own frames, a segment holds the frames that a clip of its span holds."""
     model = Scorer(sources[0])
     video = LongVideo(scenes, {"gare": model}, Segments("windows", 6.0))
-    stretches = list(video.stretches())
-    assert [(each.start, each.end) for each in stretches] == [(6.0 * k, 6.0 * k + 6.0) for k in range(6)]
+    segments = list(video.segments())
+    assert [(each.start, each.end) for each in segments] == [(6.0 * k, 6.0 * k + 6.0) for k in range(6)]
     assert video.size == (96, 64)
     assert video.end == pytest.approx(36.0)
-    for each in stretches:
+    for each in segments:
         expected = read_clip(
             scenes,
             frames=model.module.frames,
@@ -128,7 +127,7 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
     videos.mkdir()
     (videos / "scenes.mp4").write_bytes(scenes.read_bytes())
     (videos / "short.mp4").write_bytes((gallery / "clip1.mp4").read_bytes())
-    report = index([videos], out, sources, "exact", progress=False, batch_size=4, segments=Segments(kind, 10.0))
+    report = index([videos], out, sources, progress=False, batch_size=4, segments=Segments(kind, 10.0))
     assert report.total == 2
     with Searcher(out) as searcher:
         rows = {row.path.name: row for row in searcher.catalog.videos()}
@@ -142,10 +141,8 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
         for number, colour in enumerate(COLOURS if kind == "shots" else ()):
             picture = tmp_path / "query.png"
             Image.new("RGB", (96, 64), colour).save(picture)
-            example = searcher.read_picture_example(picture)
-            found = next(
-                r for r in searcher.search_example(example, "picture").results if r.id == rows["scenes.mp4"].id
-            )
+            example = searcher.read_example(picture, "image")
+            found = next(r for r in searcher.search(like=example).results if r.id == rows["scenes.mp4"].id)
             assert number * SECONDS <= found.start < (number + 1) * SECONDS
             assert found.best[0].time == found.start
         answer = searcher.search("a red square", top=2)
@@ -157,7 +154,7 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
         found = next(result for result in answer.results if result.id == rows["scenes.mp4"].id)
         for moment in found.moments:
             assert searcher.catalog.picture(found.id, moment.time)[:3] == b"\xff\xd8\xff"
-        assert len(searcher.similar(found.id).results) == 1
+        assert len(searcher.search(like=searcher.example(found.id)).results) == 1
         itself = searcher.search_video(scenes).results[0]
         assert itself.id == found.id
         assert itself.score == pytest.approx(1.0, abs=1e-4), "a long example is cut as the index's videos are"
@@ -169,20 +166,21 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
 
 def test_a_long_video_is_written_as_a_whole_or_not_at_all(scenes, sources, tmp_path, monkeypatch):
     out = tmp_path / "index"
-    stage, calls = Catalog.stage, []
+    insert, calls = catalog._insert_parts, []
 
-    def dies(self, *arguments):
+    def dies(*arguments):
         calls.append(arguments)
-        if len(calls) == 2:
+        if len(calls) == 3:
             raise KeyboardInterrupt
-        stage(self, *arguments)
+        insert(*arguments)
 
-    monkeypatch.setattr(Catalog, "stage", dies)
+    monkeypatch.setattr(catalog, "_insert_parts", dies)
     options = {"progress": False, "batch_size": 1, "segments": Segments("windows", 6.0)}
     clip = write_clip(tmp_path / "first.mp4", 1)
-    index([clip], out, sources[1:], "exact", **options)
+    index([clip], out, sources[1:], **options)
     with pytest.raises(KeyboardInterrupt):
         index([clip, scenes], out, (), None, **options)
+    assert len(calls) == 3
     with Searcher(out) as searcher:
         assert searcher.catalog.count() == 1
         assert len(searcher.catalog.keys()) == 1
@@ -200,7 +198,7 @@ def test_a_long_video_that_breaks_off_is_named(scenes, sources, tmp_path):
     broken.write_bytes(whole[: place + 2000] + bytes(3000) + whole[place + 5000 :])
     clip = write_clip(tmp_path / "clip.mp4", 1)
     out, how = tmp_path / "index", Segments(length=5.0)
-    report = index([clip, broken], out, sources[1:], "exact", progress=False, segments=how)
+    report = index([clip, broken], out, sources[1:], progress=False, segments=how)
     assert report.total == 1
     assert "broken.mp4" in report.skipped[0]
     again = index([], out, progress=False)

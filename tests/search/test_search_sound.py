@@ -26,7 +26,7 @@ def searcher(tmp_path_factory):
     method = GAID(TinyClipEncoder(**encoder), audio_encoder=TinyWav2Vec2Encoder(), **plain)
     audio = {"class_path": "tvr_lightning.encoders.TinyWav2Vec2Encoder", "init_args": {}}
     checkpoint = save_checkpoint(method, encoder, {**plain, "audio_encoder": audio}, folder / "gaid.ckpt")
-    report = index([folder / "videos"], folder / "index", [ScorerSource(str(checkpoint))], "exact", progress=False)
+    report = index([folder / "videos"], folder / "index", [ScorerSource(str(checkpoint))], progress=False)
     assert report.added == 4, report.lines()
     with Searcher(folder / "index") as made:
         yield made

@@ -38,7 +38,7 @@ def made(tmp_path_factory):
     for number in range(2):
         write_clip(folder / "videos" / f"{number}.mp4", number)
     source = ScorerSource(str(checkpoint))
-    index([folder / "videos"], folder / "index", [source], "exact", BANK, progress=False)
+    index([folder / "videos"], folder / "index", [source], bank=BANK, progress=False)
     return folder / "index"
 
 
@@ -49,8 +49,13 @@ def searcher(made):
 
 
 @pytest.fixture
-def address(searcher):
-    with serving(create_app(searcher, ServerOptions())) as made:
+def app(searcher):
+    return create_app(searcher, ServerOptions())
+
+
+@pytest.fixture
+def address(app):
+    with serving(app) as made:
         yield made.removeprefix("http://").rstrip("/")
 
 
@@ -64,8 +69,8 @@ def get(address, path):
     return answer.status, content, time.monotonic()
 
 
-def running(address):
-    return int(get(address, "/metrics")[1].rpartition(b"tvr_searches_running ")[2].split()[0])
+def running(app):
+    return app.state.limit.inside
 
 
 def until(condition, seconds=60):
@@ -76,13 +81,13 @@ def until(condition, seconds=60):
     return condition()
 
 
-def test_a_search_beside_texts_is_answered_first_and_texts_are_encoded_once(searcher, address):
+def test_a_search_beside_texts_is_answered_first_and_texts_are_encoded_once(searcher, address, app):
     video = searcher.catalog.videos()[0].id
     path = f"/api/videos/{video}/texts?top=3"
     began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         texts = pool.submit(get, address, path)
-        assert until(lambda: running(address) == 1)
+        assert until(lambda: running(app) == 1)
         status, _, searched = get(address, "/api/search?query=a%20red%20square")
         assert status == 200
         status, content, answered = texts.result()
@@ -101,10 +106,10 @@ def test_a_search_beside_texts_is_answered_first_and_texts_are_encoded_once(sear
     assert [scores[BANK.index(each["text"])] for each in found] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_searches_beside_the_first_normalised_one_are_answered_while_the_bank_is_encoded(address):
+def test_searches_beside_the_first_normalised_one_are_answered_while_the_bank_is_encoded(address, app):
     with ThreadPoolExecutor(1) as pool:
         normalised = pool.submit(get, address, "/api/search?query=a%20red%20square&normalize=sinkhorn")
-        assert until(lambda: running(address) == 1)
+        assert until(lambda: running(app) == 1)
         times = [get(address, "/api/search?query=a%20red%20square") for _ in range(2)]
         status, _, answered = normalised.result()
     assert [each[0] for each in times] == [200, 200]
@@ -112,7 +117,7 @@ def test_searches_beside_the_first_normalised_one_are_answered_while_the_bank_is
     assert times[-1][2] < answered, "biases wait for the whole bank, and other searches for a block of it at most"
 
 
-def test_requests_whose_clients_left_stop_computing(searcher, address):
+def test_requests_whose_clients_left_stop_computing(searcher, address, app):
     host, _, port = address.partition(":")
     video = searcher.catalog.videos()[0].id
     request = f"GET /api/videos/{video}/texts HTTP/1.1\r\nHost: {address}\r\n\r\n".encode()
@@ -121,14 +126,14 @@ def test_requests_whose_clients_left_stop_computing(searcher, address):
         line = socket.create_connection((host, int(port)))
         line.sendall(request)
         lines.append(line)
-    assert until(lambda: running(address) > 1)
+    assert until(lambda: running(app) > 1)
     for line in lines:
         line.close()
     asked = time.monotonic()
     status, _, answered = get(address, "/health")
     assert status == 200
     assert answered - asked < 5
-    assert until(lambda: running(address) == 0, 20), "places are free again"
+    assert until(lambda: running(app) == 0, 20), "places are free again"
     before = time.process_time()
     time.sleep(1)
     assert time.process_time() - before < 0.5, "nothing is computed for nobody"
@@ -185,7 +190,7 @@ def test_texts_take_a_place_among_the_searches_and_none_for_other_sites(searcher
     video = searcher.catalog.videos()[0].id
     with app.state.limit.enter():
         assert client.get(f"/api/videos/{video}/texts").status_code == 429
-    for path in (f"/api/videos/{video}/texts", f"/api/videos/{video}/similar", "/api/search?query=a"):
+    for path in (f"/api/videos/{video}/texts", f"/api/search?like={video}", "/api/search?query=a"):
         for site in ("cross-site", "same-site"):
             assert client.get(path, headers={"Sec-Fetch-Site": site}).status_code == 403
     assert client.get("/api/index", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200

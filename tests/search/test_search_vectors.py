@@ -1,6 +1,7 @@
 """LanceDB above the size where it gets an index: exact within its limit, fewer comparisons beyond, and in step."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,10 +12,10 @@ import torch
 from torch.nn.functional import normalize
 
 pytest.importorskip("lancedb", reason="the extra `search` is not installed")
-from tvr_lightning.search import index, vectors_lancedb
+from tvr_lightning.search import index
+from tvr_lightning.search import vectors as stores
 from tvr_lightning.search.catalog import Catalog
-from tvr_lightning.search.vectors import follow, open_vectors
-from tvr_lightning.search.vectors_lancedb import LanceStore
+from tvr_lightning.search.vectors import LanceStore, follow, open_vectors
 
 ROWS, WIDTH, PARTITION = 2000, 32, 100
 
@@ -22,8 +23,8 @@ ROWS, WIDTH, PARTITION = 2000, 32, 100
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """A store whose limits are small enough for a test, with its vectors."""
-    monkeypatch.setattr(vectors_lancedb, "ROWS_FOR_AN_INDEX", ROWS)
-    monkeypatch.setattr(vectors_lancedb, "ROWS_PER_PARTITION", PARTITION)
+    monkeypatch.setattr(stores, "ROWS_FOR_AN_INDEX", ROWS)
+    monkeypatch.setattr(stores, "ROWS_PER_PARTITION", PARTITION)
     made = LanceStore(str(tmp_path / "vectors"))
     vectors = normalize(torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0)), dim=1)
     made.add(range(ROWS - 1), vectors[:-1])
@@ -51,7 +52,7 @@ def test_an_indexed_table_is_searched_exactly_up_to_the_limit(store):
 
 def test_beyond_the_limit_the_nearest_partitions_are_searched(store, monkeypatch):
     made, vectors = store
-    monkeypatch.setattr(vectors_lancedb, "MOST_COMPARED", 2 * PARTITION)
+    monkeypatch.setattr(stores, "MOST_COMPARED", 2 * PARTITION)
     found = {key for key, _ in made.nearest(vectors[3], 50)}
     assert 3 in found, "a vector lies in the partition of its own nearest centre"
     assert 5 < len(found & set(expected(vectors, vectors[3], 50))) < 50, "neighbours in other partitions are missed"
@@ -98,7 +99,8 @@ with closing(Catalog(Path(sys.argv[1]))) as catalog:
 
 def test_kills_while_the_table_is_made_cost_nothing(gallery, sources, tmp_path, ended):
     out = tmp_path / "index"
-    index([gallery], out, sources[1:], "exact", progress=False)
+    index([gallery], out, sources[1:], progress=False)
+    shutil.rmtree(out / "vectors.lance")
     command = [sys.executable, "-c", FOLLOWING, str(out)]
     table = out / "vectors.lance" / "videos.lance"
     for delay in (0.0, 0.002, 0.01):

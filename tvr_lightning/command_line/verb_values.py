@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from tvr_lightning.command_line.verb_help import Parameter, without_period
 from tvr_lightning.errors import UserError
-from tvr_lightning.places import Place
 from tvr_lightning.ranges import Range
 
 
@@ -26,6 +25,9 @@ def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: S
         PlaceError: a path is not what the verb takes.
     """
     given = list(_given(words, parameters, positional))
+    single = [parameter.name for parameter, _ in given if not parameter.many]
+    if twice := next((name for name in single if single.count(name) > 1), None):
+        return f"--{twice} is given more than once. Give it once."
     for parameter, value in given:
         if said := _refusal(parameter, value):
             return said
@@ -37,9 +39,6 @@ def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: S
         return f"{' and '.join(shown)} must be given: {without_period(absent[0].help)}"
     # Defaults are paths that may not be there.
     told = [(p, p.default) for p in left if p.limits and not p.many and p.default not in (None, "None")]
-    told += [
-        (p, limit.unless_given) for p in left for limit in p.limits if isinstance(limit, Place) and limit.unless_given
-    ]
     return next((said for parameter, value in told if (said := _refusal(parameter, str(value)))), None)
 
 

@@ -124,13 +124,13 @@ VERBS = (
         "find videos in an index by words or by an example",
         "tvr_lightning.verbs.search:run_search",
         ("query",),
-        ("index", "video", "picture", "trust"),
+        ("trust",),
     ),
     Verb(
         "serve",
         "serve a web page and an API that search an index",
         "tvr_lightning.verbs.search:run_serve",
-        repeated=("index", "videos", "trust"),
+        repeated=("videos", "trust"),
     ),
     Verb("published", "print the papers' published results", "tvr_lightning.reproduce.published_verb:run_published"),
     Verb(

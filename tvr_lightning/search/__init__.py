@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tvr_lightning.search.engine import Searcher
+    from tvr_lightning.search.engine import Searcher, open
     from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
-    from tvr_lightning.search.filters import Filter
     from tvr_lightning.search.indexing import IndexReport, index
     from tvr_lightning.search.results import Answer, Moment, Result
     from tvr_lightning.search.scorer import ScorerSource
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "BusyError",
-    "Filter",
     "IndexReport",
     "Moment",
     "Result",
@@ -30,11 +26,10 @@ __all__ = [
     "open",
 ]
 
-# Imported when they are first asked for, so that asking a running server needs no torch.
+# Imported when first used, so that the command line starts without torch.
 _LAZY = {
-    "engine": ("Searcher",),
+    "engine": ("Searcher", "open"),
     "errors": ("BusyError", "SearchError", "UnknownVideoError"),
-    "filters": ("Filter",),
     "indexing": ("IndexReport", "index"),
     "results": ("Answer", "Moment", "Result"),
     "scorer": ("ScorerSource",),
@@ -47,21 +42,3 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(importlib.import_module(f"tvr_lightning.search.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def open(path: str | Path, device: str = "cpu", store: str | None = None, trust: Sequence[str] = ()) -> Searcher:
-    """Open an index for searching.
-
-    Args:
-        path: folder that `index` or `tvr index` wrote.
-        device: where the methods run.
-        store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
-        trust: modules whose classes its checkpoints may name besides this package's; they are imported.
-
-    Raises:
-        SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
-            has not named.
-    """
-    from tvr_lightning.search.engine import Searcher
-
-    return Searcher(path, device, store, trust)

@@ -12,7 +12,7 @@ from tvr_lightning.encoders.captioner import Captioner, CaptionOptions, caption
 from tvr_lightning.search.catalog import Catalog, VideoRow
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import inside
-from tvr_lightning.search.places import Places
+from tvr_lightning.search.places import AllowedRoots
 
 FILE = "captions.parquet"
 SEGMENTS = 3
@@ -20,7 +20,7 @@ SEGMENTS = 3
 
 
 @dataclass
-class Joined:
+class CaptionJoinReport:
     """What joining captions did.
 
     Attributes:
@@ -33,11 +33,7 @@ class Joined:
 
 
 def names_of(video: VideoRow, roots: list[Path]) -> list[str]:
-    """Return what a captions file may call a video, the most exact name first.
-
-    These are the state of the file, which a captioner is given; its path below an indexed folder, with and without its
-    ending; its file name likewise.
-    """
+    """Return what a captions file may call a video, the most exact name first."""
     below = [video.path.relative_to(root) for root in roots if root in video.path.parents]
     paths = [*below, Path(video.path.name)]
     return [state_name(video), *(name for path in paths for name in (path.as_posix(), path.with_suffix("").as_posix()))]
@@ -48,7 +44,7 @@ def state_name(video: VideoRow) -> str:
     return f"{video.key:016x}"
 
 
-def join_captions(catalog: Catalog, given: Path | None, roots: list[Path], places: Places) -> Joined:
+def join_captions(catalog: Catalog, given: Path | None, roots: list[Path], places: AllowedRoots) -> CaptionJoinReport:
     """Give the videos of an index their captions.
 
     Args:
@@ -65,14 +61,14 @@ def join_captions(catalog: Catalog, given: Path | None, roots: list[Path], place
     remembered = catalog.fact("captions")
     if given is None and remembered not in (None, places.captions):  # an index must not choose which file is read
         strange = f"{remembered}: a captions file that you have not named. Name one with --captions FILE"
-        return Joined(catalog.captioned(), [strange])
+        return CaptionJoinReport(catalog.captioned(), [strange])
     if given is None and (remembered is None or not Path(remembered).is_file()):
         problems = (
             []
             if remembered is None
             else [f"{remembered}: the captions file is missing, so changed videos have no captions"]
         )
-        return Joined(catalog.captioned(), problems)
+        return CaptionJoinReport(catalog.captioned(), problems)
     path = given or Path(remembered)
     described = read_captions(path)
     found = {}
@@ -89,24 +85,13 @@ def join_captions(catalog: Catalog, given: Path | None, roots: list[Path], place
     catalog.set_captions(found)
     places.captions = str(path.resolve())
     catalog.set_fact("captions", places.captions)
-    return Joined(catalog.captioned(), [])
+    return CaptionJoinReport(catalog.captioned(), [])
 
 
-def describe_videos(catalog: Catalog, captioner: Captioner, roots: list[Path], places: Places, shown: bool) -> Joined:
-    """Let a captioner describe the videos that it has not described yet, and join what it says.
-
-    A kill costs the videos under way; the next run goes on.
-
-    Args:
-        catalog: of the index; its folder gets the file.
-        captioner: the model.
-        roots: files and folders of the index.
-        places: what the user named; no video outside is read.
-        shown: whether a progress bar is shown.
-
-    Raises:
-        SearchError: the index has descriptions by another model.
-    """
+def describe_videos(
+    catalog: Catalog, captioner: Captioner, roots: list[Path], places: AllowedRoots, shown: bool
+) -> CaptionJoinReport:
+    """Let a captioner describe the videos that it has not described yet, and join what it says."""
     rows = [row for row in catalog.videos() if inside(row.path, places.roots)]
     out = catalog.folder / FILE
     options = CaptionOptions(out, segments=SEGMENTS, progress=shown, num_workers=0)

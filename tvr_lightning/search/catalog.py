@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import monotonic, sleep
 from typing import Any
 
@@ -21,11 +20,9 @@ from torch import Tensor
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError, UnknownVideoError
 from tvr_lightning.search.files import VideoFile
-from tvr_lightning.search.filters import Filter
-from tvr_lightning.search.results import Said
 
 FILE = "catalog.sqlite"
-VERSION = 3
+VERSION = 4
 PATIENCE = 60.0
 """Seconds to wait for another process that holds the file."""
 _TABLES = """
@@ -44,28 +41,17 @@ CREATE TABLE IF NOT EXISTS pictures (
   id TEXT NOT NULL, time REAL NOT NULL, jpeg BLOB NOT NULL, PRIMARY KEY (id, time));
 CREATE TABLE IF NOT EXISTS captions (
   id TEXT NOT NULL, place INTEGER NOT NULL, content TEXT NOT NULL, PRIMARY KEY (id, place));
-CREATE TABLE IF NOT EXISTS heard (id TEXT PRIMARY KEY);
-CREATE VIRTUAL TABLE IF NOT EXISTS spoken USING fts5(
-  content, id UNINDEXED, start UNINDEXED, end UNINDEXED, tokenize = 'porter unicode61 remove_diacritics 2');
-CREATE TABLE IF NOT EXISTS staged_spans AS SELECT * FROM spans WHERE FALSE;
-CREATE TABLE IF NOT EXISTS staged_features AS SELECT * FROM features WHERE FALSE;
-CREATE TABLE IF NOT EXISTS staged_pictures AS SELECT * FROM pictures WHERE FALSE;
 """
-_STAGED = ("spans", "features", "pictures")
-_INDEXES = """
-CREATE INDEX IF NOT EXISTS filtered ON videos (duration, path, id, key);
-"""
-"""Lets filters read the few columns that they look at; an index that lacks it answers the same."""
 
 
 @dataclass
 class SpanEntry:
-    """One stretch of a video with what the methods make of it.
+    """One segment of a video with what the methods make of it.
 
     Attributes:
         start, end: seconds from the video's first frame.
         vector: (D,) float32 of length 1, what the first stage compares.
-        features: of this stretch, by scorer; frames (1, F, D) and so on, as the scorer's `score` takes them.
+        features: of this segment, by scorer; frames (1, F, D) and so on, as the scorer's `score` takes them.
         times: (F,) seconds of the frames from the video's first one, by scorer.
     """
 
@@ -83,7 +69,7 @@ class Entry:
     Attributes:
         file: the file as it was read.
         duration: seconds.
-        spans: its stretches in the order of time; one of its whole length where it is found as a whole.
+        spans: its segments in the order of time; one of its whole length where it is found as a whole.
         pictures: JPEG of each real frame of the first scorer, by its time in seconds.
         size: width and height of its pictures as they are shown, pixels; zeros where unknown.
     """
@@ -117,12 +103,12 @@ class VideoRow:
 
 @dataclass(frozen=True)
 class SpanRow:
-    """A stretch of a video in the catalog.
+    """A segment of a video in the catalog.
 
     Attributes:
         key: what vector stores call it; another one once the file has changed.
         start, end: seconds from the video's first frame.
-        video: whose stretch it is.
+        video: whose segment it is.
     """
 
     key: int
@@ -161,7 +147,7 @@ class Catalog:
                 self.set_fact("version", version := VERSION)
             if version not in (None, VERSION):
                 raise SearchError(
-                    f"{folder}: the index has version {version}, expected {VERSION}. Re-index the videos."
+                    f"{folder} was built by an older version. Build it again with tvr index in a new folder."
                 )
         except BaseException:
             self.close()
@@ -169,11 +155,10 @@ class Catalog:
 
     def _open(self, create: bool) -> sqlite3.Connection:
         """Open the file for writing, or where that is impossible and nothing is to be created, for reading."""
-        script = _TABLES + (_INDEXES if create else "")
         until = monotonic() + PATIENCE
         while True:
             try:
-                return self._connect("mode=rwc" if create else "mode=rw", "PRAGMA journal_mode=WAL", script)
+                return self._connect("mode=rwc" if create else "mode=rw", "PRAGMA journal_mode=WAL", _TABLES)
             except sqlite3.OperationalError as error:
                 if not _busy(error):
                     if create:
@@ -223,8 +208,6 @@ class Catalog:
                 raise RefusedError(
                     f"{self.folder / FILE} is a database of another program. Choose another folder for the index."
                 )
-            connection.create_function("folded", 1, str.casefold, deterministic=True)
-            connection.create_function("says", 2, _says, deterministic=True)
             for script in scripts:
                 connection.executescript(script)
         except BaseException:
@@ -273,17 +256,16 @@ class Catalog:
                 self._connection = self._open_for_reading()
 
     @contextmanager
-    def _change(self, counted: bool = True) -> Iterator[sqlite3.Connection]:
-        """All of a change or nothing of it; `generation` counts those that a search could see."""
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        """All of a change or nothing of it; `generation` counts changes."""
         with self._lock, self._explained():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
-                if counted:
-                    self._connection.execute(
-                        "INSERT INTO facts VALUES ('generation', '1') "
-                        "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
-                    )
+                self._connection.execute(
+                    "INSERT INTO facts VALUES ('generation', '1') "
+                    "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
+                )
             except BaseException:
                 if self._connection.in_transaction:  # on a full disk SQLite has rolled back by itself
                     self._connection.execute("ROLLBACK")
@@ -327,41 +309,29 @@ class Catalog:
         file = entry.file
         row = (file.id, file.key, str(file.path), file.size, file.modified, entry.duration, *entry.size)
         connection.execute("INSERT INTO videos VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-        _insert_parts(connection, "", file, 0, entry.spans, entry.pictures)
+        _insert_parts(connection, file, 0, entry.spans, entry.pictures)
 
-    def stage(self, file: VideoFile, place: int, spans: Sequence[SpanEntry], pictures: dict[float, bytes]) -> None:
-        """Put further stretches of a long video aside; nobody sees them until `publish`.
+    def write_blocks(
+        self,
+        file: VideoFile,
+        blocks: Iterable[tuple[Sequence[SpanEntry], dict[float, bytes]]],
+        facts: Callable[[], tuple[float, tuple[int, int]]],
+    ) -> None:
+        """Add or replace a long video block by block; readers see it once it is complete.
 
         Args:
             file: the video.
-            place: number of the first of them, counted from 0.
-            spans: in the order of time.
-            pictures: of these stretches.
+            blocks: Segments in the order of time, and their thumbnails.
+            facts: Called at the end; returns duration and size.
         """
-        with self._change(counted=False) as connection:
-            if place == 0:
-                self._unstage(connection)
-            _insert_parts(connection, "staged_", file, place, spans, pictures)
-
-    def publish(self, file: VideoFile, duration: float, size: tuple[int, int]) -> None:
-        """Make the video searchable whose stretches were put aside, in the place of what was there of it."""
         with self._change() as connection:
             self._forget(connection, file.id)
+            first = 0
+            for spans, pictures in blocks:
+                _insert_parts(connection, file, first, spans, pictures)
+                first += len(spans)
+            duration, size = facts()
             self._insert(connection, Entry(file, duration, [], {}, size))
-            for table in _STAGED:
-                connection.execute(f"INSERT INTO {table} SELECT * FROM staged_{table}")
-            self._unstage(connection)
-
-    def drop_staged(self) -> None:
-        """Forget what a killed run put aside."""
-        if self._rows("SELECT 1 FROM staged_spans LIMIT 1"):
-            with self._change(counted=False) as connection:
-                self._unstage(connection)
-
-    @staticmethod
-    def _unstage(connection: sqlite3.Connection) -> None:
-        for table in _STAGED:
-            connection.execute(f"DELETE FROM staged_{table}")
 
     def remove(self, ids: Iterable[str]) -> None:
         """Forget videos and what was noted of unreadable ones."""
@@ -374,29 +344,24 @@ class Catalog:
         connection.execute("DELETE FROM features WHERE key IN (SELECT key FROM spans WHERE id = ?)", (video,))
         for table in ("videos", "spans", "skipped", "pictures", "captions"):
             connection.execute(f"DELETE FROM {table} WHERE id = ?", (video,))
-        _unhear(connection, video)
 
     def videos(self) -> list[VideoRow]:
         """Return all videos in the order of their paths."""
         return [_video(row) for row in self._rows(f"SELECT {_VIDEO} FROM videos ORDER BY path")]
 
     def video(self, video: str) -> VideoRow:
-        """Return one video by its id.
-
-        Raises:
-            UnknownVideoError: there is none.
-        """
+        """Return one video by its id."""
         rows = self._rows(f"SELECT {_VIDEO} FROM videos WHERE id = ?", (video,))
         if not rows:
             raise UnknownVideoError(f"no video {video!r} in the index")
         return _video(rows[0])
 
     def spans(self, video: str) -> list[SpanRow]:
-        """Return the stretches of a video in the order of time; none where there is no such video."""
+        """Return the segments of a video in the order of time; none where there is no such video."""
         return self._spans("id = ?", (video,))
 
     def by_key(self, keys: Sequence[int]) -> dict[int, SpanRow]:
-        """Return stretches by key; keys of files that changed or are gone are left out."""
+        """Return segments by key; keys of files that changed or are gone are left out."""
         rows = self._spans("spans.key IN (SELECT value FROM json_each(?))", (json.dumps(list(keys)),))
         return {row.key: row for row in rows}
 
@@ -405,42 +370,43 @@ class Catalog:
         rows = self._rows(f"{query} ORDER BY id, place", values)
         return [SpanRow(key, start, end, _video(video)) for key, start, end, *video in rows]
 
-    def admitted(self, only: Filter, roots: Sequence[Path] = (), most: int = 2**62) -> list[int]:
-        """Return the keys of the stretches of the videos that fit a filter.
+    @property
+    def roots(self) -> list[Path]:
+        """Files and folders that the index covers."""
+        return [Path(root) for root in self.fact("roots") or []]
 
-        Args:
-            only: the filter.
-            roots: indexed folders, which the filter's folder lies below.
-            most: how many keys at most.
-        """
-        condition, values = only.sql(roots)
-        chosen = f"SELECT id FROM videos WHERE {condition}"
-        return [
-            row[0] for row in self._chosen(f"SELECT key FROM spans WHERE id IN ({chosen}) LIMIT ?", [*values, most])
-        ]
+    def in_folder(self, folder: str, most: int) -> list[int]:
+        """Return up to `most` keys of segments of the videos in a folder or below it."""
+        condition, values = self._below(folder)
+        query = f"SELECT key FROM spans WHERE id IN (SELECT id FROM videos WHERE {condition}) LIMIT ?"
+        return [row[0] for row in self._chosen(query, [*values, most])]
 
-    def fitting(self, keys: Sequence[int], only: Filter, roots: Sequence[Path] = ()) -> list[int]:
-        """Return those of some stretches' keys whose videos fit a filter."""
-        condition, values = only.sql(roots)
+    def keep_in_folder(self, keys: Sequence[int], folder: str) -> list[int]:
+        """Return the keys of those segments whose videos are in a folder or below it."""
+        condition, values = self._below(folder)
         query = f"SELECT spans.key FROM spans JOIN videos USING (id) WHERE {condition}"
-        asked = [*values, json.dumps(list(keys))]
-        return [row[0] for row in self._chosen(f"{query} AND spans.key IN (SELECT value FROM json_each(?))", asked)]
+        given = [*values, json.dumps(list(keys))]
+        return [row[0] for row in self._chosen(f"{query} AND spans.key IN (SELECT value FROM json_each(?))", given)]
 
-    def listed(self, only: Filter, most: int, after: int, roots: Sequence[Path] = ()) -> tuple[list[VideoRow], int]:
-        """Return the videos that fit a filter, the latest first, and how many there are in all.
-
-        Args:
-            only: the filter.
-            most: how many are returned.
-            after: how many are passed over.
-            roots: indexed folders, which the filter's folder lies below.
-        """
-        condition, values = only.sql(roots)
+    def listed(self, folder: str | None, most: int, after: int) -> tuple[list[VideoRow], int]:
+        """Return `most` videos of a folder, the newest first, skipping `after`, and the number of all its videos."""
+        condition, values = self._below(folder)
         count = self._chosen(f"SELECT COUNT(*) FROM videos WHERE {condition}", values)
         order = f"SELECT {_VIDEO} FROM videos WHERE {condition} ORDER BY modified DESC, path LIMIT ? OFFSET ?"
         return [_video(row) for row in self._chosen(order, [*values, most, after])], count[0][0] if count else 0
 
-    def _chosen(self, query: str, values: Sequence[str | float]) -> list[tuple[Any, ...]]:
+    def _below(self, folder: str | None) -> tuple[str, list[str | int]]:
+        """Return an SQL condition on the rows of `videos`, and its values."""
+        if folder is None:
+            return "TRUE", []
+        relative = PurePosixPath(folder)
+        if relative.is_absolute() or ".." in relative.parts:
+            raise SearchError(f"folder is {folder!r}; it must be a path inside an indexed folder, such as trips/2024")
+        prefixes = [f"{root / relative}/".replace("//", "/") for root in self.roots]
+        condition = " OR ".join(["substr(path, 1, ?) = ?"] * len(prefixes)) or "FALSE"
+        return f"({condition})", [value for prefix in prefixes for value in (len(prefix), prefix)]
+
+    def _chosen(self, query: str, values: Sequence[str | int]) -> list[tuple[Any, ...]]:
         try:
             return self._rows(query, values)
         except UnicodeEncodeError:  # half a character, from bytes on the command line: no text here contains it
@@ -452,18 +418,6 @@ class Catalog:
         return [
             (Path(folder), count) for folder, count in self._rows(f"SELECT {name}, COUNT(*) FROM videos GROUP BY 1")
         ]
-
-    def lengths(self, bounds: Sequence[float]) -> list[dict[str, float | None]]:
-        """Count videos by their length.
-
-        Args:
-            bounds: seconds at which each class begins; it ends where the next begins.
-        """
-        found: list[dict[str, float | None]] = []
-        for low, high in zip(bounds, [*bounds[1:], None], strict=True):
-            rows = self._rows("SELECT COUNT(*) FROM videos WHERE duration >= ? AND duration < ?", (low, high or 1e300))
-            found.append({"shortest": low, "longest": high, "count": rows[0][0]})
-        return found
 
     def picture_times(self, video: str, most: int) -> list[float]:
         """Return the times of up to so many pictures of a video, at equal steps."""
@@ -490,7 +444,7 @@ class Catalog:
         return [f"{path}: {reason}" for path, reason in self._rows("SELECT path, reason FROM skipped ORDER BY path")]
 
     def keys(self) -> set[int]:
-        """Return the keys of all stretches."""
+        """Return the keys of all segments."""
         return {row[0] for row in self._rows("SELECT key FROM spans")}
 
     def read(self) -> set[int]:
@@ -502,7 +456,7 @@ class Catalog:
         return int(self._rows("SELECT COUNT(*) FROM videos")[0][0])
 
     def vectors(self, keys: Sequence[int] | None = None) -> tuple[list[int], Tensor]:
-        """Return keys and the (M, D) float32 vectors of the first stage, of all stretches or of some.
+        """Return keys and the (M, D) float32 vectors of the first stage, of all segments or of some.
 
         Returns:
             Keys in ascending order, and their vectors; (0, 0) where there are none.
@@ -518,15 +472,7 @@ class Catalog:
         return [row[0] for row in rows], torch.from_numpy(values.copy())
 
     def features(self, span: int, scorer: str) -> tuple[VideoFeatures, Tensor]:
-        """Return the features of one stretch, frames (1, F, D) and so on, and the times (F,) of its frames in seconds.
-
-        Args:
-            span: its key.
-            scorer: whose features.
-
-        Raises:
-            UnknownVideoError: it is not there, or was indexed without this scorer.
-        """
+        """Return the features of one segment, frames (1, F, D) and so on, and their times (F,) in seconds."""
         rows = self._rows("SELECT content FROM features WHERE key = ? AND scorer = ?", (span, scorer))
         if not rows:
             raise UnknownVideoError(f"no features of {span} for {scorer} in the index")
@@ -551,37 +497,6 @@ class Catalog:
     def captions_of(self, video: str) -> list[str]:
         """Return the captions of one video in the order of time."""
         return [row[0] for row in self._rows("SELECT content FROM captions WHERE id = ? ORDER BY place", (video,))]
-
-    def set_speech(self, spoken: dict[str, list[Said]]) -> None:
-        """Replace what is said in some videos, by id; an empty list says that nothing is."""
-        with self._change() as connection:
-            for video, said in spoken.items():
-                _unhear(connection, video)
-                connection.execute("INSERT INTO heard VALUES (?)", (video,))
-                rows = [(each.text, video, each.start, each.end) for each in said]
-                connection.executemany("INSERT INTO spoken VALUES (?, ?, ?, ?)", rows)
-
-    def heard(self) -> set[str]:
-        """Return the ids of the videos of which it is known what is said in them."""
-        return {row[0] for row in self._rows("SELECT id FROM heard")}
-
-    def said(self, match: str, most: int, only: Filter | None, roots: Sequence[Path] = ()) -> list[tuple[str, Said]]:
-        """Find stretches of speech, by video and best first (BM25).
-
-        Args:
-            match: query of FTS5.
-            most: how many.
-            only: which videos may be found; None for all.
-            roots: indexed folders, which the filter's folder lies below.
-        """
-        condition, values = (only or Filter()).sql(roots)
-        query = (
-            "SELECT spoken.id, spoken.start, spoken.end, spoken.content "
-            "FROM spoken JOIN videos ON videos.id = spoken.id "
-            f"WHERE spoken MATCH ? AND {condition} ORDER BY bm25(spoken), spoken.rowid LIMIT ?"
-        )
-        rows = self._chosen(query, [match, *values, most])
-        return [(video, Said(start, end, text)) for video, start, end, text in rows]
 
     def captioned(self) -> int:
         """Return how many videos have captions."""
@@ -613,19 +528,8 @@ def _busy(error: sqlite3.OperationalError) -> bool:
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
-def _says(content: str, word: str) -> bool:
-    """Whether a text contains a casefolded word as a whole."""
-    return re.search(rf"(?<!\w){word}(?!\w)", content.casefold()) is not None
-
-
-def _unhear(connection: sqlite3.Connection, video: str) -> None:
-    if connection.execute("DELETE FROM heard WHERE id = ?", (video,)).rowcount:
-        connection.execute("DELETE FROM spoken WHERE id = ?", (video,))
-
-
 def _insert_parts(
     connection: sqlite3.Connection,
-    where: str,
     file: VideoFile,
     first: int,
     spans: Sequence[SpanEntry],
@@ -634,12 +538,12 @@ def _insert_parts(
     for place, span in enumerate(spans, first):
         key, vector = file.span_key(place), span.vector.float().numpy().tobytes()
         line = (key, file.id, place, span.start, span.end, vector)
-        connection.execute(f"INSERT INTO {where}spans VALUES (?, ?, ?, ?, ?, ?)", line)
+        connection.execute("INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)", line)
         for scorer, features in span.features.items():
             content = _packed(features, span.times[scorer])
-            connection.execute(f"INSERT INTO {where}features VALUES (?, ?, ?)", (key, scorer, content))
+            connection.execute("INSERT INTO features VALUES (?, ?, ?)", (key, scorer, content))
     rows = [(file.id, time, jpeg) for time, jpeg in pictures.items()]
-    connection.executemany(f"INSERT INTO {where}pictures VALUES (?, ?, ?)", rows)
+    connection.executemany("INSERT INTO pictures VALUES (?, ?, ?)", rows)
 
 
 def _packed(features: VideoFeatures, times: Tensor) -> bytes:

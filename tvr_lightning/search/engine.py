@@ -1,16 +1,14 @@
-"""The two-stage search over an index: candidates by vectors, ranked anew by a method's score (GARE, appendix I)."""
+"""Two-stage search in an index: candidates by their vectors, reranked by a method's score (GARE, appendix I)."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,73 +23,47 @@ from tvr_lightning.media.video import probe
 from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import inside
-from tvr_lightning.search.filters import Filter
 from tvr_lightning.search.indexing import load_scorers
+from tvr_lightning.search.long_video import LongVideo
 from tvr_lightning.search.places import choose_store
 from tvr_lightning.search.ranking import (
     BEST_MOMENTS,
-    WITHOUT,
     Example,
-    Found,
     best_of,
     by_video,
-    fuse,
     likeness,
     likeness_to,
     strongest_of_each,
 )
 from tvr_lightning.search.relevance import Scale, judge
-from tvr_lightning.search.results import Answer, Moment, Normalize, Result, Said, clock
+from tvr_lightning.search.results import Answer, Moment, Normalize, Result
 from tvr_lightning.search.scorer import Scorer
-from tvr_lightning.search.segmented import LongVideo
 from tvr_lightning.search.segments import Segments
-from tvr_lightning.search.speech import match
 from tvr_lightning.search.texts import EncodedTexts, GivenUp, never
 from tvr_lightning.search.vectors import Hits, open_vectors
 
+ExampleKind = Literal["clip", "image"]
 NONE = "none"
 VIDEOS_IN_MEMORY = 4096
 CANDIDATES = 256
 EXAMPLE_QUERIES = 6
 EXAMPLE_BLOCK = 16
-"""Stretches of an example that are encoded at once."""
-SPOKEN = 64
-"""Stretches of speech that are looked at."""
+"""Number of segments of an example per pass through the encoder."""
 MOST_KEYS = 20_000
-"""Admitted stretches that are handed to the vector store one by one; of more, what it finds is filtered afterwards."""
-
-
-@dataclass
-class _Among:
-    """Which stretches may be found: those of some keys, or where these are many, of what a filter admits."""
-
-    only: Filter | None
-    keys: list[int] | None
-
-
-@dataclass
-class _Asked:
-    """What is wanted, and what is not."""
-
-    words: str
-    without: str
-    like: list[Example]
-    unlike: list[Example]
+"""Maximum number of segments of a folder that are passed to the vector store; with more, its results are filtered."""
 
 
 class Searcher:
-    """Answers queries from an index; several threads may ask at once, and an indexing run may write meanwhile.
+    """An index that is open for searching. Several threads can search while another process updates the index.
 
     Args:
-        path: folder of the index.
-        device: where the methods run.
-        store: address of the index's vectors, where they lie on another machine and this user has not indexed them.
-        trust: modules whose classes its checkpoints may name besides this package's; they are imported.
-        beside: searchers of other indexes on that device, whose methods are used here as well where they are the same.
+        path: Folder of the index.
+        device: Device for the methods.
+        store: Address of the vectors, required if they are on another machine and another user made the index.
+        trust: Modules whose classes the checkpoints may also name. Their code is run.
 
     Raises:
-        SearchError: no index, its weights are no longer what they were, or its vectors lie at an address that the user
-            has not named.
+        SearchError: There is no index, its weights have changed, or `store` is missing.
     """
 
     def __init__(
@@ -100,7 +72,6 @@ class Searcher:
         device: str = "cpu",
         store: str | None = None,
         trust: Sequence[str] = (),
-        beside: Sequence[Searcher] = (),
     ) -> None:
         with contextlib.ExitStack() as undo:
             self.catalog = Catalog(Path(path))
@@ -108,11 +79,10 @@ class Searcher:
             facts = self.catalog.fact("scorers")
             if not facts:
                 raise SearchError(f"{path}: indexing has not started. Run tvr index VIDEOS... --out {path}")
-            self.store = choose_store(self.catalog, store, "exact")
-            if self.store != (self.catalog.fact("store") or "exact"):
+            self.store = choose_store(self.catalog, store)
+            if self.store != (self.catalog.fact("store") or "lancedb"):
                 raise SearchError(f"--store {store}: the vectors of {path} are stored in {self.catalog.fact('store')}")
-            loaded = [scorer for other in beside for scorer in other.scorers.values()]
-            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust, loaded)
+            self.scorers: dict[str, Scorer] = load_scorers(facts, device, trust)
             self.vectors = open_vectors(self.store, self.catalog)
             undo.pop_all()
         self._lock = threading.RLock()
@@ -127,11 +97,11 @@ class Searcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of the index's files."""
+        """Close the files of the index."""
         self.close()
 
     def close(self) -> None:
-        """Let go of the index's files."""
+        """Close the files of the index."""
         self.vectors.close()
         self.catalog.close()
 
@@ -140,17 +110,6 @@ class Searcher:
         """Name of the scorer whose vectors the first stage compares."""
         return next(iter(self.scorers))
 
-    @functools.cached_property
-    def dimension(self) -> int:
-        """D, the length of the vectors that the first stage compares."""
-        scorer = self.scorers[self.first]
-        return scorer.text_vectors(scorer.encode_texts(["a"])).shape[1]
-
-    @property
-    def roots(self) -> list[Path]:
-        """Files and folders that the index covers."""
-        return [Path(root) for root in self.catalog.fact("roots") or []]
-
     def search(
         self,
         query: str = "",
@@ -158,146 +117,82 @@ class Searcher:
         rerank: str | None = None,
         candidates: int = CANDIDATES,
         normalize: Normalize = "none",
-        only: Filter | None = None,
+        folder: str | None = None,
         threshold: float | None = None,
-        without: str = "",
-        like: Sequence[Example] = (),
-        unlike: Sequence[Example] = (),
+        like: Example | None = None,
     ) -> Answer:
-        """Find videos by words, by examples, or by both, and away from others.
+        """Find videos by text, by an example, or by the mean of both scores.
 
-        A stretch's score is the mean of its scores by the words and by each example, less `ranking.WITHOUT` times the
-        mean of those by what is not wanted. By an example it is the mean, over the example's frames, of the best cosine
-        with one of the stretch's.
+        The score by an example is the mean, over the example's frames, of the best cosine with a frame of the segment.
 
         Args:
-            query: what is to be seen; may be empty beside examples.
-            top: how many results.
-            rerank: scorer of the second stage, "none" for the first stage's order, None for the index's first scorer.
-            candidates: k, how many stretches of videos the second stage scores, at least `top`.
-            normalize: "sinkhorn" adds to each stretch's score a bias that keeps hubs from crowding the results (NCL).
-            only: which videos may be found.
-            threshold: relevance that results have at least, 0 to 1; None keeps all and says where none reaches
-                `relevance.THRESHOLD`.
-            without: what is not to be seen.
-            like: what results look like.
-            unlike: what they do not look like.
+            query: Description of the videos to find. May be empty if there is an example.
+            top: Number of results.
+            rerank: Scorer of the second stage. "none" keeps the order of the first stage; None is the first scorer.
+            candidates: Number of segments that the second stage scores, at least `top`.
+            normalize: "sinkhorn" adds a bias to each segment's score, so that hubs do not dominate the results (NCL).
+            folder: Folder whose videos may be found, relative to an indexed one.
+            threshold: Minimum relevance of results, 0 to 1. None keeps all results.
+            like: Example that results resemble.
 
         Raises:
-            SearchError: neither words nor an example, or an option that the index cannot serve.
+            SearchError: There is neither text nor an example, or the index does not support an option.
         """
         if threshold is not None and not 0 <= threshold <= 1:
             raise SearchError(f"threshold is {threshold:g}; it must be between 0 and 1")
-        if not query.strip() and not like:
+        words = query if query.strip() else ""
+        if not words and like is None:
             raise SearchError("The query is empty. Describe the video in a few words.")
-        if threshold is not None and not query.strip():
+        if threshold is not None and not words:
             raise SearchError("threshold applies only to text queries. Remove it for examples.")
         rerank = self._check(rerank, top, candidates, normalize)
-        among = self._among(only)
+        keys = None if folder is None else self.catalog.in_folder(folder, MOST_KEYS + 1)
         bias = self._biases() if normalize == "sinkhorn" else None  # which may take long, beside other queries
         with self._lock:
-            asked = _Asked(query if query.strip() else "", without.strip(), list(like), list(unlike))
             reranker = self.scorers[self.first if rerank == NONE else rerank]
-            rows, cosines = self._found(asked, candidates, top, bias, among)
-            spoken = self._spoken(asked, only, rows, cosines)
-            shown = ", ".join(filter(None, [asked.words, *(example.name for example in like)]))
-            answer = Answer(shown, rerank if asked.words else "frames", normalize, len(rows), self.catalog.count())
-            for words in filter(None, (asked.words, asked.without)):
-                if any(each.truncated(words) for each in {self.scorers[self.first], reranker}):
-                    most = self.scorers[self.first].module.words
-                    answer.notes.append(f"the query is too long; only the first {most} tokens are used")
+            rows, cosines = self._found(words, like, candidates, top, bias, folder, keys)
+            shown = ", ".join(filter(None, [words, like.name if like else ""]))
+            answer = Answer(shown, rerank if words else "frames", normalize, len(rows), self.catalog.count())
+            if any(each.truncated(words) for each in {self.scorers[self.first], reranker}):
+                most = self.scorers[self.first].module.words
+                answer.notes.append(f"the query is too long; only the first {most} tokens are used")
             if not rows:
-                answer.notes.append(
-                    "no video matches the filters" if answer.videos else "the index contains no videos yet"
-                )
+                answer.notes.append("no videos in this folder" if answer.videos else "the index contains no videos yet")
                 return answer
             answer.nearest = max(cosines)
             biases = None if bias is None else [bias.get(row.key, 0.0) for row in rows]
-            self._rank(answer, asked, reranker, rows, cosines, biases, top, spoken)
-            if asked.words:
+            self._rank(answer, words, like, reranker, rows, cosines, biases, top)
+            if words:
                 known = self.catalog.fact("relevance")
                 judge(answer, None if known is None else Scale(known["middle"], known["spread"]), threshold)
         return answer
 
-    def search_video(
-        self, path: str | Path, top: int = 10, only: Filter | None = None, name: str | None = None
-    ) -> Answer:
-        """Find videos that look like an example; the second stage compares frames with frames.
+    def search_video(self, path: str | Path, top: int = 10, folder: str | None = None) -> Answer:
+        """Find videos that look like a video file."""
+        self._check(NONE, top, top, "none")  # before the file is decoded
+        return self.search(top=top, folder=folder, like=self.read_example(path))
 
-        Args:
-            path: a video file.
-            top: how many results.
-            only: which videos may be found.
-            name: what the example is called; its file name by default.
+    def read_example(self, path: str | Path, kind: ExampleKind = "clip", name: str | None = None) -> Example:
+        """Read a clip or an image as an example, with as many segments as such a video of the index has.
 
         Raises:
-            VideoError: the example cannot be decoded.
-            SearchError: an option out of range.
-        """
-        self._check(NONE, top, top, "none")  # before the work of reading
-        return self.search_example(self.read_example(path), name or Path(path).name, top, only)
-
-    def read_example(self, path: str | Path) -> VideoFeatures:
-        """Decode and encode a video file as an example, while other queries are answered.
-
-        Returns:
-            Features of its stretches, one or as many as such a video of the index has, as the first scorer's `score`
-            takes them.
-
-        Raises:
-            VideoError: it cannot be decoded.
+            MediaError: The file cannot be decoded.
         """
         scorer, path = self.scorers[self.first], Path(path)
         how = Segments(**(self.catalog.fact("segments") or {"kind": "none"}))
-        if how.kind == "none" or probe(path).duration <= how.length:
-            return scorer.encode_videos(scorer.read(path).media)
-        found, stretches = [], LongVideo(path, {self.first: scorer}, how).stretches()
-        while block := list(itertools.islice(stretches, EXAMPLE_BLOCK)):
-            found.append(scorer.encode_videos(Media.cat([each.clips[self.first].media for each in block])))
-        return VideoFeatures.cat(found)
-
-    def read_picture_example(self, path: str | Path) -> VideoFeatures:
-        """Read and encode a picture file as an example: a silent video that shows it all along.
-
-        Raises:
-            PictureError: it cannot be read.
-        """
-        scorer = self.scorers[self.first]
-        return scorer.encode_videos(scorer.still(read_picture(path)).media)
-
-    def search_example(self, example: VideoFeatures, name: str, top: int = 10, only: Filter | None = None) -> Answer:
-        """Find videos that look like an example that was read.
-
-        Args:
-            example: what `read_example` gave.
-            name: what the example is called.
-            top: how many results.
-            only: which videos may be found.
-
-        Raises:
-            SearchError: an option out of range.
-        """
-        return self.search("", top, only=only, like=[Example(name, example)])
-
-    def similar(self, video: str, top: int = 10, only: Filter | None = None) -> Answer:
-        """Find videos that look like one of the index.
-
-        Args:
-            video: its id.
-            top: how many results.
-            only: which videos may be found.
-
-        Raises:
-            UnknownVideoError: no such video.
-        """
-        return self.search("", top, only=only, like=[self.example(video)])
+        if kind == "image":
+            features = scorer.encode_videos(scorer.still(read_picture(path)).media)
+        elif how.kind == "none" or probe(path).duration <= how.length:
+            features = scorer.encode_videos(scorer.read(path).media)
+        else:
+            segments, blocks = LongVideo(path, {self.first: scorer}, how).segments(), []
+            while block := list(itertools.islice(segments, EXAMPLE_BLOCK)):
+                blocks.append(scorer.encode_videos(Media.cat([each.clips[self.first].media for each in block])))
+            features = VideoFeatures.cat(blocks)
+        return Example(name or path.name, features)
 
     def example(self, video: str) -> Example:
-        """Return a video of the index as an example.
-
-        Raises:
-            UnknownVideoError: no such video.
-        """
+        """Return a video of the index as an example."""
         with self._lock:
             rows = self._spans(video)
             features = VideoFeatures.cat([self._features(row, self.first)[0] for row in rows])
@@ -306,21 +201,7 @@ class Searcher:
     def describe(
         self, video: str, top: int = 10, texts: Sequence[str] | None = None, given_up: GivenUp = never
     ) -> list[tuple[str, float]]:
-        """Find the texts that fit a video, best first, with the first scorer's score.
-
-        The index's own texts are encoded once and kept until they change; searches are answered meanwhile.
-
-        Args:
-            video: id of a video.
-            top: how many.
-            texts: to choose from; by default the index's bank of queries, or without one its captions.
-            given_up: asked before every block of texts; once it says yes, no more is computed.
-
-        Raises:
-            SearchError: there are no texts.
-            UnknownVideoError: no such video.
-            GivenUpError: `given_up` said yes.
-        """
+        """Find the texts that fit a video, best first, with the first scorer's score."""
         scorer = self.scorers[self.first]
         known = self._own_texts() if texts is None else EncodedTexts(scorer, list(texts))
         if not known.texts:
@@ -355,7 +236,7 @@ class Searcher:
     def folders(self) -> list[dict[str, Any]]:
         """Return the folders that videos lie in, below the indexed ones, with how many they hold."""
         counts: Counter[str] = Counter()
-        roots = self.roots
+        roots = self.catalog.roots
         for folder, count in self.catalog.folders():
             root = next((root for root in roots if root == folder or root in folder.parents), folder)
             counts[folder.relative_to(root).as_posix()] += count
@@ -367,14 +248,9 @@ class Searcher:
         return list(dict.fromkeys(texts))[:EXAMPLE_QUERIES]
 
     def file_of(self, video: str) -> Path:
-        """Return the file of a video that is still inside the indexed folders.
-
-        Raises:
-            UnknownVideoError: no such video.
-            SearchError: its file is gone, or a link now leads out of the indexed folders.
-        """
+        """Return the file of a video that is still inside the indexed folders."""
         path = self.catalog.video(video).path
-        if not path.is_file() or not inside(path, self.roots):
+        if not path.is_file() or not inside(path, self.catalog.roots):
             raise SearchError(f"{path.name} is no longer in the indexed folders. Run tvr index again.")
         return path
 
@@ -391,58 +267,34 @@ class Searcher:
             raise SearchError(f"normalize: {normalize!r}; expected {' or '.join(get_args(Normalize))}")
         return rerank
 
-    def _among(self, only: Filter | None) -> _Among:
-        """Return which stretches may be found; other queries are answered meanwhile."""
-        if only is None:
-            return _Among(None, None)
-        keys = self.catalog.admitted(only, self.roots, MOST_KEYS + 1)
-        return _Among(only, keys if len(keys) <= MOST_KEYS else None)
-
     def _found(
-        self, asked: _Asked, count: int, top: int, bias: dict[int, float] | None, among: _Among
+        self,
+        words: str,
+        like: Example | None,
+        count: int,
+        top: int,
+        bias: dict[int, float] | None,
+        folder: str | None,
+        keys: list[int] | None,
     ) -> tuple[list[SpanRow], list[float]]:
-        """Return the first stage's stretches, best first, with their cosines with the words, or the first example."""
+        """Return the candidates, best first, with their cosines with the text, or without one with the example."""
         scorer = self.scorers[self.first]
-        vectors = [] if not asked.words else [scorer.text_vectors(scorer.encode_texts([asked.words]))[0]]
-        for example in asked.like:
-            frames = [stretch.mean(0, keepdim=True) for stretch in example.stretches()]
-            vectors += [unit(mean)[0] for mean in frames]
+        vectors = [] if not words else [scorer.text_vectors(scorer.encode_texts([words]))[0]]
+        vectors += [] if like is None else [unit(each.mean(0, keepdim=True))[0] for each in like.segments()]
         count = max(count // len(vectors), top)
-        own = {example.video for example in asked.like} - {None}
-        rows, cosines = self._candidates(vectors[0], count, top, bias, among, own)
+        own = None if like is None else like.video
+        rows, cosines = self._candidates(vectors[0], count, top, bias, folder, keys, own)
         for vector in vectors[1:]:
             there = {row.key for row in rows}
-            more = [row for row in self._candidates(vector, count, top, bias, among, own)[0] if row.key not in there]
-            keys, known = self.catalog.vectors([row.key for row in more])
-            values = dict(zip(keys, (known @ vectors[0]).tolist() if keys else [], strict=True))
+            more = [
+                row for row in self._candidates(vector, count, top, bias, folder, keys, own)[0] if row.key not in there
+            ]
+            read, known = self.catalog.vectors([row.key for row in more])
+            values = dict(zip(read, (known @ vectors[0]).tolist() if read else [], strict=True))
             more = [row for row in more if row.key in values]
             rows += more
             cosines += [values[row.key] for row in more]
         return rows, cosines
-
-    def _spoken(
-        self, asked: _Asked, only: Filter | None, rows: list[SpanRow], cosines: list[float]
-    ) -> dict[str, list[Said]]:
-        """Return what is said of the words, by video and best first; the stretches where it is said join the others."""
-        query = match(asked.words) if asked.words and not asked.like else None
-        hits = [] if query is None else self.catalog.said(query, SPOKEN, only, self.roots)
-        found: dict[str, list[Said]] = {}
-        more: dict[int, SpanRow] = {}
-        there = {row.key for row in rows}
-        for video, said in hits:
-            spans = self.catalog.spans(video)
-            if not spans:
-                continue
-            found.setdefault(video, []).append(said)
-            span = next((each for each in spans if each.start <= said.start < each.end), spans[-1])
-            if span.key not in there:
-                more[span.key] = span
-        if more:
-            scorer = self.scorers[self.first]
-            keys, vectors = self.catalog.vectors(list(more))
-            rows += [more[key] for key in keys]
-            cosines += (vectors @ scorer.text_vectors(scorer.encode_texts([asked.words]))[0]).tolist()
-        return found
 
     def _candidates(
         self,
@@ -450,21 +302,23 @@ class Searcher:
         count: int,
         top: int,
         bias: dict[int, float] | None,
-        among: _Among,
-        leave_out: Collection[str | None] = (),
+        folder: str | None,
+        keys: list[int] | None,
+        leave_out: str | None = None,
     ) -> tuple[list[SpanRow], list[float]]:
-        """Return the stretches nearest to a vector, best first with the bias, and their cosines.
+        """Return the segments nearest to a vector, best first with the bias, and their cosines.
 
-        These are `count`, or more until they belong to `top` videos besides those that are left out.
+        These are `count`, or more until they belong to `top` videos other than `leave_out`.
         """
         count = max(count, top)
         while True:
-            hits: Hits = self.vectors.nearest(vector, count, among.keys)
-            keys = [key for key, _ in hits]
-            if among.only is not None and among.keys is None:
-                keys = self.catalog.fitting(keys, among.only, self.roots)
-            known = self.catalog.by_key(keys)  # drops what changed since the store was written
-            kept = [(key, cosine) for key, cosine in hits if key in known and known[key].video.id not in leave_out]
+            many = keys is not None and len(keys) > MOST_KEYS
+            hits: Hits = self.vectors.nearest(vector, count, None if many else keys)
+            found = [key for key, _ in hits]
+            if many and folder is not None:
+                found = self.catalog.keep_in_folder(found, folder)
+            known = self.catalog.by_key(found)  # drops what changed since the store was written
+            kept = [(key, cosine) for key, cosine in hits if key in known and known[key].video.id != leave_out]
             if len(hits) < count or len({known[key].video.id for key, _ in kept}) >= min(top, len(kept) or top):
                 break
             count *= 4
@@ -473,7 +327,7 @@ class Searcher:
         return [known[key] for key, _ in kept], [cosine for _, cosine in kept]
 
     def _biases(self) -> dict[int, float]:
-        """Return each stretch's bias by its key: a bank of queries against the gallery, balanced (NCL, Eqs. 10 and 11).
+        """Return each segment's bias by its key: a bank of queries against the gallery, balanced (NCL, Eqs. 10 and 11).
 
         Taken on the cosines of the first stage, which a gallery of any size has at hand.
         """
@@ -504,72 +358,58 @@ class Searcher:
     def _rank(
         self,
         answer: Answer,
-        asked: _Asked,
+        words: str,
+        like: Example | None,
         reranker: Scorer,
         rows: list[SpanRow],
         cosines: list[float],
         biases: list[float] | None,
         top: int,
-        spoken: dict[str, list[Said]],
     ) -> None:
         name = next(name for name, scorer in self.scorers.items() if scorer is reranker)
-        by_method = asked.words and answer.rerank != NONE
-        text = reranker.encode_texts([asked.words]) if asked.words else None
+        by_method = bool(words) and answer.rerank != NONE
+        text = reranker.encode_texts([words]) if words else None
         scored = VideoFeatures.cat([self._features(row, name)[0] for row in rows]) if by_method else None
-        wanted = [self._likeness(example.stretches(), rows) for example in asked.like]
+        alike = [] if like is None else like.segments()
+        wanted = [self._likeness(alike, rows)] if alike else []
         if text is not None:
             wanted.insert(0, torch.tensor(cosines) if scored is None else reranker.score(text, scored).similarity[0])
         scores = torch.stack(wanted).mean(0)
-        unwanted = [self._likeness(example.stretches(), rows) for example in asked.unlike]
-        if asked.without:
-            unwanted.append(self._score(asked.without, rows, reranker if scored is not None else None))
-        if unwanted:
-            scores = scores - WITHOUT * torch.stack(unwanted).mean(0)
         if biases is not None:
             scores = scores + torch.tensor(biases)
-        alike = [stretch for example in asked.like for stretch in example.stretches()]
         seen = torch.cat(alike) if text is None else text.sentence
         where = name if text is not None else self.first
         videos = by_video(rows, scores)
-        by_sight = {video: rank for rank, video in enumerate(videos, 1)}
-        by_sound = {video: rank for rank, video in enumerate(spoken, 1)}
-        fused = fuse(by_sight, by_sound)
-        order = sorted(videos, key=lambda video: (-fused[video], by_sight[video])) if spoken else list(videos)
-        for rank, video in enumerate(order[:top], 1):
-            found = videos[video]
-            stretches = [self._moments(seen, rows[place], where) for place in found.places]
-            result = self._result(rank, rows, cosines, found, stretches)
-            result.by_sight, result.by_sound = by_sight[video], by_sound.get(video)
-            result.why = [f"{'seen' if asked.words else 'similar'} at {clock(result.start)}"]
-            if video in spoken:
-                result.said = spoken[video][:BEST_MOMENTS]
-                first = result.said[0]
-                result.why.append(f"said at {clock(first.start)}: {first.text}")
-                if by_sound[video] < by_sight[video]:
-                    result.why.reverse()
-                    result.start = min(first.start, result.duration)
-            if biases is not None:
-                result.bias = biases[found.places[0]]
+        for rank, found in enumerate(itertools.islice(videos.values(), top), 1):
+            segments = [self._moments(seen, rows[place], where) for place in found.places]
+            place, moments = found.places[0], strongest_of_each(segments)
+            video = rows[place].video
+            # What it is ranked by comes first: the best segment's strongest moment.
+            first = max(segments[0], key=lambda moment: moment.similarity)
+            share = None
             if text is not None and by_method:
-                share = reranker.sound_share(text, self._features(rows[found.places[0]], name)[0])
-                result.sound = None if share is None else float(share[0, 0])
+                share = reranker.sound_share(text, self._features(rows[place], name)[0])
+            result = Result(
+                rank=rank,
+                first_rank=place + 1,
+                id=video.id,
+                path=str(video.path),
+                duration=video.duration,
+                score=found.score,
+                cosine=cosines[place],
+                bias=None if biases is None else biases[place],
+                sound=None if share is None else float(share[0, 0]),
+                best=[first, *(each for each in best_of(moments) if each != first)][:BEST_MOMENTS],
+                moments=moments,
+                captions=self.catalog.captions_of(video.id),
+                width=video.width,
+                height=video.height,
+                start=first.time,
+            )
             answer.results.append(result)
 
-    def _score(self, words: str, rows: list[SpanRow], reranker: Scorer | None) -> Tensor:
-        """Return the score (S,) of stretches by words: a method's, or without one the cosine of the first stage."""
-        if reranker is None:
-            scorer = self.scorers[self.first]
-            keys, vectors = self.catalog.vectors([row.key for row in rows])
-            values = dict(
-                zip(keys, (vectors @ scorer.text_vectors(scorer.encode_texts([words]))[0]).tolist(), strict=True)
-            )
-            return torch.tensor([values.get(row.key, 0.0) for row in rows])
-        name = next(name for name, scorer in self.scorers.items() if scorer is reranker)
-        features = VideoFeatures.cat([self._features(row, name)[0] for row in rows])
-        return reranker.score(reranker.encode_texts([words]), features).similarity[0]
-
     def _likeness(self, example: list[Tensor], rows: list[SpanRow]) -> Tensor:
-        """Return how much each stretch (S,) looks like an example, whose stretches' frames (K, D) are given."""
+        """Return how much each segment (S,) looks like an example, whose segments' frames (K, D) are given."""
         values = []
         for row in rows:
             features = self._features(row, self.first)[0]
@@ -577,38 +417,11 @@ class Searcher:
         return torch.stack(values)
 
     def _moments(self, like: Tensor, row: SpanRow, scorer: str) -> list[Moment]:
-        """Return each real frame of a stretch with its best cosine with one of some vectors (K, D).
-
-        Cosines have six places: frames whose cosines differ by less are equally strong, and the earliest comes first,
-        whatever the order in which a product was summed.
-        """
+        """Return each real frame of a segment with its best cosine with one of some vectors (K, D)."""
         features, times = self._features(row, scorer)
         mask = features.frame_mask[0]
         values = likeness(unit(like), features.frames[0][mask]).amax(0).tolist()
         return [Moment(time, round(value, 6)) for time, value in zip(times[mask].tolist(), values, strict=True)]
 
-    def _result(
-        self, rank: int, rows: list[SpanRow], cosines: list[float], found: Found, stretches: list[list[Moment]]
-    ) -> Result:
-        place, video = found.places[0], rows[found.places[0]].video
-        moments = strongest_of_each(stretches)
-        # What it is ranked by comes first: the best stretch's strongest moment.
-        first = max(stretches[0], key=lambda moment: moment.similarity)
-        best = [first, *(each for each in best_of(moments) if each != first)][:BEST_MOMENTS]
-        return Result(
-            rank=rank,
-            first_rank=place + 1,
-            id=video.id,
-            path=str(video.path),
-            duration=video.duration,
-            score=found.score,
-            cosine=cosines[place],
-            bias=None,
-            sound=None,
-            best=best,
-            moments=moments,
-            captions=self.catalog.captions_of(video.id),
-            width=video.width,
-            height=video.height,
-            start=first.time,
-        )
+
+open = Searcher

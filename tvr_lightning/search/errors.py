@@ -31,15 +31,7 @@ class BusyError(SearchError):
 
 
 def optional(module: str, purpose: str) -> ModuleType:
-    """Import a module of the extra `search`.
-
-    Args:
-        module: its name, such as `lancedb`.
-        purpose: what needs it, for the message.
-
-    Raises:
-        SearchError: it is not installed; says how to install it.
-    """
+    """Import a module of the extra `search`."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

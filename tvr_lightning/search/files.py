@@ -38,12 +38,12 @@ class VideoFile:
         return int.from_bytes(hashlib.sha256(state).digest()[:8], "big") >> 1
 
     def span_key(self, place: int) -> int:
-        """Return a positive 63-bit number that stands for a stretch of this state of this file, by its place."""
+        """Return a positive 63-bit number that stands for a segment of this state of this file, by its place."""
         return int.from_bytes(hashlib.sha256(f"{self.key}|{place}".encode()).digest()[:8], "big") >> 1
 
 
 @dataclass
-class Found:
+class FolderScan:
     """What a walk over the roots gave.
 
     Attributes:
@@ -58,12 +58,7 @@ class Found:
 
 
 def inside(path: Path, roots: Iterable[Path]) -> bool:
-    """Whether a path, all its symbolic links followed, is one of the roots or lies below one.
-
-    Args:
-        path: any path.
-        roots: files and folders, resolved.
-    """
+    """Whether a path, all its symbolic links followed, is one of the roots or lies below one."""
     resolved = Path(os.path.realpath(path))
     return any(resolved == root or root in resolved.parents for root in roots)
 
@@ -82,7 +77,7 @@ def resolve_roots(paths: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(Path(os.path.realpath(path)) for path in paths))
 
 
-def find_videos(roots: Sequence[Path]) -> Found:
+def find_videos(roots: Sequence[Path]) -> FolderScan:
     """Walk over the roots and list the videos; what cannot be read is named and left out.
 
     Links to files are followed where they stay inside the roots; linked folders are not entered.
@@ -90,7 +85,7 @@ def find_videos(roots: Sequence[Path]) -> Found:
     Args:
         roots: files and folders, resolved.
     """
-    found = Found()
+    found = FolderScan()
     files: dict[Path, VideoFile] = {}
 
     def cannot_read(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""`index`: videos become searchable; only new, changed and deleted files cost anything, and a kill costs one batch."""
+"""Indexing of videos. Only new, changed, and deleted files are processed; if it is killed, one batch is lost."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import itertools
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.progress import Progress
-from torch import Tensor
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import read_captions
 from tvr_lightning.encoders.captioner import load_captioner
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import VideoFeatures
 from tvr_lightning.files import held
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.read_many import Unread, read_many
@@ -31,16 +29,14 @@ from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.captions import describe_videos, join_captions
 from tvr_lightning.search.catalog import FILE, Catalog, Entry, SpanEntry
 from tvr_lightning.search.errors import BusyError, RefusedError, SearchError
-from tvr_lightning.search.files import Found, VideoFile, find_videos, resolve_roots
-from tvr_lightning.search.pictures import Keeping
+from tvr_lightning.search.files import FolderScan, VideoFile, find_videos, resolve_roots
+from tvr_lightning.search.long_video import LongVideo, SegmentClips
+from tvr_lightning.search.pictures import FramePreparer
 from tvr_lightning.search.places import choose_store, forget, identify, known_roots, remember, remembered
 from tvr_lightning.search.relevance import BACKGROUND, Scale, best_cosines
 from tvr_lightning.search.scorer import Clip, Scorer, ScorerSource
-from tvr_lightning.search.segmented import LongVideo, Stretch
 from tvr_lightning.search.segments import Segments
-from tvr_lightning.search.speech import Transcriber, join_transcripts, read_transcripts, transcribe
-from tvr_lightning.search.vectors import LOCAL_STORES, VectorStore, follow, open_vectors
-from tvr_lightning.search.watching import Watch
+from tvr_lightning.search.vectors import LANCE_FOLDER, VectorStore, follow, open_vectors
 from tvr_lightning.store import differences
 
 T = TypeVar("T")
@@ -54,15 +50,15 @@ large index, since comparing the two costs as much as the index has videos."""
 
 @dataclass
 class IndexReport:
-    """What a run did.
+    """Report of an indexing run.
 
     Attributes:
-        added: videos newly written, changed ones included. kept: videos that were there as they are.
-        removed: videos that are no longer there.
-        skipped: "path: reason" of the videos that could not be read, this time or before.
+        added: Number of new and changed videos. kept: Number of unchanged videos.
+        removed: Number of videos removed from the index.
+        skipped: "path: reason" of all unreadable videos.
         problems: "path: reason" of folders without permission and links that lead out.
-        total: videos in the index.
-        captioned: how many of them have captions.
+        total: Number of videos in the index.
+        captioned: Number of videos with captions.
     """
 
     added: int = 0
@@ -95,45 +91,35 @@ def index(
     captioner: str | None = None,
     trust: Sequence[str] = (),
     segments: Segments | None = None,
-    transcripts: str | Path | None = None,
-    transcriber: str | None = None,
-    watch: Watch | None = None,
-    tell: Callable[[IndexReport], None] | None = None,
     prune: bool = False,
 ) -> IndexReport:
     """Index videos, or bring an index up to date.
 
     Args:
-        videos: files and folders; none walks again over those that the index has.
-        out: folder of the index.
-        scorers: methods, the first of which also gives the vectors of the first stage; none takes those of the index.
-        store: where vectors are looked up (`vectors.STORES`); None takes that of the index, for a new one LanceDB.
-        bank: queries that stand for those of users, for the normalisation of scores; None keeps the index's.
-        batch_size: videos per pass through an encoder, and what a kill costs at most.
-        workers: threads that decode.
-        device: where the encoders run.
-        progress: whether a progress bar is shown.
-        captions: parquet, CSV or JSON lines that say in words what videos show (`data.recover_captions`); None keeps
-            the index's.
-        captioner: vision-language model that describes the videos instead, a hub name or a folder.
-        trust: modules whose classes the checkpoints may name besides this package's; they are imported.
-        segments: how long videos are cut; None takes what the index has, a new one `Segments()`.
-        transcripts: CSV or JSON lines that say what is said in videos (`speech.read_transcripts`).
-        transcriber: Whisper's weights that hear it instead, of videos that nothing is known of.
-        watch: waits for changes, after each of which the index is brought up to date again; None ends after the first
-            time.
-        tell: is given the report of every time.
-        prune: Permission to remove videos that are gone, even if they are more than 5 % of the index.
+        videos: Files and folders; by default those of the index.
+        out: Folder of the index.
+        scorers: Methods, by default those of the index. The vectors of the first one find the candidates.
+        store: Vector store (`vectors.STORES`), by default that of the index, for a new one LanceDB.
+        bank: Sample queries for the normalization of scores. None keeps those of the index.
+        batch_size: Number of videos per pass through an encoder.
+        workers: Number of threads that decode.
+        device: Device for the encoders.
+        progress: Whether to show a progress bar.
+        captions: File with captions (`data.recover_captions`). None keeps those of the index.
+        captioner: Vision-language model that describes the videos instead, a hub name or a folder.
+        trust: Modules whose classes the checkpoints may also name. Their code is run.
+        segments: Rule for cutting long videos, by default that of the index.
+        prune: Permission to remove videos that are missing, even if they are more than 5 % of the index.
 
     Returns:
-        What was done; unreadable videos are listed there, and the others go on.
+        Numbers of videos, and the unreadable videos with reasons.
 
     Raises:
-        SearchError: nothing to index, other weights than the index was made with, an option out of range, or a disk
-            that is full; what was indexed stays.
-        RefusedError: `out` contains files that are not part of an index, or many videos are gone and `prune` is off.
-        BusyError: another process writes the index.
-        MissingAssetError: the captions file or the captioner's weights are absent.
+        SearchError: There is nothing to index, weights or options differ from those of the index, an option is out of
+            range, or the disk is full. Indexed videos are kept.
+        RefusedError: `out` contains files that are not part of an index, or many videos are missing without `prune`.
+        BusyError: Another process is writing the index.
+        MissingAssetError: The captions file or the captioner's weights are missing.
     """
     folder = Path(out)
     _require_own(folder)
@@ -143,11 +129,6 @@ def index(
         )
     if captions is not None:
         read_captions(Path(captions))  # what is wrong with it is better known before hours of indexing
-    if transcripts is not None and transcriber is not None:
-        raise SearchError("transcripts and transcriber conflict: give a file or Whisper's weights, not both")
-    if transcripts is not None:
-        read_transcripts(Path(transcripts))
-    hearer = None if transcriber is None else Transcriber(transcriber, device)
     describer = None if captioner is None else load_captioner(captioner, device)
     if batch_size < 1 or workers < 1:
         raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
@@ -159,7 +140,7 @@ def index(
         walked = given or resolve_roots(known_roots(catalog, places))
         models = _scorers(catalog, scorers, device, trust)
         how = _segments(catalog, segments)
-        name = choose_store(catalog, store, "lancedb")
+        name = choose_store(catalog, store)
         vectors = open_vectors(name, catalog)
         with contextlib.closing(vectors):
             catalog.set_fact("store", name)
@@ -170,64 +151,36 @@ def index(
                 catalog.set_fact("bank", [line for line in bank if line.strip()])
             run = _Run(catalog, vectors, models, how, batch_size, workers)
             unkept = remember(catalog, places)
-            if watch is not None:
-                watch.begin(walked)
-            while True:
-                report = run.bring_up_to_date(walked, progress, prune)
-                if new and not report.total:
-                    more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
-                    raise SearchError(
-                        f"no index was created, since no video could be read: {'; '.join(report.skipped[:3])}{more}"
-                    )
-                covered = [Path(root) for root in catalog.fact("roots")]
-                if describer is not None:
-                    joined = describe_videos(catalog, describer, covered, places, progress)
-                else:
-                    joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
-                unkept = remember(catalog, places) or unkept
-                report.captioned = joined.captioned
-                report.problems += joined.problems + ([unkept] if unkept else [])
-                if transcripts is not None:
-                    join_transcripts(catalog, Path(transcripts), covered)
-                if hearer is not None:
-                    report.problems += transcribe(catalog, hearer, places, progress)
-                if tell is not None:
-                    tell(report)
-                if watch is None:
-                    return report
-                new, progress = False, False
-                try:
-                    watch.wait(walked)
-                except KeyboardInterrupt:
-                    return report
+            report = run.bring_up_to_date(walked, progress, prune)
+            if new and not report.total:
+                more = f" and {len(report.skipped) - 3} more" if len(report.skipped) > 3 else ""
+                raise SearchError(
+                    f"no index was created, since no video could be read: {'; '.join(report.skipped[:3])}{more}"
+                )
+            covered = [Path(root) for root in catalog.fact("roots")]
+            if describer is not None:
+                joined = describe_videos(catalog, describer, covered, places, progress)
+            else:
+                joined = join_captions(catalog, None if captions is None else Path(captions), covered, places)
+            unkept = remember(catalog, places) or unkept
+            report.captioned = joined.captioned
+            report.problems += joined.problems + ([unkept] if unkept else [])
+            return report
 
 
-def tell(report: IndexReport) -> None:
-    """Print a report, at once, for whoever watches."""
-    for line in report.lines():
-        print(line, flush=True)
-
-
-def load_scorers(
-    facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = (), loaded: Sequence[Scorer] = ()
-) -> dict[str, Scorer]:
+def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
     """Load the scorers that an index was made with, by name.
 
     Args:
         facts: what the index says of them.
         device: where they run.
         trust: modules whose classes their checkpoints may name besides this package's.
-        loaded: scorers of other indexes, which serve here as well where they are the same.
 
     Raises:
         SearchError: the weights are not those that the index was made with; both fingerprints are shown.
     """
     models: dict[str, Scorer] = {}
     for fact in facts:
-        same = next((model for model in loaded if not differences(fact["fingerprint"], model.fingerprint)), None)
-        if same is not None:
-            models[fact["name"]] = same
-            continue
         try:
             model = Scorer(ScorerSource(**fact["source"]), device, trust)
         except MissingWeightsError as error:
@@ -360,8 +313,7 @@ def _catalog(folder: Path) -> Iterator[Catalog]:
                         forget(catalog)
         finally:
             if dead:
-                for store in LOCAL_STORES.values():
-                    shutil.rmtree(folder / store, ignore_errors=True)
+                shutil.rmtree(folder / LANCE_FOLDER, ignore_errors=True)
                 for name in (FILE, *(f"{FILE}-{journal}" for journal in ("wal", "shm", "journal")), LOCK):
                     (folder / name).unlink(missing_ok=True)
                 if created_folder:
@@ -371,17 +323,16 @@ def _catalog(folder: Path) -> Iterator[Catalog]:
 
 @dataclass
 class _Read:
-    """A file that was read: a clip per scorer, and the pictures by their time."""
+    """A video that is indexed as one segment."""
 
     file: VideoFile
-    clips: dict[str, Clip]
+    segment: SegmentClips
     size: tuple[int, int]
-    pictures: dict[float, bytes] = field(default_factory=dict)
 
 
 @dataclass
 class _Long:
-    """A file that is to be read in stretches, and how many seconds it lasts."""
+    """A file that is to be read in segments, and how many seconds it lasts."""
 
     file: VideoFile
     seconds: float
@@ -415,7 +366,6 @@ class _Run:
             raise SearchError(f"no videos in {looked}" + "".join(f"; {problem}" for problem in found.problems))
         there = self.catalog.read()
         gone = self._gone(roots, found, {video for video, key in known.items() if key in there}, prune)
-        self.catalog.drop_staged()
         if gone:
             self.catalog.remove(gone)
         pending = [file for file in found.files if known.get(file.id) != file.key]
@@ -449,17 +399,17 @@ class _Run:
         keys = sorted(self.catalog.keys())
         state = [len(keys), sum(keys) % 2**53]
         known = self.catalog.fact("relevance")
-        if known is not None and known["of"] == state and "best" in known:
+        if known is not None and known["of"] == state:
             return
         model = next(iter(self.models.values()))
         background = model.text_vectors(model.encode_texts(list(BACKGROUND)))
         blocks = (self.catalog.vectors(keys[start : start + 4096])[1] for start in range(0, len(keys), 4096))
         best = best_cosines(background, blocks)
         if best is not None:
-            facts = {"of": state, **dataclasses.asdict(Scale.of(best)), "best": best.tolist()}
+            facts = {"of": state, **dataclasses.asdict(Scale.of(best))}
             self.catalog.set_fact("relevance", facts)
 
-    def _gone(self, roots: Sequence[Path], found: Found, indexed: set[str], prune: bool) -> list[str]:
+    def _gone(self, roots: Sequence[Path], found: FolderScan, indexed: set[str], prune: bool) -> list[str]:
         """List the videos to remove; a folder that contains none of its videos is a problem and removes nothing."""
 
         def below(path: Path, folders: Sequence[Path]) -> bool:
@@ -496,56 +446,62 @@ class _Run:
             if self.how.kind != "none" and (seconds := probe(file.path).duration) > self.how.length:
                 return _Long(file, seconds)
             first = next(iter(self.models.values()))
-            keeping = Keeping(first.preparation)
+            keeping = FramePreparer(first.preparation)
             for model in self.models.values():
                 if model.reading not in clips:
                     clips[model.reading] = model.read(file.path, keeping if model is first else None)
-            read = _Read(file, {name: clips[model.reading] for name, model in self.models.items()}, keeping.size)
             shown = clips[first.reading]
             mask = shown.media.frame_mask[0]
             pixels, times = shown.media.pixels[0][mask], shown.times[mask].tolist()
-            read.pictures = {time: keeping.of(frame) for time, frame in zip(times, pixels, strict=True)}
+            pictures = {time: keeping.of(frame) for time, frame in zip(times, pixels, strict=True)}
             _require_unchanged(file)
         except OSError as error:
             raise MediaError(file.path, error.strerror or str(error)) from error
-        return read
+        assert shown.media.duration is not None
+        by_name = {name: clips[model.reading] for name, model in self.models.items()}
+        return _Read(file, SegmentClips(0.0, float(shown.media.duration[0]), by_name, pictures), keeping.size)
 
     def _write(self, batch: Sequence[_Read | Unread[VideoFile]]) -> int:
         good = [read for read in batch if not isinstance(read, Unread)]
-        entries: list[Entry] = []
-        if good:
-            features = {n: self._encode(model, [read.clips[n] for read in good]) for n, model in self.models.items()}
-            first = next(iter(self.models))
-            vectors = self.models[first].video_vectors(features[first])
-            entries = [self._entry(read, row, features, vectors[row]) for row, read in enumerate(good)]
+        spans = self._encoded([read.segment for read in good])[0] if good else []
+        entries = [
+            Entry(read.file, span.end, [span], read.segment.pictures, read.size)
+            for read, span in zip(good, spans, strict=True)
+        ]
         self.catalog.write(entries, [(read.item, read.reason) for read in batch if isinstance(read, Unread)])
         return len(good)
 
     def _write_long(self, long: _Long, progress: Progress) -> int:
-        """Put a video aside stretch by stretch and publish it at its end; return how many were written, 1 or 0."""
-        file, place = long.file, 0
-        video = LongVideo(file.path, self.models, self.how)
+        """Write a video segment by segment, visible once it is complete; return how many were written, 1 or 0."""
+        file, video = long.file, LongVideo(long.file.path, self.models, self.how)
         bar = progress.add_task(file.path.name, total=round(long.seconds))
-        try:
-            for block in ahead(video.stretches(), self.batch_size):
-                self.catalog.stage(file, place, *self._encoded(block))
-                place += len(block)
+
+        def blocks() -> Iterator[tuple[list[SpanEntry], dict[float, bytes]]]:
+            for block in ahead(video.segments(), self.batch_size):
+                yield self._encoded(block)
                 progress.update(bar, completed=min(round(block[-1].end), round(long.seconds)))
+
+        def facts() -> tuple[float, tuple[int, int]]:
             _require_unchanged(file)
-            self.catalog.publish(file, video.end, video.size)
+            return video.end, video.size
+
+        try:
+            self.catalog.write_blocks(file, blocks(), facts)
         except (MediaError, OSError) as error:
             reason = error.reason if isinstance(error, MediaError) else error.strerror or str(error)
             if isinstance(error, OSError) and not file.path.is_file():
                 reason = "it is missing"
-            self.catalog.drop_staged()
             self.catalog.write([], [(file, reason)])
             return 0
         finally:
             progress.remove_task(bar)
         return 1
 
-    def _encoded(self, block: list[Stretch]) -> tuple[list[SpanEntry], dict[float, bytes]]:
-        features = {n: self._encode(model, [each.clips[n] for each in block]) for n, model in self.models.items()}
+    def _encoded(self, block: list[SegmentClips]) -> tuple[list[SpanEntry], dict[float, bytes]]:
+        features = {
+            name: model.encode_videos(Media.cat([each.clips[name].media for each in block]))
+            for name, model in self.models.items()
+        }
         first = next(iter(self.models))
         vectors = self.models[first].video_vectors(features[first])
         spans = [
@@ -559,19 +515,6 @@ class _Run:
             for row, each in enumerate(block)
         ]
         return spans, {time: jpeg for each in block for time, jpeg in each.pictures.items()}
-
-    @staticmethod
-    def _encode(model: Scorer, clips: Sequence[Clip]) -> VideoFeatures:
-        return model.encode_videos(Media.cat([clip.media for clip in clips]))
-
-    @staticmethod
-    def _entry(read: _Read, row: int, features: dict[str, VideoFeatures], vector: Tensor) -> Entry:
-        duration = next(iter(read.clips.values())).media.duration
-        assert duration is not None
-        of_video = {name: found[row : row + 1] for name, found in features.items()}
-        times = {name: clip.times for name, clip in read.clips.items()}
-        whole = SpanEntry(0.0, float(duration[0]), vector, of_video, times)
-        return Entry(read.file, float(duration[0]), [whole], read.pictures, read.size)
 
 
 def _require_unchanged(file: VideoFile) -> None:

@@ -17,28 +17,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tvr_lightning.files import lock_open
-from tvr_lightning.search.errors import GivenUpError, SearchError
+from tvr_lightning.search.errors import GivenUpError, optional
 from tvr_lightning.search.texts import GivenUp
+
+optional("fastapi", "tvr serve")
+from fastapi import HTTPException  # noqa: E402
 
 COOKIE = "tvr_token"
 UPLOADS = "tvr-search-"
+RETRY_AFTER = 5
+"""Seconds after which a refused client may try again."""
 T = TypeVar("T")
-
-
-class TooManyError(SearchError):
-    """More searches than may run and wait at once."""
-
-
-class OverloadedError(SearchError):
-    """More uploads than may be decoded and wait for it at once."""
-
-
-class TooSlowError(SearchError):
-    """An upload that takes longer than it may."""
-
-
-class TooLargeError(SearchError):
-    """An upload beyond the limit."""
 
 
 def is_local(host: str) -> bool:
@@ -61,37 +50,28 @@ def shows_token(token: str, authorization: str | None, cookie: str | None) -> bo
 
 
 class ConcurrencyLimit:
-    """Lets a number of searches in; further ones are refused rather than queued without end.
+    """Maximum number of running and pending requests; further ones are refused.
 
     Args:
-        places: how many may run and wait at once.
-        what: they are called.
-        error: what further ones get.
+        places: Maximum number.
+        what: Name of the requests in messages.
+        status: HTTP status of a refusal.
     """
 
-    def __init__(self, places: int, what: str = "searches", error: type[SearchError] = TooManyError) -> None:
-        if places < 1:
-            raise SearchError(f"max_pending is {places}; it must be at least 1")
-        self.places, self.what, self.error = places, what, error
+    def __init__(self, places: int, what: str = "searches", status: int = 429) -> None:
+        self.places, self.what, self.status = places, what, status
         self.inside = 0
         self._lock = threading.Lock()
 
     def require_place(self) -> None:
-        """Refuse early what would be refused later.
-
-        Raises:
-            TooManyError: no place is free, or another error that was asked for.
-        """
+        """Refuse early what would be refused later."""
         if self.inside >= self.places:
-            raise self.error(f"{self.places} {self.what} are in progress or pending. Try again in a moment.")
+            detail = f"{self.places} {self.what} are in progress or pending. Try again in a moment."
+            raise HTTPException(self.status, detail, {"Retry-After": str(RETRY_AFTER)})
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """Take a place for as long as the block runs.
-
-        Raises:
-            TooManyError: none is free, or another error that was asked for.
-        """
+        """Take a place while the block runs."""
         with self._lock:
             self.require_place()
             self.inside += 1
@@ -174,21 +154,21 @@ async def while_wanted(
 async def save_upload(
     chunks: AsyncIterator[bytes], path: Path, promised: str | None, most: int, seconds: float
 ) -> None:
-    """Write an uploaded example to a file, no byte more than allowed and no longer than allowed.
+    """Write an upload to a file.
 
     Args:
-        chunks: of the body.
+        chunks: Chunks of the body.
         path: the file.
-        promised: the header Content-Length, where there is one.
-        most: bytes.
-        seconds: from the first byte to the last.
+        promised: Header Content-Length, if present.
+        most: Maximum number of bytes.
+        seconds: Time limit from the first byte to the last.
 
     Raises:
-        TooLargeError: more than that is promised or comes.
-        TooSlowError: it is not there in time.
-        SearchError: nothing came, or less than promised.
+        HTTPException: The upload is empty, incomplete, too large, or too slow.
     """
-    too_large = TooLargeError(f"The clip is larger than {most / 2**20:g} MiB. Shorten it, or raise --max_upload_mib.")
+    too_large = HTTPException(
+        413, f"The clip is larger than {most / 2**20:g} MiB. Shorten it, or raise --max_upload_mib."
+    )
     if promised is not None and promised.isdigit() and int(promised) > most:
         raise too_large
     size = 0
@@ -205,8 +185,8 @@ async def save_upload(
     try:
         await asyncio.wait_for(write(), seconds)
     except TimeoutError as error:
-        raise TooSlowError(f"The upload took longer than {seconds:g} seconds. Send a shorter clip.") from error
+        raise HTTPException(408, f"The upload took longer than {seconds:g} seconds. Send a shorter clip.") from error
     if not size:
-        raise SearchError("The upload is empty. Send the bytes of a video as the body.")
+        raise HTTPException(400, "The upload is empty. Send the bytes of a video as the body.")
     if promised is not None and promised.isdigit() and size < int(promised):
-        raise SearchError(f"The upload ended after {size} of {promised} bytes. Send it again.")
+        raise HTTPException(400, f"The upload ended after {size} of {promised} bytes. Send it again.")

@@ -22,7 +22,7 @@ def thumbnail(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-class Keeping:
+class FramePreparer:
     """Prepares frames for an encoder and keeps a small picture of each, so that a video is decoded once.
 
     Args:

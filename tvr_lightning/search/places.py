@@ -27,7 +27,7 @@ from tvr_lightning.search.files import inside
 
 
 @dataclass
-class Places:
+class AllowedRoots:
     """What this user named for one index on this machine.
 
     Attributes:
@@ -52,7 +52,7 @@ def identify(catalog: Catalog) -> None:
         catalog.set_fact("identity", secrets.token_hex(16))
 
 
-def remembered(catalog: Catalog) -> Places:
+def remembered(catalog: Catalog) -> AllowedRoots:
     """Return what this user named for an index; nothing for one that came from elsewhere.
 
     Raises:
@@ -60,18 +60,18 @@ def remembered(catalog: Catalog) -> Places:
     """
     path = _file(catalog)
     if path is None:
-        return Places()
+        return AllowedRoots()
     try:
-        return Places(**json.loads(path.read_text(encoding="utf-8")))
+        return AllowedRoots(**json.loads(path.read_text(encoding="utf-8")))
     except OSError:
-        return Places()
+        return AllowedRoots()
     except (ValueError, TypeError) as error:
         raise SearchError(
             f"{path} is damaged ({error}). Delete it and name the videos again with tvr index."
         ) from error
 
 
-def remember(catalog: Catalog, places: Places) -> str | None:
+def remember(catalog: Catalog, places: AllowedRoots) -> str | None:
     """Keep what the user named for an index; one file, replaced at once.
 
     Returns:
@@ -99,18 +99,9 @@ def forget(catalog: Catalog) -> None:
             path.unlink()
 
 
-def choose_store(catalog: Catalog, given: str | None, default: str) -> str:
-    """Return the vector store of an index, one on another machine only where the user named it.
-
-    Args:
-        catalog: of the index.
-        given: what the command line says.
-        default: of an index that names none.
-
-    Raises:
-        SearchError: the index names an address that the user has not named.
-    """
-    address = given or catalog.fact("store") or default
+def choose_store(catalog: Catalog, given: str | None) -> str:
+    """Return the vector store of an index, one on another machine only where the user named it."""
+    address = given or catalog.fact("store") or "lancedb"
     if given is None and "://" in address and remembered(catalog).store != address:
         raise SearchError(
             f"{catalog.folder}: its vectors are stored at {address}, which would receive every query, and you did not "
@@ -119,7 +110,7 @@ def choose_store(catalog: Catalog, given: str | None, default: str) -> str:
     return str(address)
 
 
-def known_roots(catalog: Catalog, places: Places) -> list[Path]:
+def known_roots(catalog: Catalog, places: AllowedRoots) -> list[Path]:
     """Return the files and folders that an index covers, if the user named all of them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How stretches that were scored become an answer: one result per video, with its best moments."""
+"""How segments that were scored become an answer: one result per video, with its best moments."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from tvr_lightning.search.results import Moment
 BEST_MOMENTS = 3
 APART = 1.0
 """Seconds by which the best moments of a video differ at least, where it has others."""
-WITHOUT = 0.5
-"""How much of the score by what is not wanted is taken away."""
-STRETCHES_OF_AN_EXAMPLE = 16
-RECIPROCAL = 60
-"""What is added to every rank before its reciprocal (Cormack, Clarke and Buettcher, SIGIR 2009, "Reciprocal rank fusion
-outperforms Condorcet and individual rank learning methods")."""
+SEGMENTS_OF_AN_EXAMPLE = 16
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,7 @@ class Example:
 
     Attributes:
         name: what it is called.
-        features: of its stretches, frames (n, F, D).
+        features: of its segments, frames (n, F, D).
         video: its id where it is a video of the index, which then is no result.
     """
 
@@ -38,19 +33,19 @@ class Example:
     features: VideoFeatures
     video: str | None = None
 
-    def stretches(self) -> list[Tensor]:
-        """Return the real frames (K, D) of length 1 of each of its stretches; of a long one some at equal steps."""
+    def segments(self) -> list[Tensor]:
+        """Return the real frames (K, D) of length 1 of each of its segments; of a long one some at equal steps."""
         count = len(self.features.frames)
-        places = torch.linspace(0, count - 1, min(count, STRETCHES_OF_AN_EXAMPLE)).round().long().tolist()
+        places = torch.linspace(0, count - 1, min(count, SEGMENTS_OF_AN_EXAMPLE)).round().long().tolist()
         return [unit(self.features.frames[place][self.features.frame_mask[place]]) for place in places]
 
 
 @dataclass
-class Found:
-    """A video with its stretches that were scored.
+class VideoMatch:
+    """A video with its segments that were scored.
 
     Attributes:
-        places: of its stretches among all that were scored, best first.
+        places: of its segments among all that were scored, best first.
         score: of the best one.
     """
 
@@ -58,12 +53,12 @@ class Found:
     score: float
 
 
-def by_video(rows: Sequence[SpanRow], scores: Tensor) -> dict[str, Found]:
-    """Group stretches with scores (S,) by video, best first; equal scores keep the order that they came in."""
-    found: dict[str, Found] = {}
+def by_video(rows: Sequence[SpanRow], scores: Tensor) -> dict[str, VideoMatch]:
+    """Group segments with scores (S,) by video, best first; equal scores keep the order that they came in."""
+    found: dict[str, VideoMatch] = {}
     for place in scores.sort(descending=True, stable=True).indices.tolist():
         video = rows[place].video.id
-        found.setdefault(video, Found([], float(scores[place]))).places.append(place)
+        found.setdefault(video, VideoMatch([], float(scores[place]))).places.append(place)
     return found
 
 
@@ -72,12 +67,9 @@ def likeness(example: Tensor, frames: Tensor) -> Tensor:
     return example @ unit(frames).T
 
 
-def likeness_to(stretches: Sequence[Tensor], frames: Tensor) -> Tensor:
-    """Return how much a stretch with frames (F, D) looks like an example: like that of its stretches (K, D) most alike.
-
-    That is the mean, over the frames of one stretch of the example, of the best cosine with one of the frames.
-    """
-    return torch.stack([likeness(stretch, frames).amax(1).mean() for stretch in stretches]).amax()
+def likeness_to(segments: Sequence[Tensor], frames: Tensor) -> Tensor:
+    """Return the likeness of a segment with frames (F, D) to the most similar segment (K, D) of an example."""
+    return torch.stack([likeness(segment, frames).amax(1).mean() for segment in segments]).amax()
 
 
 def best_of(moments: Sequence[Moment]) -> list[Moment]:
@@ -93,25 +85,9 @@ def best_of(moments: Sequence[Moment]) -> list[Moment]:
     return chosen + rest[: BEST_MOMENTS - len(chosen)]
 
 
-def strongest_of_each(stretches: Sequence[list[Moment]]) -> list[Moment]:
-    """Return the moments of a video in the order of time: all of a single stretch, the strongest of each of several."""
-    if len(stretches) == 1:
-        return stretches[0]
-    strongest = [max(moments, key=lambda moment: moment.similarity) for moments in stretches if moments]
+def strongest_of_each(segments: Sequence[list[Moment]]) -> list[Moment]:
+    """Return the moments of a video in the order of time: all of a single segment, the strongest of each of several."""
+    if len(segments) == 1:
+        return segments[0]
+    strongest = [max(moments, key=lambda moment: moment.similarity) for moments in segments if moments]
     return sorted(strongest, key=lambda moment: moment.time)
-
-
-def fuse(*ranks: dict[str, int]) -> dict[str, float]:
-    """Fuse rankings by the sum of reciprocal ranks.
-
-    Args:
-        ranks: place of each video, from 1, in one ranking each; a video may be absent from some.
-
-    Returns:
-        The sum by video; larger is better.
-    """
-    total: dict[str, float] = {}
-    for ranking in ranks:
-        for video, rank in ranking.items():
-            total[video] = total.get(video, 0.0) + 1 / (RECIPROCAL + rank)
-    return total

@@ -155,15 +155,7 @@ class Scale:
 
 
 def best_cosines(background: Tensor, blocks: Iterable[Tensor]) -> Tensor | None:
-    """Measure an index; that of several indexes together is the greatest of theirs.
-
-    Args:
-        background: (B, D) vectors of length 1 of the sentences.
-        blocks: (M, D) vectors of length 1 of the index's stretches, a part of them at a time.
-
-    Returns:
-        The best cosine (B,) of each sentence in it, None for an index without videos.
-    """
+    """Measure an index."""
     best: Tensor | None = None
     for vectors in blocks:
         here = (background @ vectors.T).amax(1)
@@ -176,7 +168,7 @@ def judge(answer: Answer, scale: Scale | None, threshold: float | None) -> None:
 
     Args:
         answer: its results' relevance, its threshold, its notes and whether it is weak are set.
-        scale: of the index, or of the indexes together; None where it was not measured, and nothing is said.
+        scale: of the index; None where it was not measured, and nothing is said.
         threshold: relevance that results have at least; None keeps all.
     """
     if scale is None or not answer.results or answer.nearest is None:
@@ -184,9 +176,9 @@ def judge(answer: Answer, scale: Scale | None, threshold: float | None) -> None:
     for result in answer.results:
         result.relevance = scale.relevance(result.cosine)
     answer.threshold = THRESHOLD if threshold is None else threshold
-    answer.weak = scale.relevance(answer.nearest) < answer.threshold and not any(each.said for each in answer.results)
+    answer.weak = scale.relevance(answer.nearest) < answer.threshold
     if threshold is not None:
-        answer.results = [r for r in answer.results if r.said or (r.relevance or 0.0) >= threshold]
+        answer.results = [r for r in answer.results if (r.relevance or 0.0) >= threshold]
         for rank, each in enumerate(answer.results, 1):
             each.rank = rank
     if answer.weak:

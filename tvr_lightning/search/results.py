@@ -1,4 +1,4 @@
-"""What a search answers."""
+"""Answers of a search."""
 
 from __future__ import annotations
 
@@ -23,46 +23,26 @@ class Moment:
 
 
 @dataclass
-class Said:
-    """What is said in a video, in one stretch of its speech.
-
-    Attributes:
-        start, end: seconds from the first frame.
-        text: the words.
-    """
-
-    start: float
-    end: float
-    text: str
-
-
-@dataclass
 class Result:
     """One video that was found.
 
     Attributes:
-        rank: place in the answer, from 1.
-        first_rank: place of its best stretch among the candidates of the first stage, from 1.
-        id: of the video in the index.
-        path: the file.
-        duration: seconds.
-        score: what it is ranked by, the bias included.
-        cosine: of the first stage.
-        bias: what the normalisation added, None without one.
-        sound: how much of the score the sound brought, None where the method does not hear.
-        best: frames of the largest similarity, best first; of the best stretches, where the video has several.
-        moments: frames in the order of time: all of a video that is one stretch, else the strongest of each stretch
-            that was a candidate.
-        captions: what the index was told of the video in words, in the order of time.
-        width, height: of the video as it is shown, pixels.
-        start: seconds where playing begins: the best moment, or where it is said.
-        relevance: how much the best stretch stands out from what unrelated queries get there, 0 to 1; None where the
-            query has no words.
-        said: what is said there of the query's words, best first.
-        why: in words, what made this a result.
-        by_sight: place by score alone, from 1.
-        by_sound: place by what is said, from 1; None where nothing is said of the query's words.
-        index: which index it lies in, where several were asked.
+        rank: Rank in the answer, from 1.
+        first_rank: Rank of the best segment among the candidates of the first stage, from 1.
+        id: ID of the video in the index.
+        path: Path of the file.
+        duration: Duration in seconds.
+        score: Score that determines the rank, including the bias.
+        cosine: Cosine of the first stage.
+        bias: Bias added by the normalization. None without normalization.
+        sound: Share of audio in the score. None if the method does not use audio.
+        best: Frames with the largest similarity, best first.
+        moments: Frames in the order of time: all frames of a video with one segment, otherwise the most similar frame
+            of each candidate segment.
+        captions: Captions in the order of time.
+        width, height: Size of the displayed video in pixels.
+        start: Time of the best moment in seconds.
+        relevance: Share of unrelated queries whose best match would be weaker, 0 to 1. None without text.
     """
 
     rank: int
@@ -81,43 +61,23 @@ class Result:
     height: int = 0
     start: float = 0.0
     relevance: float | None = None
-    said: list[Said] = field(default_factory=list)
-    why: list[str] = field(default_factory=list)
-    by_sight: int = 0
-    by_sound: int | None = None
-    index: str = ""
-
-
-@dataclass
-class Evidence:
-    """What answers of several indexes are compared by.
-
-    Attributes:
-        weights: what stands for the methods that scored, and for all that decides their scores.
-        background: best cosine in the index of each of `relevance.BACKGROUND`; empty where that was not measured.
-    """
-
-    weights: str
-    background: list[float]
 
 
 @dataclass
 class Answer:
-    """What a query gets.
+    """Result of a search query.
 
     Attributes:
-        query: the text, or what the example is called.
-        rerank: the scorer of the second stage, or "none".
+        query: The text and the name of the example.
+        rerank: Scorer of the second stage, "none", or "frames" for an example.
         normalize: "sinkhorn" or "none".
-        candidates: how many stretches of videos the second stage scored.
-        videos: how many there are in the index.
-        results: best first.
-        notes: what the user should know: a cut query, an empty index.
-        weak: whether nothing matches well: not even the first result is as relevant as the threshold asks.
-        threshold: relevance that a good match has at least; None where the query has no words.
-        nearest: largest cosine of the first stage; None where nothing may be found.
-        unanswered: indexes that did not answer, of several that were asked; `notes` say why.
-        evidence: what the answer is compared by with those of other indexes, where that was asked for.
+        candidates: Number of segments that the second stage scored.
+        videos: Number of videos in the index.
+        results: Results, best first.
+        notes: Sentences for the user, for example about a query that was cut.
+        weak: Whether no result reaches the threshold.
+        threshold: Minimum relevance of a good match. None without text.
+        nearest: Largest cosine of the first stage. None without candidates.
     """
 
     query: str
@@ -130,33 +90,10 @@ class Answer:
     weak: bool = False
     threshold: float | None = None
     nearest: float | None = None
-    unanswered: list[str] = field(default_factory=list)
-    evidence: Evidence | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return plain lists, dictionaries, strings and numbers."""
         return asdict(self)
-
-    @classmethod
-    def of(cls, plain: dict[str, Any]) -> Answer:
-        """Return the answer that `plain` described."""
-        found = [
-            Result(
-                **{
-                    **one,
-                    "best": _moments(one["best"]),
-                    "moments": _moments(one["moments"]),
-                    "said": [Said(**each) for each in one["said"]],
-                }
-            )
-            for one in plain["results"]
-        ]
-        evidence = plain["evidence"]
-        return cls(**{**plain, "results": found, "evidence": evidence and Evidence(**evidence)})
-
-
-def _moments(plain: list[dict[str, float]]) -> list[Moment]:
-    return [Moment(**one) for one in plain]
 
 
 def clock(seconds: float) -> str:

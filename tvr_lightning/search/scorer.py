@@ -39,12 +39,12 @@ class ScorerSource:
     """Where a scorer comes from; an index keeps it.
 
     Attributes:
-        checkpoint: file that `tvr fit` wrote; None for CLIP4Clip's mean pooling, which has no weights of its own.
-        architecture: open_clip's name of the encoder, without a checkpoint.
-        weights: of that encoder, a file, an open_clip tag, or "none" for random ones.
-        seed: of random weights.
-        frames: F, without a checkpoint.
-        sampling: which frames, without a checkpoint.
+        checkpoint: File written by `tvr fit`. None for CLIP4Clip's mean pooling, which has no weights of its own.
+        architecture: open_clip name of the encoder, without a checkpoint.
+        weights: Weights of that encoder: a file, an open_clip tag, or "none" for random ones.
+        seed: Seed for random weights.
+        frames: Number of frames F, without a checkpoint.
+        sampling: Rule for selecting frames, without a checkpoint.
     """
 
     checkpoint: str | None = None

@@ -1,4 +1,4 @@
-"""Long videos cut into stretches that are found by themselves: shots, or windows of a fixed length."""
+"""Long videos cut into segments that are found by themselves: shots, or windows of a fixed length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import SegmentKind
 
 LENGTH = 20.0
-"""Seconds of a stretch, unless said otherwise."""
+"""Seconds of a segment, unless said otherwise."""
 RATE = 2.0
 """Pictures per second that are looked at in a video that is cut."""
 SHORTEST_SHOT = 2.0
@@ -57,7 +57,7 @@ class Segments:
             raise SearchError("segments: none does not cut videos. Drop segment_length and segment_overlap.")
 
 
-class Looked:
+class ChangeFrame:
     """A picture as changes are measured in it.
 
     Args:
@@ -68,7 +68,7 @@ class Looked:
         small = picture.resize((_LOOK, _LOOK), Image.Resampling.BOX).convert("HSV")
         self.values: NDArray[np.int16] = np.asarray(small, dtype=np.int16)
 
-    def change(self, other: Looked) -> float:
+    def change(self, other: ChangeFrame) -> float:
         """Return the mean difference of hue, saturation and brightness, 0 to 255; hues lie on a circle."""
         difference = np.abs(self.values - other.values)
         difference[..., 0] = np.minimum(difference[..., 0], 256 - difference[..., 0])
@@ -85,7 +85,7 @@ class Frame:
         jpeg: what is shown of it; None for pictures that are not kept.
     """
 
-    looked: Looked
+    looked: ChangeFrame
     squares: list[Pixels]
     jpeg: bytes | None
 
@@ -95,12 +95,12 @@ F = TypeVar("F", bound=Frame)
 
 @dataclass
 class Segment(Generic[F]):
-    """A stretch of a video.
+    """A segment of a video.
 
     Attributes:
         start, end: seconds from the video's first frame.
-        frames: in the order of time, the ones in the overlap with the stretch before it included.
-        new: of the frames, how many the stretch before it did not have.
+        frames: in the order of time, the ones in the overlap with the segment before it included.
+        new: of the frames, how many the segment before it did not have.
     """
 
     start: float
@@ -110,7 +110,7 @@ class Segment(Generic[F]):
 
 
 def cut(frames: Iterable[SteadyFrame[F]], how: Segments) -> Iterator[Segment[F]]:
-    """Cut a video while it is read; no more than one stretch of it is in memory.
+    """Cut a video while it is read; no more than one segment of it is in memory.
 
     Args:
         frames: at a steady rate, in the order of time.

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import functools
 import os
 import secrets
 import socket
 import sys
-import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
 from tvr_lightning._version import __version__
 from tvr_lightning.media.opening import MediaError
 from tvr_lightning.media.picture import PictureError
-from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.catalog import VideoRow
+from tvr_lightning.search.engine import CANDIDATES, ExampleKind, Searcher
 from tvr_lightning.search.errors import BusyError, GivenUpError, SearchError, UnknownVideoError, optional
-from tvr_lightning.search.examples import Examples, content_id, pack
-from tvr_lightning.search.federation import Federation
 from tvr_lightning.search.files import inside, resolve_roots
-from tvr_lightning.search.filters import Filter
-from tvr_lightning.search.hops import HOPS, MOST_HOPS, hops
 from tvr_lightning.search.limits import (
     COOKIE,
+    RETRY_AFTER,
     ConcurrencyLimit,
-    OverloadedError,
-    TooLargeError,
-    TooManyError,
-    TooSlowError,
     is_local,
     save_upload,
     shows_token,
@@ -41,47 +32,44 @@ from tvr_lightning.search.limits import (
     upload_folder,
     while_wanted,
 )
-from tvr_lightning.search.local import LocalIndex
-from tvr_lightning.search.metrics import Metrics
-from tvr_lightning.search.owner import add_owner_search
+from tvr_lightning.search.places import handed_out, remembered
 from tvr_lightning.search.ranking import Example
 from tvr_lightning.search.results import Normalize
-from tvr_lightning.search.running import ROUTE, announced
-from tvr_lightning.search.source import SearchRequest, Source, UnansweredError
 from tvr_lightning.search.texts import GivenUp
 
 optional("fastapi", "tvr serve")
 from fastapi import FastAPI, Query, Request  # noqa: E402
 from fastapi import Path as InPath  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
-from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse  # noqa: E402
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response  # noqa: E402
+from pydantic import BaseModel, Field  # noqa: E402
 from starlette.requests import ClientDisconnect  # noqa: E402
 
 POLICY = "default-src 'self'; media-src 'self' blob:; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 LONGEST_QUERY = 2000
 MOST_RESULTS = 100
 MOST_CANDIDATES = 1024
-MOST_EXAMPLES = 8
-RETRY_AFTER = 5
-"""Seconds after which a client that got 503 may ask again."""
-OPEN_ROUTES = ("/health", ROUTE)
-"""What asks for no token; the second one asks for its own key."""
-COSTLY_ROUTES = ("/search", "/search/video", "/search/picture", "/similar", "/texts")
-"""How the addresses end that compute something."""
-MEDIA_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"}
+EXAMPLES_KEPT = 256
+"""Uploaded examples whose features stay in memory."""
+PREVIEWS = 12
+"""Thumbnails of a video that are shown in turn."""
+OPEN_ROUTES = ("/health",)
+"""Routes that need no token."""
+COSTLY_ROUTES = ("/search", "/texts")
+"""Ends of the addresses that compute something."""
+MEDIA_TYPES = {
+    ".mp4": "video/mp4",
+    ".m4v": "video/mp4",
+    ".webm": "video/webm",
+    ".mov": "video/quicktime",
+    ".mkv": "video/x-matroska",
+    ".ogv": "video/ogg",
+    ".avi": "video/x-msvideo",
+}
 UNKNOWN_TYPE = "application/octet-stream"
-WANTED = ("range", "if-range")
-"""Headers that say which bytes of a file are wanted."""
-MEDIA_TYPES |= {".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo"}
-
-T = TypeVar("T")
-UploadKind = Literal["clip", "picture", "features"]
-Id = Annotated[str, InPath(pattern="^[0-9a-f]{16,48}$", description="ID of a video in the index")]
+ID = "^[0-9a-f]{16}$"
+Id = Annotated[str, InPath(pattern=ID, description="ID of a video in the index")]
 Top = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of results")]
-Seconds = Annotated[float | None, Query(ge=0, le=1e7, description="seconds")]
-Words = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="text that the path contains")]
-Folder = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="folder, as /api/facets names it")]
-Said = Annotated[str | None, Query(max_length=LONGEST_QUERY, description="words that the captions contain")]
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "the request cannot be served; `detail` gives the reason"},
     401: {"description": "the token is missing or wrong"},
@@ -89,28 +77,31 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"description": "no such video"},
     422: {"description": "a value is out of range, or the video cannot be decoded"},
     429: {"description": "too many searches at once"},
-    502: {"description": "an index that another server has does not answer"},
-    508: {"description": "servers ask one another in a circle"},
+}
+UPLOAD_REFUSALS: dict[int | str, dict[str, Any]] = {
+    408: {"description": "the upload took too long"},
+    413: {"description": "the clip is too large"},
+    503: {"description": "too many uploads are pending; retry after the time in Retry-After"},
 }
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How an index is served.
+    """Options of a server.
 
     Attributes:
-        host: address to bind to.
-        port: to listen on.
-        token: what clients must show; None asks TVR_SEARCH_TOKEN, and beyond this machine draws one.
-        most_upload: bytes of an example clip.
-        max_pending: searches and texts that may run and wait at once, and uploads that may be under way.
-        upload_seconds: how long an upload may take.
-        videos: files and folders whose videos may be handed out; none for those that this user indexed here.
-        max_decoding: uploads that are decoded and encoded at once.
-        max_undecoded: uploads that may wait for it; more are refused.
+        host: Address to bind to.
+        port: Port to listen on.
+        token: Token that clients send, TVR_SEARCH_TOKEN by default; generated if other machines can connect.
+        most_upload: Maximum size of an upload in bytes.
+        max_pending: Maximum number of running and pending searches, and of uploads in progress.
+        upload_seconds: Maximum duration of an upload in seconds.
+        videos: Files and folders whose videos may be served, by default those that this user indexed here.
+        max_decoding: Maximum number of uploads that are decoded at the same time.
+        max_undecoded: Maximum number of uploads that wait for decoding.
 
     Raises:
-        SearchError: a number out of range, or videos that are not there.
+        SearchError: A number is out of range, or `videos` do not exist.
     """
 
     host: str = "127.0.0.1"
@@ -132,57 +123,43 @@ class ServerOptions:
             resolve_roots(self.videos)
 
     def required_token(self) -> str | None:
-        """Return what clients must show; None where anyone on this machine may ask."""
+        """Return the token that clients must send; None if only this machine can connect."""
         token = self.token or os.environ.get("TVR_SEARCH_TOKEN")
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
 
 
-def create_app(
-    searched: Searcher | Source, options: ServerOptions, token: str | None = None, key: str | None = None
-) -> FastAPI:
-    """Make the application.
-
-    Args:
-        searched: answers the queries.
-        options: limits.
-        token: what clients must show; None for nothing.
-        key: what `tvr search` of the same user shows; None where it is not answered.
-    """
-    source = LocalIndex(searched, options.videos) if isinstance(searched, Searcher) else searched
+def create_app(searcher: Searcher, options: ServerOptions, token: str | None = None) -> FastAPI:
+    """Make the application; with a token, clients must show it."""
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
-    app.state.metrics, app.state.limit = Metrics(), ConcurrencyLimit(options.max_pending)
-    app.state.decoding = ConcurrencyLimit(options.max_decoding + options.max_undecoded, "uploads", OverloadedError)
+    app.state.limit = ConcurrencyLimit(options.max_pending)
+    app.state.decoding = ConcurrencyLimit(options.max_decoding + options.max_undecoded, "uploads", 503)
     sweep_uploads()
+
+    def shown(path: str | Path) -> str:
+        """Return a path relative to its indexed folder; clients learn nothing else about this machine."""
+        path = Path(path)
+        root = next((root for root in searcher.catalog.roots if root in path.parents), path.parent)
+        return path.relative_to(root).as_posix()
+
     _guard(app, token, local=is_local(options.host))
     _explain(app)
-    searches = _Searches(app, options)
-    _add_search(app, source, options, searches)
-    if key is not None and isinstance(source, LocalIndex):
-        add_owner_search(app, source.searcher, key, searches.run)
-    _add_videos(app, source, searches)
-    _add_state(app, source)
+    _add_search(app, searcher, options, shown)
+    _add_videos(app, searcher, options, shown)
     _add_page(app)
     return app
 
 
-def serve(searched: Searcher | Source, options: ServerOptions) -> None:
-    """Serve until interrupted; requests under way are finished first.
-
-    Args:
-        searched: one index, or several as one.
-        options: where and how.
+def serve(searcher: Searcher, options: ServerOptions) -> None:
+    """Serve until interrupted; current requests are finished first.
 
     Raises:
-        SearchError: the port cannot be had.
+        SearchError: The port cannot be used.
     """
     uvicorn = optional("uvicorn", "tvr serve")
-    token, key = options.required_token(), secrets.token_urlsafe(24)
-    source = LocalIndex(searched, options.videos) if isinstance(searched, Searcher) else searched
-    app = create_app(source, options, token, key)
+    token = options.required_token()
+    app = create_app(searcher, options, token)
     shown = f"?token={token}" if token else ""
-    several = [member.source for member in source.members] if isinstance(source, Federation) else [source]
-    here = [one for one in several if isinstance(one, LocalIndex)]
-    kept = [str(root) for one in here for root in one.searcher.roots if not inside(root, one.handed_out)]
+    kept = [str(root) for root in searcher.catalog.roots if not inside(root, _served(searcher, options))]
     if kept:
         print(
             f"Not served: the videos in {', '.join(kept)}, which only the index names. If you want to serve them, add "
@@ -207,23 +184,17 @@ def serve(searched: Searcher | Source, options: ServerOptions) -> None:
         ) from error
     port = listening.getsockname()[1]
     print(f"Open http://{options.host}:{port}/{shown}  (Ctrl-C to stop)", flush=True)
-    with contextlib.ExitStack() as undo:
-        undo.enter_context(listening)
-        if isinstance(source, LocalIndex):
-            undo.enter_context(announced(source.searcher.catalog.folder, options.host, port, key))
+    with listening:
         uvicorn.Server(settings).run(sockets=[listening])
 
 
 def _guard(app: FastAPI, token: str | None, local: bool) -> None:
-    """Check every request before anything else sees it, and count every answer."""
+    """Check every request before anything else sees it."""
 
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = _refusal(request, token, local)
-        hops.set(_hops(request))
         response = refusal or await call_next(request)
-        route = request.scope.get("route")
-        app.state.metrics.count(getattr(route, "path", "unknown"), response.status_code)
         response.headers["Content-Security-Policy"] = POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
@@ -245,8 +216,9 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
         return JSONResponse(
             {"detail": "Searches and uploads are accepted only from this server's own page or from a program."}, 403
         )
-    if _hops(request) > MOST_HOPS:
-        return JSONResponse({"detail": "servers ask one another in a circle; look at what each --index names"}, 508)
+    names = [name for name, _ in request.query_params.multi_items()]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        return JSONResponse({"detail": f"{twice[:100]} is given more than once. Give it once."}, 400)
     if token is None or request.url.path in OPEN_ROUTES:
         return None
     if request.url.path == "/" and shows_token(token, None, request.query_params.get("token")):
@@ -257,12 +229,6 @@ def _refusal(request: Request, token: str | None, local: bool) -> Response | Non
         return None
     detail = "Send the token as Authorization: Bearer TOKEN, or open /?token=TOKEN once."
     return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})
-
-
-def _hops(request: Request) -> int:
-    """Return over how many servers a request came."""
-    said = request.headers.get(HOPS, "0")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 4 else 0
 
 
 def _foreign(request: Request) -> bool:
@@ -277,27 +243,22 @@ def _foreign(request: Request) -> bool:
 
 
 def _explain(app: FastAPI) -> None:
-    """Turn errors that a client can mend into a status and a sentence; no path of this machine and no stack is told."""
+    """Return errors as a status and one sentence, without server paths and stack traces."""
     statuses: dict[type[Exception], int] = {
         UnknownVideoError: 404,
-        TooLargeError: 413,
-        TooManyError: 429,
-        TooSlowError: 408,
-        OverloadedError: 503,
         BusyError: 503,
-        UnansweredError: 502,
-        GivenUpError: 499,  # nobody reads it; counted as other servers count clients that left
+        GivenUpError: 499,  # no client reads it
         SearchError: 400,
     }
 
-    async def mendable(_: Request, error: Exception) -> Response:
+    async def refused(_: Request, error: Exception) -> Response:
         status = next(s for kind, s in statuses.items() if isinstance(error, kind))
         headers = {"Retry-After": str(RETRY_AFTER)} if status == 503 else None
         return JSONResponse({"detail": str(error)}, status, headers)
 
     async def undecodable(_: Request, error: Exception) -> Response:
         assert isinstance(error, MediaError)
-        what = "picture" if isinstance(error, PictureError) else "clip"
+        what = "image" if isinstance(error, PictureError) else "clip"
         return JSONResponse({"detail": f"the {what} {error.reason}"}, 422)
 
     async def invalid(_: Request, error: Exception) -> Response:
@@ -306,7 +267,7 @@ def _explain(app: FastAPI) -> None:
         return JSONResponse({"detail": "; ".join(found)}, 422)
 
     for kind in statuses:
-        app.add_exception_handler(kind, mendable)
+        app.add_exception_handler(kind, refused)
 
     async def gone(_: Request, error: Exception) -> Response:
         return JSONResponse({"detail": "the upload was interrupted"}, 400)
@@ -316,260 +277,158 @@ def _explain(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
 
 
-def _filter(
-    shortest: float | None, longest: float | None, path: str | None, caption: str | None, folder: str | None = None
-) -> Filter | None:
-    wanted = Filter(shortest, longest, path or None, caption or None, folder)
-    return None if wanted == Filter() else wanted
+class SearchQuery(BaseModel, extra="forbid"):
+    """Parameters of a search."""
+
+    query: str = Field("", max_length=LONGEST_QUERY, description="description of the videos to find")
+    like: str | None = Field(None, pattern=ID, description="ID of a video or of an uploaded example")
+    top: int = Field(10, ge=1, le=MOST_RESULTS, description="number of results")
+    rerank: str | None = Field(None, max_length=100, description="scorer of the second stage, or none")
+    candidates: int = Field(CANDIDATES, ge=1, le=MOST_CANDIDATES, description="number of candidates")
+    normalize: Normalize = "none"
+    folder: str | None = Field(None, max_length=LONGEST_QUERY, description="folder inside an indexed one")
+    threshold: float | None = Field(None, ge=0, le=1, description="minimum relevance of the results")
 
 
-class _Searches:
-    """Runs what clients ask for: so much at once and no more, in threads that nothing else waits for.
+class LibraryQuery(BaseModel, extra="forbid"):
+    """Parameters of the list of videos."""
 
-    Args:
-        app: counts how many run and how long they take.
-        options: how many.
-    """
-
-    def __init__(self, app: FastAPI, options: ServerOptions) -> None:
-        self.limit: ConcurrencyLimit = app.state.limit
-        self.metrics: Metrics = app.state.metrics
-        self._pool = ThreadPoolExecutor(options.max_pending, "tvr-search")
-
-    async def run(self, request: Request, work: Callable[[GivenUp], T]) -> T:
-        """Run work while the client is there.
-
-        Raises:
-            TooManyError: no place is free.
-            GivenUpError: the client is gone.
-        """
-        context = contextvars.copy_context()  # over how many servers the request came
-        with self.limit.enter():
-            return await while_wanted(request.receive, self._pool, lambda given_up: context.run(work, given_up))
-
-    async def search(self, request: Request, source: Source, asked: Callable[[], SearchRequest]) -> dict[str, Any]:
-        """Run a search and return its answer in plain values; how long it takes is counted."""
-
-        def work(_: GivenUp) -> dict[str, Any]:
-            began = time.perf_counter()
-            answer = source.search(asked())
-            self.metrics.took(time.perf_counter() - began)
-            return answer.plain()
-
-        return await self.run(request, work)
+    folder: str | None = Field(None, max_length=LONGEST_QUERY, description="folder inside an indexed one")
+    top: int = Field(24, ge=1, le=MOST_RESULTS, description="number of videos")
+    after: int = Field(0, ge=0, le=10**9, description="number of videos to skip")
 
 
-def _add_search(app: FastAPI, source: Source, options: ServerOptions, searches: _Searches) -> None:
-    examples = Examples()
-    uploads = ConcurrencyLimit(options.max_pending, "uploads")  # each takes room on the disk before it is searched for
-    decoding: ConcurrencyLimit = app.state.decoding  # each takes memory and a processor
+def _add_search(app: FastAPI, searcher: Searcher, options: ServerOptions, shown: Callable[[str | Path], str]) -> None:
+    examples: OrderedDict[str, Example] = OrderedDict()
+    searches = ThreadPoolExecutor(options.max_pending, "tvr-search")
     decoders = ThreadPoolExecutor(options.max_decoding, "tvr-decode")
-
-    def known(name: str) -> Example:
-        return examples.get(name) or source.example(name)
+    uploads = ConcurrencyLimit(options.max_pending, "uploads")  # each takes disk space
+    limit: ConcurrencyLimit = app.state.limit
+    decoding: ConcurrencyLimit = app.state.decoding  # each takes memory and a processor
 
     @app.get("/api/search", responses=REFUSALS)
-    async def search(
-        request: Request,
-        query: Annotated[str, Query(max_length=LONGEST_QUERY, description="description of the videos to find")] = "",
-        without: Annotated[str, Query(max_length=LONGEST_QUERY, description="description of content to avoid")] = "",
-        like: Annotated[
-            list[Id],
-            Query(max_length=MOST_EXAMPLES, description="IDs of videos or examples that results should resemble"),
-        ] = [],  # noqa: B006
-        unlike: Annotated[
-            list[Id],
-            Query(max_length=MOST_EXAMPLES, description="IDs of videos or examples that results should not resemble"),
-        ] = [],  # noqa: B006
-        top: Top = 10,
-        rerank: Annotated[str | None, Query(max_length=100, description="scorer of the second stage, or none")] = None,
-        candidates: Annotated[int, Query(ge=1, le=MOST_CANDIDATES)] = 256,
-        normalize: Normalize = "none",
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
-        folder: Folder = None,
-        caption: Said = None,
-        threshold: Annotated[float | None, Query(ge=0, le=1, description="minimum relevance of the results")] = None,
-        evidence: Annotated[bool, Query(description="include the data for merging with other answers")] = False,
-    ) -> dict[str, Any]:
-        """Find videos by words, by examples, or by both."""
-        only = _filter(shortest, longest, path, caption, folder)
+    async def search(request: Request, asked: Annotated[SearchQuery, Query()]) -> dict[str, Any]:
+        """Find videos by text, by an example, or by both."""
 
-        def asked() -> SearchRequest:
-            wanted, unwanted = ([known(each) for each in ids] for ids in (like, unlike))
-            return SearchRequest(
-                query, top, rerank, candidates, normalize, only, threshold, without, wanted, unwanted, evidence
-            )
+        def work(_: GivenUp) -> dict[str, Any]:
+            example = examples.get(asked.like or "")
+            if asked.like and example is None:
+                example = searcher.example(asked.like)
+            answer = searcher.search(**asked.model_dump(exclude={"like"}), like=example).plain()
+            for result in answer["results"]:
+                result["path"] = shown(result["path"])
+            return answer
 
-        return await searches.search(request, source, asked)
-
-    @app.get("/api/videos/{video}/similar", responses=REFUSALS)
-    async def similar(
-        request: Request,
-        video: Id,
-        top: Top = 10,
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
-        folder: Folder = None,
-        caption: Said = None,
-    ) -> dict[str, Any]:
-        """Find videos that look like one of the index."""
-        only = _filter(shortest, longest, path, caption, folder)
-        return await searches.search(
-            request, source, lambda: SearchRequest(top=top, only=only, like=[source.example(video)])
-        )
-
-    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    body = {"required": True, "content": content}
-    too_large: dict[int | str, dict[str, Any]] = {
-        408: {"description": "the upload took too long"},
-        413: {"description": "the clip is too large"},
-        503: {"description": "too many uploads are pending; retry after the time in Retry-After"},
-    }
-
-    async def read_upload(request: Request, kind: UploadKind, name: str) -> tuple[Example, str | None]:
-        """Take the body in and make an example of it, with its id where it has one; nothing stays on the disk."""
-        decoding.require_place()  # before the body comes for nothing
-        with upload_folder() as folder:
-            clip = folder / "example"
-            with uploads.enter():
-                promised = request.headers.get("content-length")
-                await save_upload(request.stream(), clip, promised, options.most_upload, options.upload_seconds)
-            if kind == "features":
-                content = clip.read_bytes()
-                return source.accept(content, name), content_id(content)
-            context = contextvars.copy_context()
-            with decoding.enter():
-                read = functools.partial(source.read, clip, kind, name)
-                return await while_wanted(request.receive, decoders, lambda _: context.run(read)), None
-
-    @app.post("/api/examples", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
-    async def keep_example(
-        request: Request,
-        kind: Annotated[UploadKind, Query(description="type of the body")] = "clip",
-        name: Annotated[str, Query(max_length=200, description="name of the upload")] = "",
-    ) -> dict[str, str]:
-        """Take a clip or a picture as an example for searches to come, until others have taken its place."""
-        example, own = await read_upload(request, kind, name or f"example {kind}")
-        return {"id": examples.keep(example, own), "name": example.name}
-
-    @app.get("/api/features/{video}", responses=REFUSALS, response_class=Response)
-    def features(video: Id) -> Response:
-        """Return what a video or an example is compared by, for another server that compares its videos with it."""
-        return Response(pack(known(video)), media_type="application/octet-stream")
-
-    @app.post("/api/search/video", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
-    async def by_clip(
-        request: Request,
-        top: Top = 10,
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
-        folder: Folder = None,
-        caption: Said = None,
-    ) -> dict[str, Any]:
-        """Find videos that look like the clip in the body."""
-        only = _filter(shortest, longest, path, caption, folder)
-        example, _ = await read_upload(request, "clip", "example clip")
-        return await searches.search(request, source, lambda: SearchRequest(top=top, only=only, like=[example]))
-
-    @app.post("/api/search/picture", responses=REFUSALS | too_large, openapi_extra={"requestBody": body})
-    async def by_picture(
-        request: Request,
-        top: Top = 10,
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
-        folder: Folder = None,
-        caption: Said = None,
-    ) -> dict[str, Any]:
-        """Find videos that look like the picture in the body."""
-        only = _filter(shortest, longest, path, caption, folder)
-        example, _ = await read_upload(request, "picture", "example picture")
-        return await searches.search(request, source, lambda: SearchRequest(top=top, only=only, like=[example]))
-
-
-def _add_videos(app: FastAPI, source: Source, searches: _Searches) -> None:
-    @app.get("/api/videos", responses=REFUSALS)
-    def library(
-        top: Annotated[int, Query(ge=1, le=MOST_RESULTS, description="number of videos")] = 24,
-        after: Annotated[int, Query(ge=0, le=10**9, description="number of videos to skip")] = 0,
-        shortest: Seconds = None,
-        longest: Seconds = None,
-        path: Words = None,
-        folder: Folder = None,
-        caption: Said = None,
-    ) -> dict[str, Any]:
-        """List videos, the latest first; of several indexes one after the other."""
-        return source.library(_filter(shortest, longest, path, caption, folder) or Filter(), top, after)
-
-    @app.get("/api/facets", responses=REFUSALS)
-    def facets() -> dict[str, Any]:
-        """Count videos by folder and by length."""
-        return source.facets()
-
-    @app.get("/api/videos/{video}/about", responses=REFUSALS)
-    def about(video: Id) -> dict[str, Any]:
-        """Say what is known of one video, and which of its moments have pictures."""
-        return source.about(video)
-
-    @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
-    def file(request: Request, video: Id) -> Response:
-        """Return the video itself, or the range of bytes that is asked for."""
-        wanted = {name: value for name in WANTED if (value := request.headers.get(name)) is not None}
-        found = source.file(video, wanted)
-        if isinstance(found, Path):
-            return FileResponse(found, media_type=MEDIA_TYPES.get(found.suffix.lower(), UNKNOWN_TYPE))
-        kind = found.headers.get("content-type", UNKNOWN_TYPE)
-        known = kind if kind in MEDIA_TYPES.values() else UNKNOWN_TYPE  # never what a browser takes for a page
-        return StreamingResponse(found.chunks, found.status, {**found.headers, "content-type": known})
-
-    @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
-    def picture(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
-        """Return the indexed frame nearest to a time as JPEG."""
-        return Response(source.picture(video, time), media_type="image/jpeg")
+        with limit.enter():
+            return await while_wanted(request.receive, searches, work)
 
     @app.get("/api/videos/{video}/texts", responses=REFUSALS)
     async def texts(request: Request, video: Id, top: Top = 10) -> list[dict[str, Any]]:
         """Return the queries of the index's bank, or without one the captions, that fit a video, best first."""
-        return await searches.run(request, lambda given_up: source.texts(video, top, given_up))
+        with limit.enter():
+            found = await while_wanted(
+                request.receive, searches, lambda given_up: searcher.describe(video, top, given_up=given_up)
+            )
+        return [{"text": text, "score": score} for text, score in found]
+
+    body = {"required": True, "content": {UNKNOWN_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+
+    @app.post("/api/examples", responses=REFUSALS | UPLOAD_REFUSALS, openapi_extra={"requestBody": body})
+    async def upload(
+        request: Request,
+        kind: Annotated[ExampleKind, Query(description="type of the body")] = "clip",
+        name: Annotated[str, Query(max_length=200, description="name of the upload")] = "",
+    ) -> dict[str, str]:
+        """Keep the clip or image in the body as an example for later searches, until newer ones replace it."""
+        decoding.require_place()  # before the body is received
+        with upload_folder() as folder:
+            path = folder / "example"
+            with uploads.enter():
+                promised = request.headers.get("content-length")
+                await save_upload(request.stream(), path, promised, options.most_upload, options.upload_seconds)
+            with decoding.enter():
+                example = await while_wanted(
+                    request.receive, decoders, lambda _: searcher.read_example(path, kind, name or f"example {kind}")
+                )
+        key = secrets.token_hex(8)
+        examples[key] = example
+        while len(examples) > EXAMPLES_KEPT:
+            examples.popitem(last=False)
+        return {"id": key, "name": example.name}
 
 
-def _add_state(app: FastAPI, source: Source) -> None:
-    @app.get("/api/index", responses={502: REFUSALS[502]})
+def _add_videos(app: FastAPI, searcher: Searcher, options: ServerOptions, shown: Callable[[str | Path], str]) -> None:
+    catalog = searcher.catalog
+
+    def facts(row: VideoRow) -> dict[str, Any]:
+        return {
+            "id": row.id,
+            "path": shown(row.path),
+            "duration": row.duration,
+            "width": row.width,
+            "height": row.height,
+        }
+
+    @app.get("/api/videos", responses=REFUSALS)
+    def library(asked: Annotated[LibraryQuery, Query()]) -> dict[str, Any]:
+        """List videos, the newest first."""
+        rows, count = catalog.listed(asked.folder, asked.top, asked.after)
+        return {"videos": [facts(row) for row in rows], "count": count}
+
+    @app.get("/api/videos/{video}/about", responses=REFUSALS)
+    def about(video: Id) -> dict[str, Any]:
+        """Return a video's facts, its captions, and the times of its thumbnails."""
+        row = facts(catalog.video(video))
+        return {**row, "captions": catalog.captions_of(video), "pictures": catalog.picture_times(video, PREVIEWS)}
+
+    @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
+    def file(video: Id) -> Response:
+        """Return the video itself, or a range of its bytes."""
+        found = handed_out(searcher.file_of(video), _served(searcher, options))
+        return FileResponse(found, media_type=MEDIA_TYPES.get(found.suffix.lower(), UNKNOWN_TYPE))
+
+    @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
+    def picture(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
+        """Return the indexed frame nearest to a time as JPEG."""
+        return Response(catalog.picture(video, time), media_type="image/jpeg")
+
+    @app.get("/api/index")
     def index() -> dict[str, Any]:
-        """Say what is indexed, which scorers there are, and of several indexes which do not answer."""
-        return source.state()
+        """Return the number of videos, the scorers, the folders, and queries to try."""
+        return {
+            "videos": catalog.count(),
+            "scorers": list(searcher.scorers),
+            "normalize": ["none", "sinkhorn"] if catalog.fact("bank") else ["none"],
+            "folders": searcher.folders(),
+            "examples": searcher.example_queries(),
+            "skipped": len(catalog.skipped()),
+            "store": searcher.store.partition("://")[0],
+        }
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        """Say that requests are answered."""
-        source.ready()
+        """Confirm that the index can be read."""
+        catalog.fact("version")
         return {"status": "ok"}
-
-    @app.get("/metrics", response_class=Response)
-    def metrics() -> Response:
-        """Return counters in the text format of Prometheus."""
-        text = app.state.metrics.text(source.count(), app.state.limit.inside, app.state.decoding.inside)
-        return Response(text, media_type="text/plain; version=0.0.4")
 
 
 def _add_page(app: FastAPI) -> None:
-    files = {
-        "/": ("index.html", "text/html"),
-        "/app.js": ("app.js", "text/javascript"),
-        "/player.js": ("player.js", "text/javascript"),
-        "/app.css": ("app.css", "text/css"),
+    kinds = {
+        "index.html": "text/html",
+        "app.js": "text/javascript",
+        "player.js": "text/javascript",
+        "app.css": "text/css",
     }
-    for address, (name, kind) in files.items():
+    for name, kind in kinds.items():
         content = (resources.files("tvr_lightning.search") / "page" / name).read_text(encoding="utf-8")
+        address = "/" if name == "index.html" else f"/{name}"
         app.add_api_route(address, _page(content, kind), include_in_schema=False)
 
 
 def _page(content: str, kind: str) -> Callable[[], Response]:
-    def page() -> Response:
-        return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
+    return lambda: Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
-    return page
+
+def _served(searcher: Searcher, options: ServerOptions) -> list[Path]:
+    """Return the files and folders whose videos may be served; what the index itself names does not count."""
+    return resolve_roots(options.videos) if options.videos else remembered(searcher.catalog).roots

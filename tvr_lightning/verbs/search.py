@@ -11,18 +11,12 @@ from typing import Annotated
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.places import File, Folder, NewFolder, Place
 from tvr_lightning.progress import shown
-from tvr_lightning.ranges import Count, NotNegative, Range, Share
+from tvr_lightning.ranges import Count, Range, Share
 from tvr_lightning.search.errors import SearchError
-from tvr_lightning.search.question import Question
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
-from tvr_lightning.search.running import ask
 
 CAPTIONS_SHOWN = 2
-UNNAMED = "index"
-"""Index where none is named."""
-Index = Annotated[
-    str, Place("folder", "make one with tvr index VIDEOS... --out {path}", or_address=True, unless_given="index")
-]
+Index = Annotated[Path, Place("folder", "make one with tvr index VIDEOS... --out {path}")]
 
 
 def run_index(
@@ -39,9 +33,6 @@ def run_index(
     captions: File | None = None,
     captioner: str | None = None,
     trust: list[str] | None = None,
-    transcripts: File | None = None,
-    transcribe: str | None = None,
-    watch: bool = False,
     segments: SegmentKind | None = None,
     segment_length: float | None = None,
     segment_overlap: float | None = None,
@@ -61,14 +52,11 @@ def run_index(
         frames: number of frames per video, without a checkpoint.
         sampling: rule for selecting the frames, without a checkpoint.
         seed: seed for random weights.
-        store: lancedb, exact, qdrant, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
+        store: lancedb, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
         bank: text file with one query per line, for --normalize sinkhorn and for finding the texts of a video.
         captions: file with descriptions of the videos: parquet from `tvr caption`, or .csv or .jsonl with its columns.
         captioner: vision-language model that describes the videos instead: a hub name or a folder.
         trust: module whose classes the checkpoints may name, can be repeated; its code is run.
-        transcripts: what is said in videos, .csv or .jsonl with the columns video_id, start, end and text.
-        transcribe: Whisper's weights that hear it instead, a file, or base or small of openai-whisper's cache.
-        watch: go on until interrupted, and take in what is new, changed or removed in the folders.
         segments: rule for cutting videos longer than segment_length: shots (by default), windows, or none.
         segment_length: length of a window, and maximum length of a shot, in seconds; 20 by default.
         segment_overlap: overlap of windows in seconds; 0 by default.
@@ -78,10 +66,9 @@ def run_index(
         prune: removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
     """
     with shown("index: loading"):
-        from tvr_lightning.search.indexing import index, tell
+        from tvr_lightning.search.indexing import index
         from tvr_lightning.search.scorer import ScorerSource
         from tvr_lightning.search.segments import LENGTH, Segments
-        from tvr_lightning.search.watching import Watch
 
     if ckpt_path and weights:
         raise SearchError(
@@ -117,12 +104,10 @@ def run_index(
         captioner=captioner,
         trust=trust or (),
         segments=wanted,
-        transcripts=transcripts,
-        transcriber=transcribe,
-        watch=Watch() if watch else None,
-        tell=tell,
         prune=prune,
     )
+    for line in report.lines():
+        print(line)
     if report.total:
         print(f'Wrote {out}. Next: tvr search "a query" --index {out}, or tvr serve --index {out}')
         return 0
@@ -132,69 +117,55 @@ def run_index(
 
 def run_search(
     query: Sequence[str] = (),
-    index: list[Index] | None = None,
-    video: list[File] | None = None,
-    image: list[File] | None = None,
-    without: str = "",
+    index: Index = Path("index"),
+    video: File | None = None,
+    image: File | None = None,
     top: Count = 10,
     rerank: str | None = None,
     candidates: Count = 256,
     normalize: Normalize = "none",
-    shortest: NotNegative | None = None,
-    longest: NotNegative | None = None,
-    path: str | None = None,
-    caption: str | None = None,
+    folder: str | None = None,
     min_relevance: Share | None = None,
     json: bool = False,
-    patience: Annotated[float, Range(above=0, at_most=600)] = 10.0,
     store: str | None = None,
     trust: list[str] | None = None,
     device: str | None = None,
 ) -> int:
-    """Find videos in an index by text or by an example; faster while a `tvr serve` of the index runs on this machine.
+    """Find videos in an index by text or by an example.
 
     Args:
         query: description of the videos to find.
-        index: folder of the index, or address of a tvr serve; can be repeated, "index" by default.
-        video: example clip instead of or in addition to text; can be repeated.
-        image: example image instead of or in addition to text; can be repeated.
-        without: description of content that results should not show.
+        index: folder of the index.
+        video: example clip instead of or in addition to text.
+        image: example image instead of or in addition to text.
         top: number of results.
         rerank: scorer that ranks the candidates, such as gare, tcmgc or gaid; none keeps the order of the vectors.
         candidates: number of videos that this scorer ranks.
         normalize: sinkhorn keeps hub videos from dominating the results; the index needs a --bank.
-        shortest: minimum duration of a video in seconds.
-        longest: maximum duration of a video in seconds.
-        path: text that a video's path contains.
-        caption: words that a video's captions contain, all of them.
+        folder: folder whose videos may be found, relative to an indexed folder.
         min_relevance: minimum relevance of results, from 0 to 1: the share of unrelated queries that would score lower.
         json: print JSON.
-        patience: seconds that each of several indexes may take; the others answer without it.
         store: address of the index's vectors, such as s3://BUCKET/PATH, for an index that another user made.
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
         device: device for the methods; a GPU by default if available.
     """
-    clips, images = ([str(Path(each).absolute()) for each in given or []] for given in (video, image))
-    question = Question(
-        " ".join(query), clips, top, rerank, candidates, normalize, shortest, longest, path, caption,
-        min_relevance, images, without,
-    )  # fmt: skip
-    indexes = index or [UNNAMED]
-    # These say how the index is to be opened, which a server has done in its own way.
-    alone = len(indexes) == 1 and "://" not in indexes[0]
-    answer = ask(Path(indexes[0]), question) if alone and store is None and device is None and not trust else None
-    if answer is None:
-        with shown("search: opening the index; tvr serve keeps it open"):
-            from tvr_lightning.search.federation import open_indexes
+    text, example = " ".join(query), video or image
+    if video and image:
+        raise SearchError("Use one example, either --video or --image.")
+    if example and not text and (rerank is not None or normalize != "none" or min_relevance is not None):
+        raise SearchError("Examples are compared frame by frame. Drop --rerank, --normalize, and --min_relevance.")
+    with shown("search: opening the index; tvr serve keeps it open"):
+        from tvr_lightning.search.engine import Searcher
 
-            with open_indexes(indexes, patience, _device(device), store, trust or (), public=False)[0] as source:
-                answer = question.ask(source)
+        with Searcher(index, _device(device), store, trust or ()) as searcher:
+            like = searcher.read_example(example, "image" if image else "clip") if example else None
+            answer = searcher.search(text, top, rerank, candidates, normalize, folder, min_relevance, like)
     show(answer, as_json=json)
     return 0
 
 
 def run_serve(
-    index: list[Index] | None = None,
+    index: Index = Path("index"),
     host: str = "127.0.0.1",
     port: Annotated[int, Range(at_least=0, at_most=65535)] = 8321,
     token: str | None = None,
@@ -204,12 +175,11 @@ def run_serve(
     store: str | None = None,
     trust: list[str] | None = None,
     device: str | None = None,
-    patience: Annotated[float, Range(above=0, at_most=600)] = 10.0,
 ) -> int:
-    """Serve a web page and an API that search one or more indexes.
+    """Serve a web page and an API that search an index.
 
     Args:
-        index: folder of the index, or address of another tvr serve; can be repeated, "index" by default.
+        index: folder of the index.
         host: address to bind to; an address other than this machine's own requires a token, generated by default.
         port: port to listen on.
         token: token that clients send in a header, or once in the page's address; TVR_SEARCH_TOKEN by default.
@@ -219,19 +189,14 @@ def run_serve(
         store: address of the index's vectors, such as s3://BUCKET/PATH, for an index that another user made.
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
         device: device for the methods; a GPU by default if available.
-        patience: seconds that each of several indexes may take; the others answer without it.
     """
     with shown("serve: loading"):
-        from tvr_lightning.search.federation import open_indexes
+        from tvr_lightning.search.engine import Searcher
         from tvr_lightning.search.server import ServerOptions, serve
 
-    named = tuple(videos or ())
-    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=named)
-    source, silent = open_indexes(index or [UNNAMED], patience, _device(device), store, trust or (), named)
-    for sentence in silent:
-        print(f"note: {sentence}; it is asked again with every search", file=sys.stderr)
-    with source:
-        serve(source, options)
+    options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=tuple(videos or ()))
+    with Searcher(index, _device(device), store, trust or ()) as searcher:
+        serve(searcher, options)
     return 0
 
 
@@ -253,11 +218,9 @@ def show(answer: Answer, as_json: bool) -> None:
         extra = "" if r.relevance is None else f"  relevance {r.relevance:.2f}"
         extra += "" if r.sound is None else f"  sound {r.sound:+.3f}"
         extra += "" if r.bias is None else f"  bias {r.bias:+.3f}"
-        path = f"{r.index}: {r.path}" if "://" in r.index else str(_from_here(Path(r.path)))
+        path = _from_here(Path(r.path))
         print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
         print(f"     best at {where}")
-        for said in r.said:
-            print(f"     said at {clock(said.start)}: {said.text}")
         for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]:
             print(f"     {text}")
 

@@ -1,10 +1,10 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
-const OPTIONS = ["folder", "length", "without", "rerank", "beside", "normalize", "top", "path", "caption"];
+const OPTIONS = ["folder", "rerank", "beside", "normalize", "top"];
 const PAGE = 24;
 const GOOD = 0.9;
-/* What is asked: examples as {id, name, not}, and what a later question overtakes. */
-const state = { examples: [], asked: 0, listed: 0, results: [] };
+/* The current query: an example as {id, name}, and the number of the latest request. */
+const state = { example: null, asked: 0, listed: 0, results: [] };
 
 function say(text, wrong = false) {
   $("status").textContent = text;
@@ -24,12 +24,7 @@ async function fetchJson(address, options) {
 }
 
 function filters() {
-  const values = new URLSearchParams();
-  for (const name of ["folder", "path", "caption"]) if ($(name).value) values.set(name, $(name).value);
-  const [shortest, longest] = $("length").value.split("-");
-  if (Number(shortest)) values.set("shortest", shortest);
-  if (longest) values.set("longest", longest);
-  return values;
+  return new URLSearchParams($("folder").value ? { folder: $("folder").value } : {});
 }
 
 function searchAddress(rerank) {
@@ -37,8 +32,7 @@ function searchAddress(rerank) {
   const query = $("query").value.trim();
   values.set("top", $("top").value || "12");
   values.set("query", query);
-  if ($("without").value.trim()) values.set("without", $("without").value.trim());
-  for (const each of state.examples) values.append(each.not ? "unlike" : "like", each.id);
+  if (state.example) values.set("like", state.example.id);
   if (query && rerank) values.set("rerank", rerank);
   values.set("normalize", $("normalize").value || "none");
   if (query && $("good").checked) values.set("threshold", String(GOOD));
@@ -49,7 +43,7 @@ function searchAddress(rerank) {
 function address() {
   const values = new URLSearchParams();
   if ($("query").value.trim()) values.set("q", $("query").value.trim());
-  for (const each of state.examples) values.append(each.not ? "unlike" : "like", `${each.id}~${each.name}`);
+  if (state.example) values.set("like", `${state.example.id}~${state.example.name}`);
   for (const name of OPTIONS) if ($(name).value && $(name).value !== $(name).initial) values.set(name, $(name).value);
   if ($("good").checked) values.set("good", "1");
   return values;
@@ -77,10 +71,10 @@ async function restore() {
   $("query").value = values.get("q") ?? "";
   for (const name of OPTIONS) $(name).value = values.get(name) ?? $(name).initial;
   $("good").checked = values.has("good");
-  const parts = (text, not) => ({ id: text.split("~")[0], name: text.split("~").slice(1).join("~"), not });
-  state.examples = [...values.getAll("like").map((text) => parts(text, false)), ...values.getAll("unlike").map((text) => parts(text, true))];
+  const [id, ...name] = (values.get("like") ?? "").split("~");
+  state.example = id ? { id, name: name.join("~") } : null;
   const video = values.get("video"), time = Number(values.get("t")) || 0;
-  drawChips();
+  drawChip();
   await (isAsked() ? ask() : showStart());
   if (video) await openAgain(video, time);
 }
@@ -98,11 +92,11 @@ async function openAgain(video, time) {
   }
 }
 
-const isAsked = () => $("query").value.trim() !== "" || state.examples.some((each) => !each.not);
+const isAsked = () => $("query").value.trim() !== "" || state.example !== null;
 
 /* A video of the library as a result without moments. */
 function plain(video) {
-  return { captions: [], ...video, start: 0, best: [], moments: [], said: [], why: [], relevance: null };
+  return { captions: [], ...video, start: 0, best: [], moments: [], relevance: null };
 }
 
 /* Ask for one answer, or two to show side by side; an answer that was overtaken by a later question is dropped. */
@@ -156,23 +150,11 @@ async function showMore() {
   }
 }
 
-function drawChips() {
-  $("chips").replaceChildren(...state.examples.map((example) => {
-    const chip = document.createElement("li"), name = document.createElement("span"), forget = document.createElement("button");
-    chip.className = "chip";
-    name.textContent = name.title = `${example.not ? "not like" : "like"} ${example.name}`;
-    forget.type = "button";
-    forget.textContent = "×";
-    forget.setAttribute("aria-label", `Forget ${example.name}`);
-    forget.addEventListener("click", () => {
-      state.examples = state.examples.filter((each) => each !== example);
-      drawChips();
-      $("query").focus();
-      submit();
-    });
-    chip.append(name, forget);
-    return chip;
-  }));
+function drawChip() {
+  $("chip").hidden = !state.example;
+  if (!state.example) return;
+  $("like").textContent = $("like").title = `like ${state.example.name}`;
+  $("forget").setAttribute("aria-label", `Forget ${state.example.name}`);
 }
 
 function submit() {
@@ -180,33 +162,28 @@ function submit() {
   return isAsked() ? ask() : showStart();
 }
 
-/* A video of the index as an example: alone, or as what is not wanted beside what was asked. */
-function askLike(result, not) {
-  const example = { id: result.id, name: result.path, not };
-  if (not) state.examples = [...state.examples.filter((each) => each.id !== result.id), example];
-  else {
-    state.examples = [example];
-    $("query").value = "";
-  }
-  drawChips();
+/* Search with a video of the index as the example, without text. */
+function askLike(result) {
+  state.example = { id: result.id, name: result.path };
+  $("query").value = "";
+  drawChip();
   submit();
 }
 
-/* Read before they are sent: the request then no longer hangs on the chosen file, which the page lets go of. */
-async function askFiles(files) {
-  const mine = ++state.asked;
+/* The file is read before it is sent, so that the request does not depend on it. */
+async function askFile(files) {
+  if (files.length > 1) return say("Use one image or clip at a time.", true);
+  const mine = ++state.asked, file = files[0];
   say("Sending …");
   try {
-    for (const file of files) {
-      const body = await file.arrayBuffer().catch(() => { throw new Error(`${file.name}: this browser cannot read the file`); });
-      const kind = file.type.startsWith("image/") ? "picture" : "clip";
-      const values = new URLSearchParams({ kind, name: (file.name || kind).slice(0, 200) });
-      const headers = { "Content-Type": file.type || "video/mp4" };
-      const kept = await fetchJson(`/api/examples?${values}`, { method: "POST", body, headers });
-      if (mine !== state.asked) return;
-      state.examples = [...state.examples, { ...kept, not: false }].slice(-8);
-    }
-    drawChips();
+    const body = await file.arrayBuffer().catch(() => { throw new Error(`${file.name}: this browser cannot read the file`); });
+    const kind = file.type.startsWith("image/") ? "image" : "clip";
+    const values = new URLSearchParams({ kind, name: (file.name || kind).slice(0, 200) });
+    const headers = { "Content-Type": file.type || "video/mp4" };
+    const kept = await fetchJson(`/api/examples?${values}`, { method: "POST", body, headers });
+    if (mine !== state.asked) return;
+    state.example = kept;
+    drawChip();
     submit();
   } catch (error) {
     if (mine === state.asked) say(error.message, true);
@@ -237,8 +214,8 @@ function drawCard(result, list) {
   const time = result.rank ? `${clock(result.start)} of ${clock(result.duration)}` : clock(result.duration);
   find(".time").textContent = time;
   find(".play").setAttribute("aria-label", `${time}: play ${result.path}`);
-  const facts = [...result.why, ...(result.index ? [`in ${result.index}`] : [])];
-  if (result.relevance !== null) facts.unshift(result.relevance >= GOOD ? "good match" : "weak match");
+  const facts = [];
+  if (result.relevance !== null) facts.push(result.relevance >= GOOD ? "good match" : "weak match");
   find(".facts").textContent = facts.join(" · ");
   if (result.rank) find(".facts").title = `score ${result.score.toFixed(3)}` + (result.relevance === null ? "" : `, better than ${Math.floor(100 * result.relevance)} % of unrelated queries`);
   find(".facts").hidden = !facts.length;
@@ -246,7 +223,7 @@ function drawCard(result, list) {
   find(".said").hidden = !result.captions.length;
   find(".play").addEventListener("click", () => play(result.start));
   find(".similar").setAttribute("aria-label", `More like this: ${result.path}`);
-  find(".similar").addEventListener("click", () => askLike(result, false));
+  find(".similar").addEventListener("click", () => askLike(result));
   find(".strip").hidden = !result.moments.length;
   drawBars(find(".strip"), result);
   drawMoments(find(".moments"), result, play);
@@ -323,8 +300,14 @@ $("form").addEventListener("change", (event) => {
 });
 $("example").addEventListener("change", () => {
   const files = [...$("example").files];
-  if (files.length) askFiles(files);
+  if (files.length) askFile(files);
   $("example").value = "";
+});
+$("forget").addEventListener("click", () => {
+  state.example = null;
+  drawChip();
+  $("query").focus();
+  submit();
 });
 $("home").addEventListener("click", (event) => {
   event.preventDefault();
@@ -336,13 +319,13 @@ document.addEventListener("dragover", (event) => event.preventDefault());
 document.addEventListener("drop", (event) => {
   event.preventDefault();
   const files = [...event.dataTransfer.files];
-  if (files.length) askFiles(files);
+  if (files.length) askFile(files);
 });
 document.addEventListener("paste", (event) => {
   const files = [...event.clipboardData.files];
   if (!files.length) return;
   event.preventDefault();
-  askFiles(files);
+  askFile(files);
 });
 window.addEventListener("popstate", restore);
 setUpPlayer($("player"), askLike);
@@ -351,21 +334,13 @@ function option(value, text = value) {
   return new Option(text, value);
 }
 
-function drawOptions(index, facets) {
-  const several = index.indexes.length ? ` in ${index.indexes.length} ${index.indexes.length > 1 ? "indexes" : "index"}` : "";
-  const missing = index.indexes.filter((each) => each.problem).map((each) => `; ${each.problem}`).join("");
-  $("state").textContent = `${index.videos} videos${several}` + (index.skipped ? `, ${index.skipped} could not be read` : "") + missing;
+function drawOptions(index) {
+  $("state").textContent = `${index.videos} videos` + (index.skipped ? `, ${index.skipped} could not be read` : "");
   const named = [...index.scorers.map((name) => option(name)), option("none", "vectors only")];
   $("rerank").append(...named.map((each) => each.cloneNode(true)));
   $("beside").append(...named);
-  $("captioned").hidden = !index.captioned;
   $("normalize").append(...index.normalize.map((name) => option(name)));
-  $("folder").append(...facets.folders.map((each) => option(each.folder, `${each.folder === "." ? "(top)" : each.folder} (${each.count})`)));
-  for (const each of facets.lengths) {
-    if (!each.count) continue;
-    const named = each.longest === null ? `over ${clock(each.shortest)}` : `${clock(each.shortest)} to ${clock(each.longest)}`;
-    $("length").append(option(`${each.shortest}-${each.longest ?? ""}`, `${named} (${each.count})`));
-  }
+  $("folder").append(...index.folders.map((each) => option(each.folder, `${each.folder === "." ? "(top)" : each.folder} (${each.count})`)));
   $("ideas").hidden = !index.examples.length;
   $("examples").append(...index.examples.map((text) => {
     const idea = document.createElement("button");
@@ -380,8 +355,8 @@ function drawOptions(index, facets) {
   }));
 }
 
-Promise.all([fetchJson("/api/index"), fetchJson("/api/facets")]).then(([index, facets]) => {
-  drawOptions(index, facets);
+fetchJson("/api/index").then((index) => {
+  drawOptions(index);
   for (const name of OPTIONS) $(name).initial = $(name).value;
   return restore();
 }).catch((error) => say(error.message, true));

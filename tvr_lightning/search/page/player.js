@@ -124,8 +124,7 @@ function setUpPlayer(dialog, ask) {
   on("previous", () => step(-1));
   on("next", () => step(1));
   on("full", () => (document.fullscreenElement ? document.exitFullscreen() : player.video?.requestFullscreen()));
-  on("like", () => { const it = result(); dialog.close(); ask(it, false); });
-  on("unlike", () => { const it = result(); dialog.close(); ask(it, true); });
+  on("similar", () => { const it = result(); dialog.close(); ask(it); });
   on("copy-path", () => copy(result().path, "path"));
   on("copy-time", () => copy(clock(player.video.currentTime), "time"));
   on("copy-link", () => { rememberOpen(result().id, player.video.currentTime); copy(location.href, "link"); });

@@ -1,4 +1,4 @@
-"""A long video read stretch by stretch, as its methods take them; the memory that it takes does not grow with it."""
+"""A long video read segment by segment, as its methods take them; the memory that it takes does not grow with it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tvr_lightning.media.steady import SteadyFrame, steady_frames
 from tvr_lightning.media.video import DecodedClip
 from tvr_lightning.search.pictures import thumbnail
 from tvr_lightning.search.scorer import Clip, Scorer
-from tvr_lightning.search.segments import RATE, Frame, Looked, Segment, Segments, cut
+from tvr_lightning.search.segments import RATE, ChangeFrame, Frame, Segment, Segments, cut
 
 PICTURE_EVERY = 4
 """Of the frames that are looked at, every which is kept as a small picture."""
 
 
 @dataclass
-class Stretch:
-    """One stretch as read.
+class SegmentClips:
+    """One segment as read.
 
     Attributes:
         start, end: seconds from the video's first frame.
         clips: by scorer; times count from the video's first frame.
-        pictures: JPEG by time, of what the stretches before did not show.
+        pictures: JPEG by time, of what the segments before did not show.
     """
 
     start: float
@@ -40,12 +40,12 @@ class Stretch:
 
 
 class LongVideo:
-    """Reads one video in stretches.
+    """Reads one video in segments.
 
     Args:
         path: the file.
         models: scorers by name.
-        how: the stretches.
+        how: the segments.
 
     Attributes:
         size: width and height of its pictures, once it was read.
@@ -58,14 +58,10 @@ class LongVideo:
         self.size, self.end = (0, 0), 0.0
         self._seen = 0
 
-    def stretches(self) -> Iterator[Stretch]:
-        """Yield all stretches in the order of time.
-
-        Raises:
-            VideoError: the file breaks off, or cannot be decoded.
-        """
+    def segments(self) -> Iterator[SegmentClips]:
+        """Yield all segments in the order of time."""
         for segment in cut(self._frames(), self.how):
-            yield self._stretch(segment)
+            yield self._read(segment)
 
     def _frames(self) -> Generator[SteadyFrame[Frame], None, None]:
         self.end = yield from steady_frames(self.path, RATE, self._look)
@@ -74,9 +70,9 @@ class LongVideo:
         self.size = picture.size
         jpeg = thumbnail(picture) if self._seen % PICTURE_EVERY == 0 else None
         self._seen += 1
-        return Frame(Looked(picture), [way(picture) for way in self.ways], jpeg)
+        return Frame(ChangeFrame(picture), [way(picture) for way in self.ways], jpeg)
 
-    def _stretch(self, segment: Segment[Frame]) -> Stretch:
+    def _read(self, segment: Segment[Frame]) -> SegmentClips:
         read: dict[tuple[object, ...], Clip] = {}
         for model in self.models.values():
             if model.reading not in read:
@@ -84,7 +80,7 @@ class LongVideo:
         frames = segment.frames[len(segment.frames) - segment.new :]
         pictures = {frame.time: frame.content.jpeg for frame in frames if frame.content.jpeg is not None}
         clips = {name: read[model.reading] for name, model in self.models.items()}
-        return Stretch(segment.start, segment.end, clips, pictures)
+        return SegmentClips(segment.start, segment.end, clips, pictures)
 
     def _clip(self, segment: Segment[Frame], model: Scorer) -> Clip:
         length, frames = segment.end - segment.start, model.module.frames
