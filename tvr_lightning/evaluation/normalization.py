@@ -283,7 +283,7 @@ class SinkhornBias(Normalizer):
         self.iterations = iterations
         self.marginals = marginals
         self.needs_bank = queries == "train"
-        self.needs_parts = per_part
+        self.per_part = self.needs_parts = per_part
         self.transductive = queries == "oracle" or marginals == "count"
         gamma = "the method's gamma" if temperature is None else f"gamma {temperature:g}"
         self.name = f"Sinkhorn ({queries} queries, {gamma}, {iterations} iterations, {marginals} marginals"
