@@ -40,11 +40,10 @@ help:
 
 install: $(VENV)/.installed
 
-# The package for users. Installs again if pyproject.toml or constraints.txt is newer than this file. Without --no-compile, pip
-# compiles many modules that nothing imports.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+# The package for users. Installs again if pyproject.toml or constraints.txt is newer than this file.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "Installing torch and the other packages: about a minute if their downloads are cached"
+	@echo "Installing torch and the other packages: about two minutes if their downloads are cached"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch
 	$(PIP_INSTALL) --editable '.[search]'
