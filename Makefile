@@ -59,7 +59,7 @@ $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed
 	$(BIN)/tvr data synth msrvtt --root $(DEMO_FOLDER) --videos 500 --seed 0
 
 demo:
-	@echo "The demo takes about six minutes on two CPU cores: it installs, writes videos, trains, tests, and searches"
+	@echo "The demo takes about seven minutes on two CPU cores: it installs, writes videos, trains, tests, and searches"
 	@$(MAKE) --no-print-directory $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
 	@echo "Training TC-MGC and testing it: two to four minutes, then half a minute left"
 	$(BIN)/tvr fit --config recipes/tcmgc.yaml --config recipes/fixture.yaml --config recipes/demo.yaml \
