@@ -43,7 +43,7 @@ install: $(VENV)/.installed
 # The package for users. Installs again if pyproject.toml or constraints.txt is newer than this file.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "Installing torch and the other packages: about two minutes if their downloads are cached"
+	@echo "Installing torch and the other packages: about two and a half minutes if their downloads are cached"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch
 	$(PIP_INSTALL) --editable '.[search]'
@@ -55,13 +55,13 @@ $(VENV)/.complete: $(VENV)/.installed
 	touch $@
 
 $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed
-	@echo "Writing 500 synthetic videos: about half a minute, then three to five minutes left"
+	@echo "Writing 500 synthetic videos: about half a minute, then five minutes left"
 	$(BIN)/tvr data synth msrvtt --root $(DEMO_FOLDER) --videos 500 --seed 0
 
 demo:
-	@echo "The demo takes about seven minutes on two CPU cores: it installs, writes videos, trains, tests, and searches"
+	@echo "The demo takes about eight minutes on two CPU cores: it installs, writes videos, trains, tests, and searches"
 	@$(MAKE) --no-print-directory $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
-	@echo "Training TC-MGC and testing it: two to four minutes, then half a minute left"
+	@echo "Training TC-MGC and testing it: less than five minutes, then half a minute left"
 	$(BIN)/tvr fit --config recipes/tcmgc.yaml --config recipes/fixture.yaml --config recipes/demo.yaml \
 	  --data.init_args.root $(DEMO_FOLDER) --results.directory $(DEMO_FOLDER)/runs
 	@echo "Indexing the 100 test videos and searching them: about half a minute"

@@ -1,8 +1,7 @@
 """The last step of `make demo`: index the held-out videos and search for some of them.
 
-The newest run under `--runs` says how well its model does: its test ranked every held-out caption among all held-out
-videos. Asked are the first three captions whose own video it found first, beside how many these are. Ends with status 1
-where the search does not answer the first of them as the test did.
+The test of the newest run in `--runs` ranked all held-out videos for every held-out caption. This script searches for
+three captions whose video the test ranked first. The exit status is 1 if the first search does not find its video.
 
 Command: python benchmarks/demo_search.py --runs build/demo/runs --videos build/demo/msrvtt --out build/demo/index
 """
@@ -23,16 +22,16 @@ SHOWN = 3
 
 
 def newest(runs: Path) -> Path:
-    """The folder of the newest run that trained to its end and was tested."""
+    """Return the folder of the newest run that was trained and tested."""
     tested = [path.parent for path in runs.glob("*/version_*/ranks.parquet")]
     trained = [run for run in tested if (run / "checkpoints" / "last.ckpt").is_file()]
     if not trained:
-        raise SystemExit(f"{runs}: holds no run with checkpoints/last.ckpt and ranks.parquet; make demo trains one")
+        raise SystemExit(f"{runs}: contains no run with checkpoints/last.ckpt and ranks.parquet. Run make demo.")
     return max(trained, key=lambda run: (run / "ranks.parquet").stat().st_mtime_ns)
 
 
 def ask(run: Path, videos: Path, out: Path) -> bool:
-    """Index the held-out videos, print answers, and return whether the first one is right."""
+    """Index the held-out videos, print answers, and return whether the first one is correct."""
     from tvr_lightning.search import Searcher  # with torch: a folder without a run is named before
     from tvr_lightning.verbs.search import show
 
@@ -46,8 +45,8 @@ def ask(run: Path, videos: Path, out: Path) -> bool:
         raise SystemExit(status)
     known = texts[texts["rank"] == 1]
     print(
-        f"\nOf {len(texts)} held-out captions the test found the own video of {len(known)} first; "
-        f"{min(ASKED, len(known))} of these:"
+        f"\nThe test ranked the matching video first for {len(known)} of {len(texts)} held-out captions. Searching for "
+        f"{min(ASKED, len(known))} of them:"
     )
     places = []
     with Searcher(out) as searcher:
@@ -64,10 +63,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="folder of runs")
     parser.add_argument("--videos", type=Path, required=True, help="synthetic dataset in MSR-VTT's layout")
-    parser.add_argument("--out", type=Path, required=True, help="the index, which is made anew")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the index, which is replaced")
     arguments = parser.parse_args()
     if not ask(newest(arguments.runs), arguments.videos, arguments.out):
-        print("the search does not answer as the test did", file=sys.stderr)
+        print("The search does not answer as the test did.", file=sys.stderr)
         return 1
     return 0
 

@@ -1,5 +1,6 @@
 """The guides show files that the test suite runs, and every file and link that a page names exists."""
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -124,3 +125,15 @@ def test_the_site_lists_every_page_once():
     pages = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     expected = {page.name for page in (ROOT / "docs").glob("*.md")} | {"index.md", "changelog.md", "contributing.md"}
     assert sorted(pages) == sorted(expected)
+
+
+def test_the_names_of_the_api_page_exist():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name, members in re.findall(r"^::: (\S+)(?:\n    options:\n      members: \[(.*)\])?", text, re.MULTILINE):
+        parts = name.split(".")
+        found = importlib.import_module(parts[0])
+        for depth, part in enumerate(parts[1:], start=2):
+            if not hasattr(found, part):
+                importlib.import_module(".".join(parts[:depth]))
+            found = getattr(found, part)
+        assert [member for member in members.split(", ") if member and not hasattr(found, member)] == [], name

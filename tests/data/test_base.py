@@ -134,6 +134,19 @@ def test_one_caption_is_drawn_per_video_and_epoch(synthetic_msrvtt):
     assert drawn[0] != drawn[1] != drawn[2]
 
 
+def test_incomplete_batches_and_a_fixed_order_are_options(synthetic_msrvtt):
+    options = {**SMALL, "root": str(synthetic_msrvtt), "batch_size": 5, "captions_per_epoch": "one"}
+    assert [len(batch) for batch in MSRVTT(**options).train_dataloader()] == [5, 5]  # of twelve videos
+    kept = MSRVTT(**options, drop_last=False)
+    assert [len(batch) for batch in kept.train_dataloader()] == [5, 5, 2]
+    orders = {}
+    for reshuffle in (True, False):
+        data = MSRVTT(**options, drop_last=False, reshuffle=reshuffle)
+        orders[reshuffle] = [[video for _, video in pixels_by_video(data, epoch)] for epoch in (0, 1)]
+    assert orders[True][0] != orders[True][1]
+    assert orders[False][0] == orders[False][1] == orders[True][0]
+
+
 def test_persistent_workers_see_the_epoch(synthetic_msrvtt):
     data = MSRVTT(root=str(synthetic_msrvtt), captions_per_epoch="one", **{**SMALL, "num_workers": 1})
     loader = data.train_dataloader()

@@ -51,6 +51,15 @@ def test_missing_files_are_expected_under_the_listed_name(tmp_path):
     assert DiDeMo(root=str(tmp_path)).read_split("test").videos[0].path == folder / "videos" / "1@N08_a.mov"
 
 
+def test_seconds_set_the_segment_that_is_read(tmp_path):
+    write_excerpt(tmp_path, MOMENTS)
+    for options, span in (({}, (0.0, 31.0)), ({"seconds": 5.0}, (0.0, 5.0)), ({"seconds": None}, None)):
+        videos = DiDeMo(root=str(tmp_path), **options).read_split("test").videos
+        assert {video.span for video in videos} == {span}
+    with pytest.raises(ValueError, match="seconds is 0"):
+        DiDeMo(root=str(tmp_path), seconds=0)
+
+
 def test_the_paragraph_csv_reads_newlines_in_fields_and_absolute_paths(tmp_path):
     write_excerpt(tmp_path, [])
     (tmp_path / "didemo" / "tmass").mkdir()

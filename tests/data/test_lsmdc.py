@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.data.lsmdc import LSMDC
+from tvr_lightning.data.lsmdc import DROPPED, LSMDC
 from tvr_lightning.data.records import AnnotationError
 
 ID = "1054_Harry_Potter_02.07.17.409-02.07.23.396"
@@ -43,6 +43,19 @@ def test_a_training_clip_counts_with_each_of_its_sentences(tmp_path):
         folder / "videos" / "1054_Harry_Potter" / f"{ID}.avi",
         folder / "videos" / "0001_American_Beauty" / f"{OTHER}.avi",
     ]
+
+
+@pytest.mark.parametrize(("split", "count"), [("lsmdc16", 3), ("xpool", 2), ("gaid", 1)])
+def test_released_splits_leave_out_test_clips_only(tmp_path, split, count):
+    lines = [line(clip, f"Sentence {place}.") for place, clip in enumerate([ID, *DROPPED["gaid"]])]
+    write_excerpt(tmp_path, *lines)
+    write_excerpt(tmp_path, *lines, file="LSMDC16_challenge_1000_publictect.csv")
+    data = LSMDC(root=str(tmp_path), split=split)
+    assert len(data.read_split("train").videos) == 3
+    test = data.read_split("test")
+    first, second = DROPPED["gaid"]
+    assert [video.video_id for video in test.videos] == [ID, *(second, first)[: count - 1][::-1]]
+    assert f"{997 + count:,} public test clips" in test.protocol
 
 
 def test_a_clip_in_another_container_is_found_although_ids_contain_dots(tmp_path):

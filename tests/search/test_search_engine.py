@@ -14,7 +14,7 @@ from tvr_lightning.search.results import clock
 
 @pytest.fixture(scope="module")
 def searcher(indexed):
-    with tvr_lightning.search.open(indexed) as made:
+    with tvr_lightning.search.Searcher(indexed) as made:
         yield made
 
 

@@ -166,7 +166,7 @@ def test_what_is_no_index(tmp_path, change, said):
     folder.mkdir()
     change(folder)
     with pytest.raises(SearchError, match=said):
-        tvr_lightning.search.open(folder)
+        tvr_lightning.search.Searcher(folder)
 
 
 def test_nothing_to_index(tmp_path, sources, gallery):

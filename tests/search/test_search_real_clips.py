@@ -39,7 +39,7 @@ def real_index(folder, captions, checkpoints, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def searcher(real_index):
-    with tvr_lightning.search.open(real_index) as made:
+    with tvr_lightning.search.Searcher(real_index) as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""The help and the options of this project's own verbs, read from their source, so that neither waits for torch."""
+"""Help and options of this project's commands, read from their source, so that no command imports torch for them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LONGEST_CHOICES = 60
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a verb's function.
+    """Parameter of a command's function.
 
     Attributes:
-        name: as in Python.
-        kind: its type as written, names of choices replaced by what they stand for.
-        default: as written, None where a value must be given.
-        help: what the docstring says of it.
-        limits: ranges of numbers and what must be at a path, as the type is annotated with them.
+        name: name in Python.
+        kind: type as written, with named choices replaced by their values.
+        default: default as written, or None if a value is required.
+        help: description in the docstring.
+        limits: ranges of numbers and requirements of paths in the annotation.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Parameter:
 
     @property
     def expected(self) -> str:
-        """What may be given, in words."""
+        """Description of the expected value."""
         shown = _shown(self.kind)
         if "{" in shown:
             *others, last = shown.strip("[{}]").split(",")
@@ -64,7 +64,7 @@ class Parameter:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that may be given; none where it is no choice."""
+        """Allowed values; empty if the parameter is not a choice."""
         kind = self.item.partition(" | ")[0]
         return tuple(map(str, ast.literal_eval(f"[{kind[8:-1]}]"))) if kind.startswith("Literal[") else ()
 
@@ -76,21 +76,21 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Written:
-    """A verb's function as its file has it."""
+    """Docstring and parameters of a command's function."""
 
     description: str
     parameters: tuple[Parameter, ...]
 
 
 def verb_help(words: str, run: str, positional: tuple[str, ...], repeated: tuple[str, ...], epilog: str | None) -> str:
-    """Return the help of a verb.
+    """Return the help of a command.
 
     Args:
-        words: the verb as typed.
-        run: what it runs, as "module:function".
+        words: command as typed, such as `data synth`.
+        run: its function, as "module:function".
         positional: parameters given without `--name`.
-        repeated: options that may be given several times, besides `--config`.
-        epilog: said at the end.
+        repeated: options that can be repeated, in addition to `--config`.
+        epilog: last paragraph.
     """
     written = read_verb(run)
     parser = argparse.ArgumentParser(f"tvr {words}", description=written.description, epilog=epilog)
@@ -120,13 +120,13 @@ def verb_help(words: str, run: str, positional: tuple[str, ...], repeated: tuple
 
 
 def option_names(run: str, positional: tuple[str, ...]) -> list[str]:
-    """Return the options of a verb as typed, `--help` among them; `overrides` is no option."""
+    """Return the options of a command as typed, including `--help` and excluding `overrides`."""
     found = [p.option for p in read_verb(run).parameters if p.name not in (*positional, "overrides")]
     return ["--help", *found]
 
 
 def read_verb(run: str) -> Written:
-    """Return a verb's function as its file has it, without importing it."""
+    """Read the function of a command from its file, without importing it."""
     import docstring_parser
 
     module, name = run.split(":")
@@ -185,7 +185,7 @@ def _resolved(expression: ast.expr, module: str) -> ast.expr:
 
 
 def _meaning(name: str, module: str) -> ast.expr | None:
-    """Return what a name stands for in a module of this package, None where it is no constant and no Literal."""
+    """Return the constant or Literal that a module of this package assigns to a name, or None."""
     for node in _tree(module).body:
         if isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == [name]:
             told = getattr(node.value.value, "id", "") if isinstance(node.value, ast.Subscript) else ""

@@ -1,4 +1,4 @@
-"""The values that a verb is given, looked at before anything is loaded: numbers, choices and paths."""
+"""Checks of a command's numbers, choices, and paths before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tvr_lightning.ranges import Range
 
 
 class PlaceError(UserError, ValueError):
-    """Nothing is at a path, or not what a verb takes; says what it takes."""
+    """A path that does not exist, or is not what the command expects."""
 
 
 def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: Sequence[str]) -> str | None:
-    """Return a sentence on the first value that a verb cannot take; None where a look at each finds nothing wrong.
+    """Return a sentence about the first invalid value, or None if all are valid.
 
     Args:
-        words: those after the verb's own.
-        parameters: of the verb.
-        positional: names of those that are given without an option.
+        words: arguments after the command.
+        parameters: parameters of the command.
+        positional: names of the parameters that are given without an option.
 
     Raises:
-        PlaceError: a path is not what the verb takes.
+        PlaceError: a path is not what the command expects.
     """
     given = list(_given(words, parameters, positional))
     single = [parameter.name for parameter, _ in given if not parameter.many]
@@ -37,7 +37,7 @@ def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: S
     if absent:
         shown = [p.name if p.name in positional else p.option for p in absent]
         return f"{' and '.join(shown)} must be given: {without_period(absent[0].help)}"
-    # Defaults are paths that may not be there.
+    # Default paths may not exist.
     told = [(p, p.default) for p in left if p.limits and not p.many and p.default not in (None, "None")]
     return next((said for parameter, value in told if (said := _refusal(parameter, str(value)))), None)
 
@@ -45,7 +45,7 @@ def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: S
 def _given(
     words: Sequence[str], parameters: Sequence[Parameter], positional: Sequence[str]
 ) -> Iterator[tuple[Parameter, str]]:
-    """Yield parameters with the values that a command line gives them."""
+    """Yield each parameter on a command line with its value."""
     options = {parameter.option: parameter for parameter in parameters if parameter.name not in positional}
     places = [next(p for p in parameters if p.name == name) for name in positional]
     left = iter(words)
@@ -66,7 +66,7 @@ def _given(
 
 
 def _refusal(parameter: Parameter, value: str) -> str | None:
-    """Say what a parameter expects in the place of a value; None where it may do."""
+    """Return what is wrong with a value of a parameter, or None."""
     name = parameter.name.rstrip("_")
     if value in ("", "null") and parameter.kind.endswith("None"):
         return None

@@ -1,4 +1,4 @@
-"""Search in one's own videos: `index` makes a folder searchable, `open` answers queries from it."""
+"""Search in your own videos: `index` makes a folder searchable, and a `Searcher` answers queries from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tvr_lightning.search.engine import Searcher, open
+    from tvr_lightning.search.engine import Searcher
     from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
     from tvr_lightning.search.indexing import IndexReport, index
     from tvr_lightning.search.results import Answer, Moment, Result
@@ -23,12 +23,11 @@ __all__ = [
     "Searcher",
     "UnknownVideoError",
     "index",
-    "open",
 ]
 
 # Imported when first used, so that the command line starts without torch.
 _LAZY = {
-    "engine": ("Searcher", "open"),
+    "engine": ("Searcher",),
     "errors": ("BusyError", "SearchError", "UnknownVideoError"),
     "indexing": ("IndexReport", "index"),
     "results": ("Answer", "Moment", "Result"),
@@ -37,7 +36,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return what is imported late."""
+    """Import a public name when it is first used."""
     for module, names in _LAZY.items():
         if name in names:
             return getattr(importlib.import_module(f"tvr_lightning.search.{module}"), name)

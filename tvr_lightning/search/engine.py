@@ -422,6 +422,3 @@ class Searcher:
         mask = features.frame_mask[0]
         values = likeness(unit(like), features.frames[0][mask]).amax(0).tolist()
         return [Moment(time, round(value, 6)) for time, value in zip(times[mask].tolist(), values, strict=True)]
-
-
-open = Searcher
