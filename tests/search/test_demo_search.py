@@ -47,4 +47,4 @@ def test_the_demo_answers_its_own_first_example_right(tmp_path):
 
 def test_without_a_run_it_says_so(tmp_path):
     done = run("--runs", tmp_path, "--videos", tmp_path, "--out", tmp_path / "index")
-    assert (done.returncode, "make demo trains one" in done.stderr) == (1, True)
+    assert (done.returncode, "contains no run" in done.stderr) == (1, True)
