@@ -104,7 +104,7 @@ class Deviation:
 
     Attributes:
         method: class name.
-        topic: of the deviation in the method's docstring, as the ledger names it.
+        topic: of the deviation in the method's docstring, as docs/deviations.md names it.
         claim: key of the claim whose world and learning rate are taken.
         strength: of the world.
         ours, other: as here, and the paper's or the released reading, which its name says.

@@ -325,7 +325,7 @@ def _line(axes: Axes, aside: float, found: Sequence[Data], colour: str, name: st
 def _deviations(data: Data) -> str:
     lines = [
         "## What deviations change\n",
-        "R@1 from text to video of the other reading minus ours, as the ledger (`docs/deviations.md`) quotes it.\n",
+        "R@1 from text to video of the other reading minus ours, as `docs/deviations.md` quotes it.\n",
         "| method | deviation | reading | world | difference |",
         "|---|---|---|---|---|",
     ]

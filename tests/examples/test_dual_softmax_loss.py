@@ -9,7 +9,6 @@ from examples.dual_softmax_loss import DualSoftmaxLoss, revised
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders.tiny import TinyClipEncoder
-from tvr_lightning.reproduce.ledger import read_deviations
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.testing import MethodTestSuite
 
@@ -34,13 +33,6 @@ def test_a_candidate_that_others_ask_for_more_counts_less():
 def test_a_temperature_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="prior_temperature is 0"):
         DualSoftmaxLoss(TinyClipEncoder(64), prior_temperature=0)
-
-
-def test_its_deviations_are_in_the_ledger_s_form():
-    import examples.dual_softmax_loss as module
-
-    topics = [item.topic for item in read_deviations("dual_softmax_loss", module.__doc__ or "").deviations]
-    assert topics == ["factor", "temperature of the prior"]
 
 
 class TestDualSoftmaxLoss(MethodTestSuite):

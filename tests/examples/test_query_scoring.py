@@ -9,7 +9,6 @@ from examples.query_scoring import QueryScoring, QueryScoringHead, QueryScoringO
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
-from tvr_lightning.reproduce.ledger import read_deviations
 from tvr_lightning.testing import MethodTestSuite
 from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
 
@@ -87,10 +86,3 @@ def test_the_temperature_trains_at_the_method_s_rate_without_decay_or_not_at_all
 def test_a_temperature_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match=r"QueryScoringOptions\.temperature is 0; it must be above 0"):
         QueryScoringOptions(temperature=0)
-
-
-def test_its_deviations_are_in_the_ledger_s_form():
-    import examples.query_scoring as module
-
-    topics = [item.topic for item in read_deviations("query_scoring", module.__doc__ or "").deviations]
-    assert topics == ["temperature of the weights", "lengths"]
