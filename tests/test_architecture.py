@@ -11,7 +11,7 @@ FLOW = [
     "_version", "_torchvision", "quiet", "errors", "places", "ranges", "recipe_files", "progress", "files",
     "options", "checkpoints", "features", "media", "store", "data", "importing", "synthetic", "encoders", "extract",
     "layers", "pairwise", "training", "evaluation", "methods", "explain", "trained", "run_page", "recipe", "run",
-    "authors", "audit", "reproduce", "search", "hub", "model", "mteb_model", "testing", "command_line", "verbs",
+    "authors", "audit", "reproduce", "search", "api", "testing", "command_line", "verbs",
     "cli",
 ]  # fmt: skip
 

@@ -9,15 +9,15 @@ from tvr_lightning._torchvision import mend_on_import
 from tvr_lightning._version import __version__
 
 if TYPE_CHECKING:
-    from tvr_lightning.hub import push_to_hub
-    from tvr_lightning.model import load
+    from tvr_lightning.api.hub import push_to_hub
+    from tvr_lightning.api.model import load
 
 mend_on_import()
 
 __all__ = ["__version__", "load", "push_to_hub"]
 
 # Imported when they are first asked for, so that the package itself, and the command line's help, need no torch.
-_LAZY = {"load": "tvr_lightning.model", "push_to_hub": "tvr_lightning.hub"}
+_LAZY = {"load": "tvr_lightning.api.model", "push_to_hub": "tvr_lightning.api.hub"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.api.model import TEXTS, Model
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.model import TEXTS, Model
 
 if TYPE_CHECKING:
     from mteb.models.model_meta import ModelMeta
@@ -112,7 +112,7 @@ class EmbeddingModel:
     `PairwiseModel`.
 
     Args:
-        model: as `tvr_lightning.load`, or `tvr_lightning.model.zero_shot`, returns it.
+        model: as `tvr_lightning.load`, or `tvr_lightning.api.model.zero_shot`, returns it.
         name: in MTEB's results, as `organization/model`.
     """
 

@@ -13,10 +13,10 @@ from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
 from search_parts import save_checkpoint, write_clip
 
 import tvr_lightning
+from tvr_lightning.api.model import Model
+from tvr_lightning.api.mteb import EmbeddingModel, MtebTaskError, PairwiseModel
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import XPool
-from tvr_lightning.model import Model
-from tvr_lightning.mteb_model import EmbeddingModel, MtebTaskError, PairwiseModel
 
 # Importing MTEB, whose dependencies warn of each other, is none of this project's code.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from tvr_lightning.api.hub import PREFIX, from_hub
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.hub import PREFIX, from_hub
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 
 TEXTS = 256

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from search_parts import write_clip
 
 import tvr_lightning
+from tvr_lightning.api.hub import HubError
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
-from tvr_lightning.hub import HubError
 from tvr_lightning.synthetic import synthesize
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
