@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 from search_parts import write_clip
 
 import tvr_lightning
-from tvr_lightning.api.hub import HubError
+from tvr_lightning.api.hub import model_card, without_paths
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.errors import UserError
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -50,8 +51,10 @@ class Hub(BaseHTTPRequestHandler):
         absent = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
         if parts[:2] == ["api", "models"]:
             name = "/".join(parts[2:4])
-            there = name in self.repositories
-            return self.answer(200 if there else 404, {"id": name, "sha": COMMIT}, {} if there else absent)
+            if name not in self.repositories:
+                return self.answer(404, None, absent)
+            files = [{"rfilename": file} for file in self.repositories[name]]
+            return self.answer(200, {"id": name, "sha": COMMIT, "siblings": files})
         files = self.repositories.get("/".join(parts[:2]))
         if files is None or parts[-1] not in files:
             return self.answer(404, None, absent if files is None else {"X-Error-Code": "EntryNotFound"})
@@ -98,7 +101,9 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    handler = type("LocalHub", (Hub,), {"repositories": {"user/taken": {}}, "full": False, "private": set()})
+    handler = type(
+        "LocalHub", (Hub,), {"repositories": {"user/taken": {"README.md": b"else"}}, "full": False, "private": set()}
+    )
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -165,9 +170,21 @@ def test_the_card_states_what_the_run_measured(hub, run):
     results = json.loads((run / "results.json").read_text())
     text_to_video = results["text_to_video"]
     assert f"| text-to-video | {text_to_video['R@1']:.1f} | {text_to_video['R@5']:.1f} |" in card
-    assert "library_name" in yaml.safe_load(card.split("---")[1])
+    data = yaml.safe_load(card.split("---")[1])
+    assert data["library_name"] == "tvr-lightning"
+    assert "datasets" not in data, "the videos are synthetic"
+    (entry,) = data["model-index"]
+    stated = {
+        (result["task"]["type"], metric["type"]): metric["value"]
+        for result in entry["results"]
+        for metric in result["metrics"]
+    }
+    for direction, key in (("text-to-video", "text_to_video"), ("video-to-text", "video_to_text")):
+        for metric in ("R@1", "R@5", "R@10", "MdR", "MnR"):
+            assert stated[f"{direction}-retrieval", metric] == round(results[key][metric], 2)
+    assert {result["dataset"]["name"] for result in entry["results"]} == {"synthetic MSR-VTT"}
     for part in (
-        "trained with tvr-lightning on synthetic MSR-VTT.",
+        "trained with tvr-lightning on synthetic MSR-VTT.\n",
         "synthetic MSR-VTT (1k-A",
         f"- {SYNTHETIC}",
         "## Intended use",
@@ -180,7 +197,42 @@ def test_the_card_states_what_the_run_measured(hub, run):
         assert part in card, part
 
 
-def refused(said: str, *arguments: Any, error: type[Exception] = HubError, **named: Any) -> None:
+def test_pushed_again_it_gets_a_new_revision_from_the_command_line(hub, run, capsys):
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    assert main(["push", str(checkpoint), "user/again", "--private"]) == 0
+    first = dict(hub.repositories["user/again"])
+    assert capsys.readouterr().out.endswith("/user/again\n")
+    assert main(["push", str(checkpoint), "user/again", "--license", "mit"]) == 0
+    second = hub.repositories["user/again"]
+    assert yaml.safe_load(second["README.md"].decode().split("---")[1])["license"] == "mit"
+    assert {name for name in first if first[name] != second[name]} == {"README.md"}
+    hub.full = True
+    assert main(["push", str(checkpoint), "user/again"]) == 1
+    assert hub.repositories["user/again"] == second, "a method that was there stays there"
+
+
+def test_the_card_names_the_dataset_and_the_weights_that_the_encoder_started_from(run):
+    results = json.loads((run / "results.json").read_text()) | {"trained_on": "MSR-VTT"}
+    recipe = {
+        "data": {"class_path": "tvr_lightning.data.MSRVTT"},
+        "model": {"init_args": {"encoder": {"init_args": {"architecture": "ViT-B-32", "weights": "openai"}}}},
+    }
+    data = model_card("user/card", results, recipe, None).data
+    assert data.base_model == "timm/vit_base_patch32_clip_224.openai"
+    assert data.datasets == ["friedrichor/MSR-VTT"]
+
+
+def test_paths_of_this_machine_are_only_names(tmp_path):
+    (tmp_path / "my table.csv").touch()
+    said = {"table": str(tmp_path / "my table.csv"), "weights": "~/ViT-B-32.pt", "name": "google/mt5-base",
+            "warnings": [f"scored with {tmp_path}/a.pt (the checkpoint: openai)"], "frames": 12}  # fmt: skip
+    assert without_paths(said) == {
+        "table": "my table.csv", "weights": "ViT-B-32.pt", "name": "google/mt5-base",
+        "warnings": ["scored with a.pt (the checkpoint: openai)"], "frames": 12,
+    }  # fmt: skip
+
+
+def refused(said: str, *arguments: Any, error: type[Exception] = UserError, **named: Any) -> None:
     with pytest.raises(error, match=said) as caught:
         tvr_lightning.push_to_hub(*arguments, **named)
     assert "\n" not in str(caught.value)
@@ -188,7 +240,7 @@ def refused(said: str, *arguments: Any, error: type[Exception] = HubError, **nam
 
 def test_what_is_not_whole_is_one_sentence_and_leaves_nothing(hub, run, tmp_path, monkeypatch):
     checkpoint = run / "checkpoints" / "last.ckpt"
-    refused("user/taken already exists on", checkpoint, "user/taken")
+    refused("user/taken already contains something else on", checkpoint, "user/taken")
     refused("is not a valid Hub name", checkpoint, "user/a/b")
     refused("no such checkpoint", tmp_path / "none.ckpt", "user/new", error=CheckpointError)
     lonely = tmp_path / "checkpoints" / "last.ckpt"
@@ -215,7 +267,7 @@ def test_what_is_not_whole_is_one_sentence_and_leaves_nothing(hub, run, tmp_path
     monkeypatch.setenv("HF_TOKEN", "good")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     refused("the Hub cannot be reached", checkpoint, "user/new")
-    assert hub.repositories == {"user/taken": {}}
+    assert hub.repositories == {"user/taken": {"README.md": b"else"}}
 
 
 def test_what_the_hub_does_not_hold_is_one_sentence(hub, monkeypatch):
@@ -225,9 +277,9 @@ def test_what_the_hub_does_not_hold_is_one_sentence(hub, monkeypatch):
         "a/b/c": "is not a valid Hub name",
     }  # fmt: skip
     for name, sentence in said.items():
-        with pytest.raises(HubError, match=sentence) as caught:
+        with pytest.raises(UserError, match=sentence) as caught:
             tvr_lightning.load(f"hf:{name}")
         assert "\n" not in str(caught.value)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(HubError, match="cannot be reached"):
+    with pytest.raises(UserError, match="cannot be reached"):
         tvr_lightning.load("hf:user/elsewhere")

@@ -14,8 +14,9 @@ from search_parts import save_checkpoint, write_clip
 
 import tvr_lightning
 from tvr_lightning.api.model import Model
-from tvr_lightning.api.mteb import EmbeddingModel, MtebTaskError, PairwiseModel
+from tvr_lightning.api.mteb import EmbeddingModel, PairwiseModel
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 
 # Importing MTEB, whose dependencies warn of each other, is none of this project's code.
@@ -100,7 +101,7 @@ def test_candidates_alone_are_ranked_and_other_modalities_refused(model, clips):
     tiny.load_data()
     split = tiny.dataset["default"]["test"]
     wrapped = PairwiseModel(model)
-    with pytest.raises(MtebTaskError, match="Nothing is indexed"):
+    with pytest.raises(UserError, match="Nothing is indexed"):
         wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=2)
     wrapped.index(split["corpus"], task_metadata=tiny.metadata)
     found = wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=2, top_ranked={"0": ["3", "1", "2"]})
@@ -108,5 +109,5 @@ def test_candidates_alone_are_ranked_and_other_modalities_refused(model, clips):
     assert "0" not in found["0"]
     assert found["1"] == {}
     other = task("t2va", clips, modalities=("text", "video", "audio"))
-    with pytest.raises(MtebTaskError, match="Tiny has video and audio on one side"):
+    with pytest.raises(UserError, match="Tiny has video and audio on one side"):
         wrapped.index(split["corpus"], task_metadata=other.metadata)

@@ -1,14 +1,14 @@
-"""Trained methods on the Hugging Face Hub: what was measured of them goes along, and nothing is pushed by halves."""
+"""Trained methods on the Hugging Face Hub: weights, recipe, results, and a model card made of them."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 import huggingface_hub
 import torch
 import yaml
-from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -26,23 +26,23 @@ from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.verdict import NOT_AUDITED, Verdict
 from tvr_lightning.evaluation.weights import Weights, weights_of
+from tvr_lightning.importing.hub import REPOSITORIES
+from tvr_lightning.places import File
 from tvr_lightning.trained import Trained
 
 PREFIX = "hf:"
-"""What a hub's name begins with in the place of a checkpoint's path."""
+"""Marks the name of a repository on the Hub where a checkpoint's path is expected."""
 WEIGHTS, CONFIG, RECIPE, RESULTS, CARD = "model.safetensors", "config.json", "recipe.yaml", "results.json", "README.md"
 KEPT = ("hyper_parameters", "datamodule_hyper_parameters", RECORD, "epoch", "global_step", "pytorch-lightning_version")
-"""Entries of a checkpoint besides its tensors."""
-PLACES = ("root", "features", "captions")
-"""Options of the data that name folders of the machine."""
+"""Entries of a checkpoint that are published besides its tensors."""
+FOLDERS = ("root", "features", "captions")
+"""Options of the data that name folders of this machine; without them, a recipe uses TVR_DATA."""
 PRIVATE = ("checkpoint", "config", "environment", "skipped")
-"""Parts of results that name paths, the machine and its user; the recipe says what was run."""
-# Of no answer, a refused one, or none over a network that is not there, whichever library asks.
-_FAILURES: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
-
-
-class HubError(UserError, RuntimeError):
-    """What is to be pushed is not whole, or the hub refuses or does not answer; says which."""
+"""Parts of results.json that describe the machine; recipe.yaml says what was run."""
+FAILURES: tuple[Any, ...] = (OSError, *HfHubHTTPError.__bases__)
+"""What is raised without an answer, by whichever HTTP library huggingface_hub uses."""
+METRICS = ("R@1", "R@5", "R@10", "MdR", "MnR")
+DIRECTIONS = {"text-to-video": "text_to_video", "video-to-text": "video_to_text"}
 
 
 def push_to_hub(
@@ -51,94 +51,104 @@ def push_to_hub(
     *,
     results: str | Path | None = None,
     private: bool = False,
+    license: str | None = None,
     token: str | None = None,
 ) -> str:
-    """Publish a trained method with its recipe, its results and a card that is made of them, in one commit.
+    """Publish a trained method on the Hub in one commit, and return its address.
 
     Args:
-        checkpoint: that `tvr fit` wrote.
-        name: `user/name`, which must be new.
-        results: that `tvr fit` or `tvr test` measured of these weights; by default results.json in the run's folder.
-        private: whether only its owner sees it.
-        token: of the hub; by default the one that `hf auth login` stored, or HF_TOKEN.
-
-    Returns:
-        Its address.
+        checkpoint: File written by `tvr fit`.
+        name: `user/name`. A method that was pushed before gets a new revision.
+        results: results.json of these weights, written by `tvr fit` or `tvr test`. Default: the one of the run.
+        private: Hide a new repository from others.
+        license: Identifier of the license for the model card, such as "mit".
+        token: Token of the Hub. Default: that of `hf auth login` or HF_TOKEN.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it holds no recipe.
-        HubError: no results, no token, a name that exists, or no network; nothing is left on the hub.
+        CheckpointError: The checkpoint is missing or contains no recipe.
+        UserError: Results or token are missing, the name contains something else, or the Hub refuses or does not
+            answer. The Hub stays as it was.
     """
     with tempfile.TemporaryDirectory() as folder:
-        files = _write(Path(checkpoint), None if results is None else Path(results), name, Path(folder))
-        api = _api(token)
+        _write(Path(checkpoint), None if results is None else Path(results), name, license, Path(folder))
         if (token or huggingface_hub.get_token()) is None:
-            raise HubError("The Hub needs a token. Run `hf auth login` or set HF_TOKEN. Nothing was pushed.")
+            raise UserError("The Hub needs a token. Run `hf auth login` or set HF_TOKEN. Nothing was pushed.")
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
         with _explained(name, "nothing was pushed"):
-            if api.repo_exists(name):
-                raise HubError(f"{name} already exists on {api.endpoint}. Choose another name. Nothing was pushed.")
-            api.create_repo(name, private=private)
+            new = _is_new(api, name)
+            if new:
+                api.create_repo(name, private=private)
             try:
-                added = [CommitOperationAdd(path.name, path) for path in files]
-                api.create_commit(name, added, commit_message="Publish a trained method")
+                api.upload_folder(repo_id=name, folder_path=folder, commit_message="Publish a trained method")
             except BaseException:
-                api.delete_repo(name)  # a name without a model would be half of it
+                if new:
+                    api.delete_repo(name)  # a repository without a model would remain
                 raise
     return f"{api.endpoint}/{name}"
 
 
+def run_push(
+    checkpoint: File, name: str, results: File | None = None, private: bool = False, license: str | None = None
+) -> int:
+    """Publish a trained method on the Hugging Face Hub; log in with `hf auth login` or set HF_TOKEN.
+
+    Args:
+        checkpoint: checkpoint of `tvr fit`.
+        name: user/name of the repository; a method that was pushed before gets a new revision.
+        results: results.json of these weights; by default the one in the run's folder.
+        private: hide a new repository from others.
+        license: identifier of the license for the model card, such as mit.
+    """
+    print(push_to_hub(checkpoint, name, results=results, private=private, license=license))
+    return 0
+
+
 @contextmanager
 def from_hub(name: str) -> Iterator[Path]:
-    """Fetch a published method, and give it as a checkpoint while the context lasts.
-
-    One that was fetched before is there without a network, too.
+    """Download a published method, or find it in the cache, and provide it as a checkpoint.
 
     Args:
         name: `user/name`, or `user/name@revision`.
 
     Raises:
-        HubError: there is none of that name, it is none that `push_to_hub` wrote, or the hub does not answer.
+        UserError: There is no such method, `push_to_hub` did not write it, or the Hub does not answer.
     """
     repository, _, revision = name.partition("@")
-    endpoint = _api(None).endpoint
+    endpoint = os.environ.get("HF_ENDPOINT", huggingface_hub.constants.ENDPOINT)
     with _explained(name, f"looked for it on {endpoint} and in {huggingface_hub.constants.HF_HUB_CACHE}"):
-        config, weights = _fetched(repository, revision or None, endpoint)
+        config, weights = _download(repository, revision or None, endpoint)
     try:
-        saved = json.loads(config.read_text(encoding="utf-8"))
+        saved = json.loads(Path(config).read_text(encoding="utf-8"))
         content = {key: saved[key] for key in KEPT if key in saved} | {"state_dict": load_file(weights)}
     except (ValueError, TypeError, KeyError, SafetensorError) as error:
         said = str(error).splitlines()[0]
-        raise HubError(f"{PREFIX}{name} does not contain a method written by push_to_hub ({said})") from error
+        raise UserError(f"{PREFIX}{name} does not contain a method written by push_to_hub ({said})") from error
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{repository.replace('/', '--')}.ckpt"
         torch.save(content, path)
         yield path
 
 
-def _fetched(repository: str, revision: str | None, endpoint: str) -> tuple[Path, Path]:
-    """Return the files of a published method, from the cache alone where the hub does not answer."""
-    unreachable = None
+def _download(repository: str, revision: str | None, endpoint: str) -> list[str]:
+    fetch = partial(huggingface_hub.hf_hub_download, repository, revision=revision, endpoint=endpoint)
     try:
         probe(endpoint)
-    except OSError as error:
-        unreachable = error
-    fetch = partial(
-        huggingface_hub.hf_hub_download,
-        repository,
-        revision=revision,
-        endpoint=endpoint,
-        local_files_only=unreachable is not None,
-    )
+    except OSError as unreachable:
+        try:
+            return [fetch(file, local_files_only=True) for file in (CONFIG, WEIGHTS)]
+        except LocalEntryNotFoundError:
+            raise unreachable from None
+    return [fetch(file) for file in (CONFIG, WEIGHTS)]
+
+
+def _is_new(api: HfApi, name: str) -> bool:
     try:
-        return Path(fetch(CONFIG)), Path(fetch(WEIGHTS))
-    except LocalEntryNotFoundError:
-        if unreachable is None:
-            raise
-        raise unreachable from None
-
-
-def _api(token: str | None) -> HfApi:
-    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+        files = {file.rfilename for file in api.model_info(name).siblings or []} - {".gitattributes"}
+    except RepositoryNotFoundError:
+        return True
+    if files and not {WEIGHTS, RECIPE} <= files:
+        raise UserError(f"{name} already contains something else on {api.endpoint}. Nothing was pushed.")
+    return False
 
 
 @contextmanager
@@ -146,7 +156,7 @@ def _explained(name: str, outcome: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise HubError(f"{name!r} is not a valid Hub name (user/name); {outcome}") from error
+        raise UserError(f"{name!r} is not a valid Hub name (user/name); {outcome}") from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
         reason = {
@@ -155,119 +165,136 @@ def _explained(name: str, outcome: str) -> Iterator[None]:
             404: "there is no such model",
         }
         said = reason.get(status or 0) or " ".join(str(error).split())[:300]
-        raise HubError(f"{name}: {said}; {outcome}") from error
-    except _FAILURES as error:
+        raise UserError(f"{name}: {said}; {outcome}") from error
+    except FAILURES as error:
         said = " ".join(str(error).split())[:300] or type(error).__name__
-        raise HubError(f"{name}: the Hub cannot be reached ({said}); {outcome}") from error
+        raise UserError(f"{name}: the Hub cannot be reached ({said}); {outcome}") from error
 
 
-def _write(checkpoint: Path, results: Path | None, name: str, folder: Path) -> list[Path]:
-    """Write all files of a published method to a folder; what is wrong with them is found here."""
+def _write(checkpoint: Path, results: Path | None, name: str, license: str | None, folder: Path) -> None:
+    """Write the files of a published method to a folder."""
     saved = read_checkpoint(checkpoint)
     try:
         own = [kind.rpartition(".")[0] for kind in named_classes([saved.get(key) for key in KEPT])]
-        recipe = Trained(checkpoint, [], own).recipe()  # whoever pushes it has trained it with them
-        recipe["data"]["init_args"] = {k: v for k, v in recipe["data"]["init_args"].items() if k not in PLACES}
+        recipe = Trained(checkpoint, [], own).recipe()  # who pushes it has trained it with these classes
     except (CheckpointError, KeyError) as error:
         raise CheckpointError(
             f"{checkpoint} contains no recipe, which is required to publish a method ({error}). Nothing was pushed."
         ) from error
+    public = {key: saved[key] for key in KEPT if key in saved}
+    for options in (recipe["data"]["init_args"], public["datamodule_hyper_parameters"]):
+        for option in FOLDERS:
+            options.pop(option, None)
+    public[RECORD] = public.get(RECORD, {}) | {"run": None}
+    recipe, public = without_paths(recipe), without_paths(public)
     found = results or checkpoint.parent.parent / RESULTS
     try:
         measured = json.loads(found.read_text(encoding="utf-8"))
-        card = card_of(name, measured, recipe)
+        if measured["weights"] != json.loads(json.dumps(vars(weights_of(saved)))):
+            raise UserError(f"{found} contains results of other weights than {checkpoint}. Nothing was pushed.")
+        measured = without_paths({key: value for key, value in measured.items() if key not in PRIVATE})
+        measured["weights"]["run"] = None
+        card = model_card(name, measured, recipe, license)
     except OSError as error:
-        raise HubError(
+        raise UserError(
             f"{found}: {error.strerror}. The model card needs results. Run tvr test --ckpt_path {checkpoint}, and pass "
-            "the file as results=. Nothing was pushed."
+            "its results.json as results. Nothing was pushed."
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HubError(f"{found} has no results of tvr fit or tvr test ({error!r}). Nothing was pushed.") from error
-    if measured.get("weights") != _plain(weights_of(saved)):
-        raise HubError(f"{found} contains results of other weights than {checkpoint}. Nothing was pushed.")
-    texts = {
-        CARD: card,
-        RECIPE: yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
-        CONFIG: json.dumps(_public(saved), indent=2),
-        RESULTS: json.dumps(
-            {key: value for key, value in measured.items() if key not in PRIVATE}
-            | {"weights": measured["weights"] | {"run": None}},
-            indent=2,
-        ),
-    }
-    for file, text in texts.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    save_file(
-        {key: value.detach().clone().contiguous() for key, value in saved["state_dict"].items()}, folder / WEIGHTS
-    )
-    return [folder / file for file in (*texts, WEIGHTS)]
+        raise UserError(f"{found} has no results of tvr fit or tvr test ({error!r}). Nothing was pushed.") from error
+    card.save(folder / CARD)
+    (folder / RECIPE).write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(public, indent=2), encoding="utf-8")
+    (folder / RESULTS).write_text(json.dumps(measured, indent=2), encoding="utf-8")
+    tensors = {key: value.detach().clone().contiguous() for key, value in saved["state_dict"].items()}
+    save_file(tensors, folder / WEIGHTS)
 
 
-def _public(saved: dict[str, Any]) -> dict[str, Any]:
-    found = {key: saved[key] for key in KEPT if key in saved}
-    found["datamodule_hyper_parameters"] = {
-        name: value for name, value in found["datamodule_hyper_parameters"].items() if name not in PLACES
-    }
-    if RECORD in found:
-        found[RECORD] = found[RECORD] | {"run": None}
-    return found
+def without_paths(value: Any) -> Any:
+    """Return nested options and texts in which a path of this machine is only the name of its file or folder."""
+    if isinstance(value, dict):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    name = _without_folder(value)
+    return name if name != value else re.sub(r"[^\s'\"(),;]+", lambda word: _without_folder(word[0]), value)
 
 
-def _plain(weights: Any) -> Any:
-    return json.loads(json.dumps(vars(weights)))
+def _without_folder(text: str) -> str:
+    local = text.startswith(("/", "~/")) or ("/" in text and len(text) < 256 and Path(text).exists())
+    return Path(text).name if local else text
 
 
-def card_of(name: str, results: dict[str, Any], recipe: dict[str, Any]) -> str:
-    """Return a model card as markdown: what it is, what was measured and of what, how to use it and for what.
+def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], license: str | None) -> ModelCard:
+    """Return a model card: what the model is, what was measured and of which weights, and what it is for.
 
     Args:
         name: `user/name`.
-        results: content of a results.json.
-        recipe: that the method was trained with.
+        results: Content of results.json.
+        recipe: Recipe of the training.
+        license: Identifier of the license.
 
     Raises:
-        KeyError: the results lack what a card must state.
+        KeyError: The results lack what a card must state.
     """
-    rows = [
-        f"| {direction} | "
-        + " | ".join(_figure(results[key][column]) for column in ("R@1", "R@5", "R@10", "MdR", "MnR"))
-        for direction, key in (("text-to-video", "text_to_video"), ("video-to-text", "video_to_text"))
-    ]
-    weights = replace(Weights(**results["weights"]), run=None)
-    remarks = [*results["warnings"], *(["PARTIAL: not the whole split was ranked"] if results["partial"] else [])]
-    if results["post_processing"]:
-        remarks.append(f"scores were normalized by {results['post_processing']}")
+    dataset = recipe["data"]["class_path"].rpartition(".")[2]
+    trained_on = results.get("trained_on") or dataset
+    repository = REPOSITORIES.get(dataset.lower()) if not trained_on.startswith("synthetic") else None
     audit = results.get("audit")
-    remarks.append(NOT_AUDITED if audit is None else str(Verdict(**audit)))
-    tags = yaml.safe_dump({"library_name": "tvr-lightning", "tags": ["text-video-retrieval", "video-search"]})
-    return "\n".join(
-        [
-            f"---\n{tags}---",
-            f"# {name}",
-            f"{results['method']}, a text-video retrieval method, trained with tvr-lightning on "
-            f"{results.get('trained_on') or recipe['data']['class_path'].rpartition('.')[2]}.",
-            "## Results",
-            f"{results['dataset']} ({results['protocol']}), {results['texts']} texts and {results['videos']} videos; "
-            f"{weights.caption()}; seed {results['seed']}, precision {results['precision']}.\n",
-            "| direction | R@1 | R@5 | R@10 | MdR | MnR |\n|---|---|---|---|---|---|",
-            *[f"{row} |" for row in rows],
-            "",
-            *[f"- {remark}" for remark in remarks],
-            "## Use",
-            f'```python\nimport tvr_lightning\n\nmodel = tvr_lightning.load("{PREFIX}{name}")\n'
-            'scores = model.score(["a dog catches a frisbee"], ["a.mp4", "b.mp4"])\n```',
-            "## Intended use",
-            "Ranking videos for a sentence and sentences for a video, in research and for search in your own videos. "
-            "The model reflects the gaps and biases of its training data and its encoder. Scores rank the videos of a "
-            "collection; they are not probabilities. The model is not intended for identifying people or making "
-            "decisions about them. The licenses of the training data and of the encoder's weights also apply to these "
-            "weights.",
-            "## Recipe",
-            f"```yaml\n{yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)}```",
-            "",
-        ]
+    remarks = [
+        *results["warnings"],
+        *(["PARTIAL: not the whole split was ranked"] if results["partial"] else []),
+        *([f"scores were normalized by {results['post_processing']}"] if results["post_processing"] else []),
+        NOT_AUDITED if audit is None else str(Verdict(**audit)),
+    ]
+    figures = {direction: [results[key][metric] for metric in METRICS] for direction, key in DIRECTIONS.items()}
+    evaluated = [
+        EvalResult(
+            task_type=f"{direction}-retrieval",
+            dataset_type=dataset.lower(),
+            dataset_name=results["dataset"],
+            dataset_config=results["protocol"],
+            dataset_split=results["split"],
+            metric_type=metric,
+            metric_value=round(value, 2),
+        )
+        for direction, row in figures.items()
+        for metric, value in zip(METRICS, row, strict=True)
+        if value is not None and math.isfinite(value)
+    ]
+    data = ModelCardData(
+        base_model=_base_model(recipe["model"]["init_args"].get("encoder") or {}),
+        datasets=None if repository is None else [repository.name],
+        eval_results=evaluated,
+        library_name="tvr-lightning",
+        license=license,
+        model_name=name.rpartition("/")[2],
+        tags=["text-video-retrieval", "video-search"],
+    )
+    return ModelCard.from_template(
+        data,
+        template_path=str(Path(__file__).with_name("model_card.md")),
+        name=name,
+        prefix=PREFIX,
+        results=results,
+        trained_on=trained_on,
+        weights=Weights(**results["weights"]).caption(),
+        metrics=METRICS,
+        table={
+            direction: ["-" if value is None or not math.isfinite(value) else f"{value:.1f}" for value in row]
+            for direction, row in figures.items()
+        },
+        remarks=remarks,
+        recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
     )
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:.1f}"
+def _base_model(encoder: dict[str, Any]) -> str | None:
+    """Return the Hub's name of the weights that an encoder started from, if open_clip knows them."""
+    from open_clip import get_pretrained_cfg  # with torchvision, and only needed here
+
+    options = encoder.get("init_args") or {}
+    known = get_pretrained_cfg(options.get("architecture") or "", options.get("weights") or "") or {}
+    return str(known.get("hf_hub") or "").strip("/") or None

@@ -111,6 +111,12 @@ VERBS = (
         ("source", "out"),
     ),
     Verb(
+        "push",
+        "publish a trained method on the Hugging Face Hub",
+        "tvr_lightning.api.hub:run_push",
+        ("checkpoint", "name"),
+    ),
+    Verb(
         "audit",
         "check that no ground truth leaks into the scores",
         "tvr_lightning.audit.run:run_audit",
