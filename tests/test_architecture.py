@@ -9,10 +9,9 @@ import tvr_lightning
 PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
     "_version", "_torchvision", "quiet", "errors", "places", "ranges", "recipe_files", "progress", "files",
-    "options", "checkpoints", "features", "media", "store", "data", "importing", "synthetic", "encoders", "extract",
-    "layers", "pairwise", "training", "evaluation", "methods", "explain", "trained", "run_page", "recipe", "run",
-    "authors", "audit", "reproduce", "search", "api", "testing", "command_line", "verbs",
-    "cli",
+    "options", "config", "checkpoints", "features", "media", "store", "data", "importing", "synthetic", "encoders",
+    "extract", "layers", "pairwise", "training", "evaluation", "methods", "trained", "run_page", "recipe", "run",
+    "authors", "audit", "reproduce", "search", "api", "testing", "command_line", "verbs", "cli",
 ]  # fmt: skip
 
 

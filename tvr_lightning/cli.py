@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tvr_lightning.command_line.lightning_help import lightning_help
 from tvr_lightning.command_line.list_of_verbs import list_verbs
-from tvr_lightning.command_line.parsing import look_at_files, parse, part_overrides
+from tvr_lightning.command_line.parsing import check_recipes, parse, part_overrides
 from tvr_lightning.command_line.verb_help import verb_help
 from tvr_lightning.command_line.verbs import VERBS, Verb
 from tvr_lightning.quiet import VERBOSE, is_verbose, quieten
@@ -90,12 +90,12 @@ def _run(verb: Verb, rest: list[str], from_command_line: bool) -> int:
             return 0
         if "--help_all" in rest:
             return _help_all(verb.words)
-        look_at_files(verb.words, rest)
+        check_recipes(verb, rest)
         return _lightning(verb.words, rest, from_command_line)
     if {"-h", "--help"} & set(rest):
         print(verb_help(verb.words, verb.run, verb.positional, verb.repeated, _epilog(verb)), end="")
         return 0
-    look_at_files(verb.words, rest)
+    check_recipes(verb, rest)
     rest, overrides = part_overrides(verb, rest)
     options = parse(verb, rest)
     if isinstance(options, str):

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -27,24 +27,26 @@ import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning import data as datasets
 from tvr_lightning.checkpoints import CheckpointError
+from tvr_lightning.config.check import check_options, refusals, sources_of
+from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.errors import UserError, check_present
 from tvr_lightning.evaluation.config import EvaluationConfig, gibibytes
 from tvr_lightning.evaluation.results import SelectOn
-from tvr_lightning.explain import Arguments, explain, refusals, sources_of
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe_files import (
     EVALUATING,
     OptionError,
     RecipeError,
+    find_recipe,
     nothing_to_run,
     read_recipe,
     with_recipes_found,
 )
 from tvr_lightning.trained import Difference, Trained, given
-from tvr_lightning.training.module import RecipeModule, check_precision
+from tvr_lightning.training.module import check_precision
 from tvr_lightning.training.reliability import CheckpointConfig
 from tvr_lightning.training.run_folder import RunTrainer
 
@@ -138,8 +140,12 @@ class RecipeCLI(LightningCLI):
                 verb = asked[0] if asked and asked[0] in self.subcommands() else None
                 if "arguments are required" in str(error) and verb is not None:
                     raise nothing_to_run(verb) from error
-                known = dict.fromkeys((action.dest.partition(".")[0] for action in self._parser(verb)._actions), Any)
-                raise OptionError(explain(sources_of(asked), known | SECTIONS) or refusals(str(error))) from error
+                schema = generate(self._parser(verb))
+                keep(schema)
+                check_options(sources_of(asked), schema, import_modules=True)
+                raise OptionError(refusals(str(error))) from error
+        if cached_schema() is None:
+            keep(generate(self._parser(self.config.get("subcommand"))))
 
     def _parse_ckpt_path(self) -> None:
         # The command line decides; a checkpoint must not change the configuration silently (LightningCLI would let it).
@@ -244,16 +250,6 @@ class RecipeCLI(LightningCLI):
             raise RecipeError(refusals(str(error))) from error
 
 
-SECTIONS = {
-    "model": RecipeModule,
-    "data": TextVideoDataModule,
-    "trainer": Arguments(Trainer),
-    "results": ResultsConfig,
-    "checkpoints": CheckpointConfig,
-}
-"""What the sections of a recipe hold."""
-
-
 def plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """Return a parsed configuration as plain dictionaries, lists, strings and numbers."""
     # Nulls too: left out, a recipe's null would read as the default.
@@ -296,6 +292,26 @@ def from_recipe(
     return cli.model, cli.datamodule
 
 
+class _UnbuiltRecipe(RecipeCLI):
+    """A recipe that is only parsed."""
+
+    def before_instantiate_classes(self) -> None:
+        """Check nothing."""
+
+    def instantiate_classes(self) -> None:
+        """Build nothing."""
+
+
+def run_schema() -> int:
+    """Print the JSON schema of recipes, with which editors complete and check them."""
+    schema = cached_schema()
+    if schema is None:
+        unbuilt = _UnbuiltRecipe(args=["--config", str(find_recipe("tcmgc"))], run=False)
+        schema = generate(unbuilt.parser)
+    print(json.dumps(schema, indent=2))
+    return 0
+
+
 def _without_nulls(words: Sequence[str]) -> list[str]:
     """Write `--a.init_args.b=null` as the recipe that says so: of a class within a class the parser makes "None"."""
     found: list[str] = []
@@ -333,7 +349,8 @@ def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ())
     try:
         config = parser.parse_args(list(overrides), namespace=parser.parse_object(merged))
     except ArgumentError as error:
-        raise OptionError(explain([*sections, *sources_of(overrides)], SECTIONS) or refusals(str(error))) from error
+        check_options([*sections, *sources_of(overrides)], generate(parser), import_modules=True)
+        raise OptionError(refusals(str(error))) from error
     try:
         return parser.instantiate(config).data
     except ValueError as error:

@@ -19,9 +19,9 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tvr_lightning.checkpoints import RECORD, CheckpointError, check_classes, named_classes, read_checkpoint
+from tvr_lightning.config.schema import hints_of
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.evaluation.weights import Weights, record_of, weights_of
-from tvr_lightning.explain import options_of
 from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.options import flat_options, plain_options, value_text
 from tvr_lightning.recipe_files import config_of
@@ -295,7 +295,7 @@ def _written_out(section: dict[str, Any]) -> dict[str, Any]:
     module, _, name = section["class_path"].rpartition(".")
     given = section.get("init_args") or {}
     found = dict(given)
-    for option, hint in options_of(getattr(importlib.import_module(module), name)).items():
+    for option, hint in hints_of(getattr(importlib.import_module(module), name)).items():
         kind = next((item for item in get_args(hint) if dataclasses.is_dataclass(item)), None)
         if kind is not None and option in given:
             parser = ArgumentParser(exit_on_error=False)

@@ -17,28 +17,36 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 
-def look_at_files(verb: str, words: Sequence[str]) -> None:
-    """Look for the recipes and checkpoints that a verb is given, before what reads them is loaded.
+def check_recipes(verb: Verb, words: Sequence[str]) -> None:
+    """Check the recipes, options and checkpoints that a command is given, before torch is imported.
 
     Args:
-        verb: as typed.
-        words: those after the verb.
+        verb: Command.
+        words: Words after the command.
 
     Raises:
-        RecipeError: one is not there or no recipe, or the verb is given nothing.
+        RecipeError: A file is missing or not a recipe, the command is given nothing, or a recipe names an option that
+            does not exist.
     """
+    from tvr_lightning.config.check import check_options, sources_of
+    from tvr_lightning.config.schema import cached_schema
     from tvr_lightning.recipe_files import EVALUATING, RecipeError, nothing_to_run, read_recipe, recipes_of
 
-    for recipe in recipes_of(words):
+    recipes = recipes_of(words)
+    for recipe in recipes:
         read_recipe(recipe)
-    if verb not in ("fit", *EVALUATING):
+    schema = cached_schema()
+    if schema is not None:
+        own = [word for recipe in recipes for word in ("--config", recipe)] + part_overrides(verb, list(words))[1]
+        check_options(sources_of(own if verb.run else words), schema)
+    if verb.words not in ("fit", *EVALUATING):
         return
     if not words:
-        raise nothing_to_run(verb)
+        raise nothing_to_run(verb.words)
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         path = value if equals else following
-        local = verb in EVALUATING and name == "--ckpt_path" and path != "null" and "://" not in path
+        local = verb.words in EVALUATING and name == "--ckpt_path" and path != "null" and "://" not in path
         if local and not Path(path).exists():
             raise RecipeError(f"{path}: no such checkpoint; looked for it at {Path(path).absolute()}")
 
@@ -127,7 +135,7 @@ def parser_of(verb: Verb) -> ArgumentParser:
 
 def _refusal(run: str, message: str) -> str:
     """Return what the parser says of a value in a line: what is expected, without the types that it tried."""
-    from tvr_lightning.explain import refusals
+    from tvr_lightning.config.check import refusals
 
     found = re.search(r'Parser key "(\w+)":', message)
     value = re.search(r"(?:Got|Given) value: (.*)\Z", message.strip())

@@ -110,6 +110,7 @@ VERBS = (
         "tvr_lightning.authors.convert:run_convert",
         ("source", "out"),
     ),
+    Verb("schema", "print the JSON schema of recipes, for editors", "tvr_lightning.recipe:run_schema"),
     Verb(
         "push",
         "publish a trained method on the Hugging Face Hub",

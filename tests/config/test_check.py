@@ -1,17 +1,22 @@
-"""A class or an option that does not exist is answered in one sentence with those that do, nearest first."""
+"""A class or an option that does not exist is answered in one sentence with those that do, nearest first, at once."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tvr_lightning.cli import main
-from tvr_lightning.explain import nearest, options_of
+from tvr_lightning.config.check import check_options, nearest, sources_of
+from tvr_lightning.config.schema import cached_schema, hints_of
 from tvr_lightning.methods import GARE
 from tvr_lightning.recipe import data_from_recipe, from_recipe
 from tvr_lightning.recipe_files import OptionError
 from tvr_lightning.synthetic import synthesize
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = [f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={RECIPES / 'fixture.yaml'}"]
 MODEL, ENCODER = "model.init_args", "model.init_args.encoder"
 WRONG = [
@@ -24,16 +29,19 @@ WRONG = [
     ("model.class_path", "tvr_lightning.methods.Mine", "tvr_lightning.methods has no Mine. Available: "),
     (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter. Available: gather, "),
     (f"{MODEL}.answers", "9", "TCMGC has no option answers (VideoQuestionAnswering has one). Available: "),
-    (f"{MODEL}.optimizer.learning_rate", "1", f"{MODEL}.optimizer.learning_rate: OptimizerConfig has no option "),
+    (f"{MODEL}.optimizer.learning_rate", "1", f"{MODEL}.optimizer.learning_rate: there is no such option. "),
     (f"{MODEL}.evaluation.normalization", "DualSoft", "normalization.class_path: DualSoft: there is no such class"),
     (f"{ENCODER}.init_args.widht", "64", "TinyClipEncoder has no option widht. Available: width, "),
     ("data.init_args.fraems", "3", "data.init_args.fraems: MSRVTT has no option fraems. Available: frames, "),
     ("data.init_args.frames", "many", "data.init_args.frames is 'many'; expected a whole number"),
     (f"{MODEL}.gather", "globe", f"{MODEL}.gather is 'globe'; expected global or local or own-slice or none"),
     (f"{MODEL}.tcmgc.contrasts", "[word_word]", f"{MODEL}.tcmgc.contrasts is 'word_word'; expected video_sentence or "),
-    ("trainer.max_epoks", "3", "trainer.max_epoks: Trainer has no option max_epoks. Available: max_epochs, "),
-    ("results.folder", "3", "results.folder: ResultsConfig has no option folder. Available: "),
+    ("trainer.max_epoks", "3", "trainer.max_epoks: there is no such option. Available: max_epochs, "),
+    ("results.folder", "3", "results.folder: there is no such option. Available: "),
     ("modle", "GARE", "there is no option modle. Available: model, "),
+    ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Available: max_epochs, "),
+    (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; it must be above 0 and at most 1"),
+    (f"{MODEL}.tcmgc.attention.heads", "0", f"{MODEL}.tcmgc.attention.heads is 0; it must be at least 1"),
 ]
 
 
@@ -42,6 +50,18 @@ def fixture(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("explain")
     synthesize("msrvtt", root, 8, 0, workers=1, progress=False)
     return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A cache of these tests, with the schema in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        assert cached_schema() is None
+        with pytest.raises(OptionError, match="has no option gahter"):
+            from_recipe([RECIPES / "tcmgc.yaml"], ["--model.init_args.gahter=local"])
+        assert cached_schema() is not None
+        yield
 
 
 @pytest.mark.parametrize(("option", "value", "said"), WRONG, ids=[option for option, _, _ in WRONG])
@@ -56,8 +76,6 @@ def test_what_does_not_exist_is_named_with_what_does(option, value, said, capsys
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        (f"{MODEL}.tcmgc.keep_rate", "3", "TCMGCOptions.keep_rate is 3.0; it must be above 0 and at most 1"),
-        (f"{MODEL}.tcmgc.attention.heads", "0", "LanguageVideoAttention.heads is 0; it must be at least 1"),
         (
             f"{MODEL}.tcmgc.contrasts",
             "[frame_word]",
@@ -118,4 +136,57 @@ def test_options_that_are_handed_on_to_a_base_count():
         def __init__(self, own: int = 1, **options) -> None:
             super().__init__(**options)
 
-    assert {"own", "encoder", "words", "contrast"} < set(options_of(Mine))
+    assert {"own", "encoder", "words", "contrast"} < set(hints_of(Mine))
+
+
+def test_every_recipe_and_overlay_of_this_project_is_allowed():
+    schema = cached_schema()
+    found = [path for path in sorted(RECIPES.rglob("*.yaml")) if path.parent.name != "tables"]
+    assert len(found) > 60
+    for path in found:
+        check_options(sources_of(["--config", str(path)]), schema)
+
+
+def test_a_wrong_option_is_refused_before_torch_is_imported():
+    program = (
+        "import sys\nfrom tvr_lightning.cli import main\n"
+        "assert main(sys.argv[1:]) == 2\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    environment = os.environ | {"PYTHONPATH": str(RECIPES.parent)}
+    for words in (["fit", *RECIPE], ["profile", "--config", str(RECIPES / "gare.yaml")]):
+        wrong = [sys.executable, "-c", program, *words, "--model.init_args.gahter=local"]
+        done = subprocess.run(wrong, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.startswith("tvr: model.init_args.gahter: ")
+
+
+def test_the_schema_is_printed_for_editors(capsys):
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema == cached_schema()
+    tcmgc = next(kind for kind in schema["$defs"]["LightningModule"]["anyOf"] if "methods.TCMGC" in str(kind))
+    assert tcmgc["properties"]["class_path"] == {"enum": ["TCMGC", "tvr_lightning.methods.TCMGC"]}
+    rate = schema["$defs"]["TCMGCOptions"]["properties"]["keep_rate"]
+    assert (rate["type"], rate["exclusiveMinimum"], rate["maximum"]) == ("number", 0, 1)
+    assert rate["description"]
+
+
+def test_classes_of_other_packages_are_left_to_the_parser():
+    schema = cached_schema()
+    own = ["--model.class_path=mine.Method", "--model.init_args.anything=3", "--trainer.strategy=ddp"]
+    check_options(sources_of(own), schema)
+
+
+def test_a_cache_that_cannot_be_written_or_is_of_other_sources_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OptionError, match="has no option gahter"):
+        from_recipe([RECIPES / "tcmgc.yaml"], ["--model.init_args.gahter=local"])
+    assert cached_schema() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(OptionError):
+        from_recipe([RECIPES / "tcmgc.yaml"], ["--model.init_args.gahter=local"])
+    (file,) = (tmp_path / "tvr-lightning").iterdir()
+    assert cached_schema() is not None
+    file.write_text(file.read_text().replace('"sources": "', '"sources": "other'))
+    assert cached_schema() is None

@@ -1,0 +1,1 @@
+"""Recipe files to validated values."""

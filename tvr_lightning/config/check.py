@@ -1,0 +1,250 @@
+"""Options of recipes and of the command line that do not exist, or have a value that they do not allow."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from tvr_lightning.config.schema import BOUNDS, types_of
+from tvr_lightning.ranges import COMPARISONS
+from tvr_lightning.recipe_files import OptionError, config_of, find_recipe, is_written_out
+
+LISTED = 12
+"""Number of names that a message lists before it counts the others."""
+OF_COMMANDS = {
+    "ckpt_path",
+    "config",
+    "estimate",
+    "override",
+    "print_config",
+    "return_predictions",
+    "trust",
+    "verbose",
+    "weights_only",
+}
+"""Options of fit, validate, test and predict that stand beside the sections of a recipe."""
+SECTION = ("class_path", "init_args", "dict_kwargs")
+NAMES = {
+    "null": "null", "boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "text",
+    "array": "a list", "object": "named options",
+}  # fmt: skip
+
+Source = tuple[str, dict[str, Any]]
+"""Where options come from, and the options."""
+
+
+def check_options(sources: Iterable[Source], schema: dict[str, Any], import_modules: bool = False) -> None:
+    """Refuse the first class, option or value that the schema does not know.
+
+    Args:
+        sources: Options in the order in which they overlay each other.
+        schema: Schema of `config/schema.py`.
+        import_modules: Import the modules of classes from other packages, whose absence is then reported.
+
+    Raises:
+        OptionError: States where it is, and what is available, nearest first.
+    """
+    walk = _Walk(schema, import_modules)
+    for where, options in sources:
+        try:
+            known = schema["properties"]
+            for name, value in options.items():
+                if name in known:
+                    walk.value(name, known[name], value)
+                elif name not in OF_COMMANDS:
+                    raise OptionError(f"there is no option {name}. Available: {nearest(name, known)}")
+        except OptionError as error:
+            raise OptionError(f"{where}: {error}" if where else str(error)) from None
+
+
+def refusals(message: str) -> str:
+    """Return what options classes refuse, without the types that the parser tried; otherwise the whole message.
+
+    Args:
+        message: Message of the parser about a value that fits none of the types of an option.
+    """
+    lines = [line.strip() for line in message.splitlines()]
+    tried = ("Does not validate", "Expected a", "Given value", "Not a valid", "Problem with given class_path")
+    said = [line[2:] for line in lines if line.startswith("- ") and not line[2:].startswith(tried)]
+    return "; ".join(dict.fromkeys(said)) if lines and lines[0].startswith("Does not validate") and said else message
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return names in words, those that resemble `name` most first."""
+    found = set(names) - {"$schema"}
+    ordered = sorted(found, key=lambda x: (-difflib.SequenceMatcher(None, name.lower(), x.lower()).ratio(), x))
+    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
+    return f"{', '.join(ordered[:LISTED])}{more}" if ordered else "none"
+
+
+def sources_of(arguments: Sequence[str]) -> Iterator[Source]:
+    """Yield the recipes and options of a command line in order.
+
+    Args:
+        arguments: Words after the command.
+    """
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        recipe = config_of(word, following)
+        if recipe is not None:
+            inline = is_written_out(recipe)
+            with contextlib.suppress(OSError, yaml.YAMLError):  # reported by the reader of recipes
+                text = recipe if inline else find_recipe(recipe).read_text(encoding="utf-8")
+                content = yaml.safe_load(text)
+                if isinstance(content, dict):
+                    yield ("" if inline else f"--config {recipe}"), content
+        elif word.startswith("--"):
+            option, equals, value = word[2:].partition("=")
+            if option.endswith(".help"):  # jsonargparse's own
+                continue
+            found: Any = _plain_value(value if equals else following)
+            for key in reversed(option.removesuffix("+").split(".")):
+                found = {key.replace("-", "_") if key == option else key: found}
+            yield "", found
+
+
+def _plain_value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+class _Walk:
+    """A walk through options beside their schema, which remembers the class that each section names."""
+
+    def __init__(self, schema: dict[str, Any], import_modules: bool) -> None:
+        self.definitions, self.import_modules = schema.get("$defs", {}), import_modules
+        self.classes: dict[str, str] = {}
+
+    def value(self, where: str, node: dict[str, Any], value: Any) -> None:
+        """Check the value of one option."""
+        if isinstance(value, list):
+            for item in value:
+                self.value(where, node, item)
+            return
+        variants = list(self.variants(node))
+        named = [v for v in variants if "class_path" in v.get("properties", {})]
+        classes = {v["properties"]["class_path"].get("enum", [""])[0]: v for v in named}
+        text = any("string" in types_of(each) for each in (node, *node.get("anyOf", ())))
+        if named and (isinstance(value, dict) or (isinstance(value, str) and not text)):
+            self.section(where, classes, {"class_path": value} if isinstance(value, str) else value)
+        elif isinstance(value, dict):
+            plain = next((v for v in variants if "properties" in v and "class_path" not in v["properties"]), None)
+            if plain is not None:
+                self.options(where, plain["properties"], value)
+        elif variants and not any(_fits(variant, value) for variant in variants):
+            limits = next((_limits(variant) for variant in variants if _limits(variant)), "")
+            if limits and _number(value) is not None:
+                raise OptionError(f"{where} is {value}; it must be {limits}")
+            expected = dict.fromkeys(word for variant in variants for word in _words(variant))
+            raise OptionError(f"{where} is {value!r}; expected {' or '.join(expected)}")
+
+    def section(self, where: str, classes: dict[str, Any], value: dict[str, Any]) -> None:
+        """Check a class and its options."""
+        named = value.get("class_path") or self.classes.get(where)
+        if named is None:  # a checkpoint or a later recipe names it
+            return
+        self.classes[where] = str(named)
+        module, _, name = str(named).rpartition(".")
+        own = module.split(".")[0] in ("", "tvr_lightning")
+        if name not in classes or not own:
+            if own or self.import_modules:
+                self.absent(where, module, name, classes)
+            if name not in classes:
+                return
+        given = {key: item for key, item in value.items() if key not in SECTION}
+        known = _init_args(classes[name])
+        options = {**(value.get("init_args") or {}), **given}
+        for option in options:
+            if known is not None and option not in known:
+                having = sorted(other for other, kind in classes.items() if option in (_init_args(kind) or ()))
+                owners = f" ({', '.join(having)} {'has' if len(having) == 1 else 'have'} one)" if having else ""
+                raise OptionError(
+                    f"{where}.init_args.{option}: {name} has no option {option}{owners}. Available: "
+                    f"{nearest(option, known)}"
+                )
+        self.options(f"{where}.init_args", known or {}, options)
+
+    def absent(self, where: str, module: str, name: str, classes: dict[str, Any]) -> None:
+        """Refuse a class that does not exist."""
+        reason = "there is no such class"
+        if module:
+            try:
+                if not self.import_modules or hasattr(importlib.import_module(module), name):
+                    return
+                reason = f"{module} has no {name}"
+            except ImportError as error:
+                reason = f"{module} cannot be imported ({error}; Python looks for modules in PYTHONPATH)"
+        own = "" if module else ". Name a class of your own with its module, as module.Class"
+        full = f"{module}.{name}".lstrip(".")
+        raise OptionError(f"{where}.class_path: {full}: {reason}. Available: {nearest(name, classes)}{own}")
+
+    def options(self, where: str, known: dict[str, Any], options: dict[str, Any]) -> None:
+        """Check named options."""
+        for name, value in options.items():
+            if name in known:
+                self.value(f"{where}.{name}", known[name], value)
+            elif known:
+                raise OptionError(f"{where}.{name}: there is no such option. Available: {nearest(name, known)}")
+
+    def variants(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the alternatives of a node, with the items of lists in place of the lists."""
+        if "$ref" in node:
+            yield from self.variants(self.definitions[node["$ref"].rpartition("/")[2]])
+        elif "anyOf" in node:
+            for each in node["anyOf"]:
+                yield from self.variants(each)
+        elif isinstance(node.get("items"), dict):
+            yield from self.variants(node["items"])
+        elif "prefixItems" in node:
+            for each in node["prefixItems"]:
+                yield from self.variants(each)
+        else:
+            yield node
+
+
+def _init_args(variant: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the options of a class, or None if the schema does not list them."""
+    found: dict[str, Any] | None = variant["properties"].get("init_args", {}).get("properties")
+    return found
+
+
+def _fits(node: dict[str, Any], value: Any) -> bool:
+    """Whether a value is allowed; yes for whatever is not a number, a truth value, null or a choice."""
+    if "enum" in node:
+        return value in node["enum"]
+    kinds = types_of(node)
+    if not kinds or {"string", "object"} & set(kinds):
+        return True
+    if value is None or isinstance(value, bool):
+        return ("null" if value is None else "boolean") in kinds
+    number = _number(value)
+    if number is None or not {"integer", "number"} & set(kinds):
+        return False
+    within = all(COMPARISONS[bound][0](number, node[key]) for bound, key in BOUNDS.items() if key in node)
+    return within and ("number" in kinds or number.is_integer())
+
+
+def _number(value: Any) -> float | None:
+    """Return the number that a value is or, such as 1e-4 in YAML, stands for."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _limits(node: dict[str, Any]) -> str:
+    return " and ".join(f"{COMPARISONS[bound][1]} {node[key]:g}" for bound, key in BOUNDS.items() if key in node)
+
+
+def _words(node: dict[str, Any]) -> list[str]:
+    if "enum" in node:
+        return [str(choice) for choice in node["enum"]]
+    return [
+        "a class" if "enum" in node.get("properties", {}).get("class_path", {}) else NAMES[k] for k in types_of(node)
+    ]

@@ -1,0 +1,126 @@
+"""The options of recipes as a JSON schema: made by jsonargparse from the classes, and kept in the user's cache.
+
+`config/check.py` compares recipes with it before torch is imported, and editors complete recipes by it (`tvr schema`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import json
+import os
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+from tvr_lightning.files import write_whole
+from tvr_lightning.ranges import Range
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+PACKAGE = Path(__file__).parents[1]
+LEFT_OUT = (
+    "Module", "Metric", "Callback", "Strategy", "Logger", "Precision", "Profiler", "Tensor", "PreTrainedConfig",
+)  # fmt: skip
+"""Classes of libraries whose options are left to the parser: they would be nine tenths of the schema."""
+BOUNDS = {"above": "exclusiveMinimum", "at_least": "minimum", "below": "exclusiveMaximum", "at_most": "maximum"}
+
+
+def cached_schema() -> dict[str, Any] | None:
+    """Return the schema if it has been made from the sources as they are now."""
+    try:
+        cached = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return cached["schema"] if cached["sources"] == _sources() else None
+
+
+def keep(schema: dict[str, Any]) -> None:
+    """Write a schema of all sections of recipes to the user's cache."""
+    with contextlib.suppress(OSError):  # without a cache, mistakes are found later, by the parser
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(_file(), json.dumps({"sources": _sources(), "schema": schema}).encode())
+
+
+def generate(parser: ArgumentParser) -> dict[str, Any]:
+    """Return the schema of a parser of recipes."""
+    from jsonargparse._completions_jsonschema import ParserJsonschema  # its public function cannot leave classes out
+    from jsonargparse._util import import_object
+
+    class Schema(ParserJsonschema):
+        def class_ref(self, class_type: Any, action: Any, subclass: bool) -> dict[str, Any]:
+            # jsonargparse 4.53 fails on `type[...]` of a class of abc
+            if class_type.__name__ in LEFT_OUT or class_type.__module__ == "abc":
+                return {}
+            return super().class_ref(class_type, action, subclass)
+
+        def class_path_schema(self, class_path: str, action: Any) -> dict[str, Any]:
+            schema = super().class_path_schema(class_path, action)
+            schema["properties"]["class_path"] = {"enum": [class_path.rpartition(".")[2], class_path]}
+            return schema
+
+        def class_parser_schema(self, class_type: Any, action: Any, description: str | None = None) -> dict[str, Any]:
+            schema = super().class_parser_schema(class_type, action, description)
+            add_ranges(schema, import_object(class_type) if isinstance(class_type, str) else class_type)
+            return schema
+
+    return Schema().generate(parser) | {"title": "Recipe", "description": "Recipe of tvr-lightning"}
+
+
+def add_ranges(schema: dict[str, Any], kind: type) -> None:
+    """Add the `Range` of each option of a class to its schema."""
+    for name, hint in hints_of(kind, include_extras=True).items():
+        node = schema.get("properties", {}).get(name)
+        if node is None:
+            continue
+        for inner in (hint, *get_args(hint)):
+            if get_origin(inner) is Annotated:
+                limits = {k: v for item in get_args(inner) if isinstance(item, Range) for k, v in vars(item).items()}
+                for numbers in (node, *node.get("anyOf", ())):
+                    if {"integer", "number"} & set(types_of(numbers)):
+                        numbers |= {BOUNDS[bound]: value for bound, value in limits.items() if value is not None}
+            elif dataclasses.is_dataclass(inner) and isinstance(inner, type) and "properties" in node:
+                add_ranges(node, inner)
+
+
+def hints_of(kind: type, include_extras: bool = False) -> dict[str, Any]:
+    """Return the types of a class's arguments by name, including those that it passes on to its base.
+
+    Args:
+        kind: Any class.
+        include_extras: Keep annotations such as `Range`.
+    """
+    found: dict[str, Any] = {}
+    for each in inspect.getmro(kind):
+        if "__init__" not in vars(each) or each is object:
+            continue
+        hints: dict[str, Any] = {}
+        with contextlib.suppress(NameError, TypeError):  # names that a class imports only for type checkers
+            hints = get_type_hints(each.__init__, include_extras=include_extras)  # type: ignore[misc]
+        parameters = list(inspect.signature(each.__init__).parameters.values())[1:]  # type: ignore[misc]
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        found = {**{p.name: hints.get(p.name, Any) for p in named}, **found}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return found
+
+
+def types_of(node: dict[str, Any]) -> list[str]:
+    """Return the JSON types that a node of a schema allows."""
+    kind = node.get("type", [])
+    return [kind] if isinstance(kind, str) else kind
+
+
+def _file() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return cache / "tvr-lightning" / f"options-{hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:16]}.json"
+
+
+@lru_cache
+def _sources() -> str:
+    state = [(str(path), path.stat().st_mtime_ns) for path in sorted(PACKAGE.rglob("*.py"))]
+    return hashlib.sha256(repr((state, version("lightning"), version("jsonargparse"))).encode()).hexdigest()
