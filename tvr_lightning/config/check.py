@@ -57,7 +57,7 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any], import_modu
                 if name in known:
                     walk.value(name, known[name], value)
                 elif name not in OF_COMMANDS:
-                    raise OptionError(f"there is no option {name}. Available: {nearest(name, known)}")
+                    raise OptionError(f"there is no option {name}. Available: {nearest(name, {*known, *OF_COMMANDS})}")
         except OptionError as error:
             raise OptionError(f"{where}: {error}" if where else str(error)) from None
 
@@ -141,7 +141,8 @@ class _Walk:
             limits = next((_limits(variant) for variant in variants if _limits(variant)), "")
             if limits and _number(value) is not None:
                 raise OptionError(f"{where} is {value}; it must be {limits}")
-            expected = dict.fromkeys(word for variant in variants for word in _words(variant))
+            words = dict.fromkeys(word for variant in variants for word in _words(variant))
+            expected = sorted(words, key=lambda word: word == "null")
             raise OptionError(f"{where} is {value!r}; expected {' or '.join(expected)}")
 
     def section(self, where: str, classes: dict[str, Any], value: dict[str, Any]) -> None:
