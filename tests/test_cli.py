@@ -289,7 +289,7 @@ TYPOS = {
     "fitt": "fitt is not a command. Did you mean fit?",
     "fit --confg recipes/gare.yaml": "there is no option confg. Available: config",
     "fit --config recipes/gare.yaml --data.init_args.batchsize 3": "has no option batchsize. Available: batch_size",
-    "fit --config recipes/gare.yaml --model.init_args.gare.poolin x": "gare.poolin: there is no such option. Available: pooling",
+    "fit --config recipes/gare.yaml --model.init_args.gare.poolin x": "there is no such option. Available: pooling",
     "fit --config recipes/gaer.yaml": "no such file; did you mean recipes/gare.yaml?",
     "index --numworker 3": "index has no option --numworker",
     "serve --index nowhere --max_upload_mb 3": "serve has no option",
