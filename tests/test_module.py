@@ -9,13 +9,13 @@ from torch import Tensor
 from tvr_lightning.checkpoints import CheckpointError
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures, first_of_each
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
 from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
-from tvr_lightning.training.finite import NonFiniteLossError
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_broken_loss_names_term_step_and_videos(encoder):
     video.frames[1] = float("nan")
     pairs = batch(video, text)
     method.total_loss(method.losses(method.pair_features(pairs)), pairs)
-    with pytest.raises(NonFiniteLossError, match=r"step 0: .*info_nce = nan.*video0, video1, video2"):
+    with pytest.raises(UserError, match=r"step 0: .*info_nce = nan.*video0, video1, video2"):
         method.on_before_optimizer_step(torch.optim.SGD(method.parameters()))
 
 

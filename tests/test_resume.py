@@ -24,11 +24,11 @@ from lightning.pytorch import Callback, Trainer
 import tvr_lightning.run
 from tvr_lightning.cli import main
 from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.errors import UserError
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.training.reliability import (
     AtomicCheckpointIO,
     CheckpointConfig,
-    CheckpointWriteError,
     RunCheckpoint,
     checkpoint_folder,
     newest_checkpoint,
@@ -212,9 +212,7 @@ def test_a_full_disk_leaves_the_former_checkpoint_whole(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
-        with pytest.raises(
-            CheckpointWriteError, match=r"last\.ckpt could not be written.*previous checkpoint is intact"
-        ):
+        with pytest.raises(UserError, match=r"last\.ckpt could not be written.*previous checkpoint is intact"):
             writer.save_checkpoint({"weight": torch.ones(1 << 18)}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from tvr_lightning.checkpoints import RECORD, read_checkpoint
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import (
     AnswerResults,
     print_answer_results,
@@ -41,7 +42,6 @@ from tvr_lightning.training.bar import RunProgressBar
 from tvr_lightning.training.curves import CurvesLogger
 from tvr_lightning.training.reliability import (
     AtomicCheckpointIO,
-    ProcessLostError,
     RandomState,
     RunCheckpoint,
     RunInterruptedError,
@@ -152,7 +152,7 @@ class RunCLI(RecipeCLI):
             except RuntimeError as error:
                 if self.trainer.world_size == 1 or not any(words in str(error) for words in LOST):
                     raise
-                raise ProcessLostError(
+                raise UserError(
                     f"Another of the {self.trainer.world_size} processes of this run ended "
                     f"({str(error).splitlines()[0]}). Its own message gives the reason, unless it was killed or memory "
                     "ran out. Resume the run with --checkpoints.resume=true."

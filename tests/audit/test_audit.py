@@ -21,9 +21,9 @@ from tvr_lightning.cli import main
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, NormalizerChain, QueryBankNorm, SinkhornBias
-from tvr_lightning.evaluation.sealed import LeakageError
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
@@ -264,11 +264,11 @@ def test_a_method_that_asks_the_trainer_for_the_ground_truth_is_caught_and_refus
     assert "accesses trainer.datamodule" in leaking(audit)
     assert audit.recall_with_help > 90.0  # codes of two videos may be alike
     assert audit.recall_without_help < 40.0
-    with pytest.raises(LeakageError, match=r"AsksTheTrainer accesses trainer\.datamodule while it encodes or scores"):
+    with pytest.raises(UserError, match=r"AsksTheTrainer accesses trainer\.datamodule while it encodes or scores"):
         recall_of_a_test(method, data)
     scoring = AsksWhileScoring(encoder, words=12, frames=2)
     assert leaking(audit_method(scoring, data)) == "accesses trainer.test_dataloaders"
-    with pytest.raises(LeakageError, match=r"trainer\.test_dataloaders"):
+    with pytest.raises(UserError, match=r"trainer\.test_dataloaders"):
         recall_of_a_test(scoring, data)
 
 

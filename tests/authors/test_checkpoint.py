@@ -5,11 +5,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, check_family, read_checkpoint
+from tvr_lightning.authors.checkpoint import check_family, read_checkpoint
 from tvr_lightning.authors.clip4clip import import_clip4clip, similarity_header
 from tvr_lightning.authors.families import FAMILIES, recognize
 from tvr_lightning.authors.tcmgc import NAMES as TCMGC_NAMES
 from tvr_lightning.authors.tcmgc import fitting_keep_rate, import_tcmgc
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
 from tvr_lightning.methods.clip4clip import TightTransf
 
@@ -39,21 +40,21 @@ def test_files_of_both_kinds_and_wrapped_ones_read_alike(parity_cases, tmp_path)
 
 def test_what_is_no_file_of_tensors_is_refused_unread(tmp_path):
     torch.save({"weight": Anything()}, tmp_path / "object.pt")
-    with pytest.raises(AuthorsCheckpointError, match=r"object.pt: cannot be read as a file of tensors .*never code"):
+    with pytest.raises(UserError, match=r"object.pt: cannot be read as a file of tensors .*never code"):
         read_checkpoint(tmp_path / "object.pt")
     (tmp_path / "text.bin").write_text("hello")
-    with pytest.raises(AuthorsCheckpointError, match=r"text.bin: cannot be read"):
+    with pytest.raises(UserError, match=r"text.bin: cannot be read"):
         read_checkpoint(tmp_path / "text.bin")
     (tmp_path / "text.safetensors").write_text("hello")
-    with pytest.raises(AuthorsCheckpointError, match="not a safetensors file"):
+    with pytest.raises(UserError, match="not a safetensors file"):
         read_checkpoint(tmp_path / "text.safetensors")
     torch.save({"a": torch.zeros(1), "args": 3}, tmp_path / "mixed.pt")
-    with pytest.raises(AuthorsCheckpointError, match="not tensors: args"):
+    with pytest.raises(UserError, match="not tensors: args"):
         read_checkpoint(tmp_path / "mixed.pt")
     torch.save([torch.zeros(1)], tmp_path / "list.pt")
-    with pytest.raises(AuthorsCheckpointError, match="contains list; expected a state dict"):
+    with pytest.raises(UserError, match="contains list; expected a state dict"):
         read_checkpoint(tmp_path / "list.pt")
-    with pytest.raises(AuthorsCheckpointError, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         read_checkpoint(tmp_path / "absent.bin")
 
 
@@ -95,22 +96,18 @@ def test_methods_are_recognised_by_their_names(parity_cases):
 
 def test_another_methods_checkpoint_is_named(parity_cases):
     tcmgc, clip4clip = (authors_tensors(parity_cases, n) for n in ("tcmgc", "clip4clip_meanP"))
-    with pytest.raises(
-        AuthorsCheckpointError, match=r"file: these are TC-MGC's names .*not CLIP4Clip's.*--method tcmgc"
-    ):
+    with pytest.raises(UserError, match=r"file: these are TC-MGC's names .*not CLIP4Clip's.*--method tcmgc"):
         import_clip4clip(tcmgc, "file")
-    with pytest.raises(AuthorsCheckpointError, match=r"these are CLIP4Clip's names, not TC-MGC's"):
+    with pytest.raises(UserError, match=r"these are CLIP4Clip's names, not TC-MGC's"):
         import_tcmgc(clip4clip, "file")
     gare = {
         "clip.logit_scale": torch.zeros(()),
         "psi.mean_proj.bias": torch.zeros(2),
         "weight_fc.0.bias": torch.zeros(2),
     }
-    with pytest.raises(
-        AuthorsCheckpointError, match=r"these are GARE's names \(psi.mean_proj.bias, weight_fc.0.bias\)"
-    ):
+    with pytest.raises(UserError, match=r"these are GARE's names \(psi.mean_proj.bias, weight_fc.0.bias\)"):
         check_family("clip4clip", gare, "file")
-    with pytest.raises(AuthorsCheckpointError, match=r"no known method has these tensors: bert.weight"):
+    with pytest.raises(UserError, match=r"no known method has these tensors: bert.weight"):
         check_family("clip4clip", {"bert.weight": torch.zeros(1)}, "file")
 
 
@@ -118,7 +115,7 @@ def test_unexpected_missing_and_misshapen_tensors_are_listed(parity_cases):
     tensors = authors_tensors(parity_cases, "clip4clip_tightTransf")
     del tensors["cross.pooler.dense.bias"], tensors["similarity_dense.weight"]
     tensors["cross.embeddings.token_type_embeddings.weight"] = torch.zeros(2, 64)
-    with pytest.raises(AuthorsCheckpointError) as caught:
+    with pytest.raises(UserError) as caught:
         import_clip4clip(tensors, "pytorch_model.bin.3", words=12, frames=6)
     message = str(caught.value)
     assert message.startswith("pytorch_model.bin.3: the checkpoint does not fit")
@@ -127,27 +124,23 @@ def test_unexpected_missing_and_misshapen_tensors_are_listed(parity_cases):
     tensors = authors_tensors(parity_cases, "clip4clip_seqTransf")
     tensors["transformerClip.resblocks.0.ln_1.bias"] = torch.zeros(32)
     with pytest.raises(
-        AuthorsCheckpointError, match=r"1 of another shape: transformerClip\S+ln_1.bias is \(32,\), expected \(64,\)"
+        UserError, match=r"1 of another shape: transformerClip\S+ln_1.bias is \(32,\), expected \(64,\)"
     ):
         import_clip4clip(tensors, "file", words=12, frames=6)
     tensors["frame_position"] = tensors.pop("frame_position_embeddings.weight")
-    with pytest.raises(
-        AuthorsCheckpointError, match=r"1 unexpected: frame_position; 1 missing: frame_position_em.*; 1 of another"
-    ):
+    with pytest.raises(UserError, match=r"1 unexpected: frame_position; 1 missing: frame_position_em.*; 1 of another"):
         import_clip4clip(tensors, "file", words=12, frames=6)
     del tensors["clip.ln_final.bias"]
-    with pytest.raises(AuthorsCheckpointError, match=r"file: clip.*ln_final.bias"):
+    with pytest.raises(UserError, match=r"file: clip.*ln_final.bias"):
         import_clip4clip(tensors, "file", words=12, frames=6)
 
 
 def test_words_and_frames_beyond_the_positions_are_refused(parity_cases):
     tensors = authors_tensors(parity_cases, "clip4clip_tightTransf")
     assert import_clip4clip(tensors, "file", words=40, frames=39).frames == 39
-    with pytest.raises(AuthorsCheckpointError, match="positions for 40 words and 39 frames"):
+    with pytest.raises(UserError, match="positions for 40 words and 39 frames"):
         import_clip4clip(tensors, "file", words=12, frames=40)
-    with pytest.raises(
-        AuthorsCheckpointError, match="41 words and 6 frames do not fit; the checkpoint has positions for 40 words"
-    ):
+    with pytest.raises(UserError, match="41 words and 6 frames do not fit; the checkpoint has positions for 40 words"):
         import_clip4clip(authors_tensors(parity_cases, "clip4clip_meanP"), "file", words=41, frames=6)
 
 
@@ -156,14 +149,14 @@ def test_words_and_keep_rates_that_the_matrices_do_not_fit_are_told_what_fits(pa
     assert import_tcmgc(tensors, "file", words=12, frames=6).options.keep_rate == 0.3
     assert import_tcmgc(tensors, "file", words=32, frames=6).options.keep_rate == 0.1
     with pytest.raises(
-        AuthorsCheckpointError, match=r"keep 3 similarities; 12 words at keep rate 0.5 keep 6.* from 0.25 to below 0.33"
+        UserError, match=r"keep 3 similarities; 12 words at keep rate 0.5 keep 6.* from 0.25 to below 0.33"
     ):
         import_tcmgc(tensors, "file", words=12, frames=6, keep_rate=0.5)
-    with pytest.raises(AuthorsCheckpointError, match="keep 3 words, so they do not fit 2 words; 3 or more words fit"):
+    with pytest.raises(UserError, match="keep 3 words, so they do not fit 2 words; 3 or more words fit"):
         import_tcmgc(tensors, "file", words=2, frames=6)
-    with pytest.raises(AuthorsCheckpointError, match=r"file: keep_rate 1.0 keeps all 3 slots, .* nothing to fuse"):
+    with pytest.raises(UserError, match=r"file: keep_rate 1.0 keeps all 3 slots, .* nothing to fuse"):
         import_tcmgc(tensors, "file", words=3, frames=6)
-    with pytest.raises(AuthorsCheckpointError, match="attentive_word_logit_weight is missing"):
+    with pytest.raises(UserError, match="attentive_word_logit_weight is missing"):
         import_tcmgc({n: t for n, t in tensors.items() if n != "attentive_word_logit_weight"}, "file", words=12)
 
 

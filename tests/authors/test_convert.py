@@ -7,7 +7,6 @@ from parity.case import load_case
 from safetensors.torch import load_file
 
 import tvr_lightning
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
 from tvr_lightning.authors.clip import clip_encoder, encoder_configuration
 from tvr_lightning.authors.convert import IMPORT, convert, run_convert
 from tvr_lightning.checkpoints import CheckpointError
@@ -18,6 +17,7 @@ from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.encoders.wav2vec2 import SIZES as WAV2VEC2_SIZES
 from tvr_lightning.encoders.wav2vec2 import Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import SIZES
+from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.released import RELEASED
 
 
@@ -86,19 +86,17 @@ def test_other_sizes_are_written_out_and_known_architectures_are_named(parity_ca
 def test_bad_sources_write_nothing(parity_cases, tmp_path):
     case, source = authors_file(parity_cases, "tcmgc", tmp_path)
     out = tmp_path / "out.ckpt"
-    with pytest.raises(AuthorsCheckpointError, match="these are TC-MGC's names"):
+    with pytest.raises(UserError, match="these are TC-MGC's names"):
         convert(source, out, method="clip4clip")
-    with pytest.raises(
-        AuthorsCheckpointError, match=r"The method 'clip' is not supported. Available: .*clip4clip.* tcmgc"
-    ):
+    with pytest.raises(UserError, match=r"The method 'clip' is not supported. Available: .*clip4clip.* tcmgc"):
         convert(source, out, method="clip")
-    with pytest.raises(AuthorsCheckpointError, match="--openai_clip is only for UCoFiA"):
+    with pytest.raises(UserError, match="--openai_clip is only for UCoFiA"):
         convert(source, out, openai_clip=source)
     torch.save(case.checkpoint | {"further.weight": torch.ones(1)}, source)
-    with pytest.raises(AuthorsCheckpointError, match=r"1 unexpected: further\.weight"):
+    with pytest.raises(UserError, match=r"1 unexpected: further\.weight"):
         convert(source, out)
     torch.save({"further.weight": torch.ones(1)}, source)
-    with pytest.raises(AuthorsCheckpointError, match=r"no known method has these tensors: further\.weight"):
+    with pytest.raises(UserError, match=r"no known method has these tensors: further\.weight"):
         convert(source, out)
     assert not out.exists()
 
@@ -123,7 +121,7 @@ def test_psi_of_gare_is_read_once_and_must_be_one(parity_cases, tmp_path):
     assert all(torch.equal(made[name], plain[name]) for name in plain)
     for name in ("agent.psi.mean_proj.bias", "agent.psi.log_std_proj.weight"):  # read, and never used
         torch.save(saved | {name: saved[name] + 1e-3}, source)
-        with pytest.raises(AuthorsCheckpointError, match=rf"differ from those without 'agent\.'.*: {name}$"):
+        with pytest.raises(UserError, match=rf"differ from those without 'agent\.'.*: {name}$"):
             convert(source, tmp_path / "other.ckpt")
 
 

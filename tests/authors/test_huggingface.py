@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers import CLIPConfig, CLIPModel
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
 from tvr_lightning.authors.gaid import import_gaid
 from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.authors.tmass import import_tmass
 from tvr_lightning.authors.xpool import import_xpool
 from tvr_lightning.encoders import TinyWhisperEncoder
 from tvr_lightning.encoders.clip import ClipEncoder
+from tvr_lightning.errors import UserError
 
 D, F = 64, 5
 BLOCK = [
@@ -81,22 +81,22 @@ def test_importers_take_the_authors_checkpoints(clip):
 
 def test_what_does_not_fit_is_named(clip):
     tensors = checkpoint(clip, "tmass")
-    with pytest.raises(AuthorsCheckpointError, match="is for 5 frames, not 12"):
+    with pytest.raises(UserError, match="is for 5 frames, not 12"):
         import_tmass(tensors, "file", words=7, frames=12)
-    with pytest.raises(AuthorsCheckpointError, match="positions for 11 words"):
+    with pytest.raises(UserError, match="positions for 11 words"):
         import_tmass(tensors, "file", words=12, frames=F)
-    with pytest.raises(AuthorsCheckpointError, match="T-MASS's names"):
+    with pytest.raises(UserError, match="T-MASS's names"):
         import_xpool(tensors, "file", words=7, frames=F)
-    with pytest.raises(AuthorsCheckpointError, match="64-dimensional audio vectors, but TinyWhisperEncoder has 32"):
+    with pytest.raises(UserError, match="64-dimensional audio vectors, but TinyWhisperEncoder has 32"):
         import_gaid(
             checkpoint(clip, "gaid"), "file", words=7, frames=F, audio_encoder=TinyWhisperEncoder(width=32, heads=2)
         )
     odd = checkpoint(clip, "gaid") | {"linear.weight": torch.randn(D, 50), "linear.bias": torch.randn(D)}
-    with pytest.raises(AuthorsCheckpointError, match="no audio encoder has 50-dimensional features"):
+    with pytest.raises(UserError, match="no audio encoder has 50-dimensional features"):
         import_gaid(odd, "file", words=7, frames=F)
     del tensors["clip.text_model.encoder.layers.0.self_attn.k_proj.weight"]
-    with pytest.raises(AuthorsCheckpointError, match=r"in_proj_weight is missing self_attn\.k_proj"):
+    with pytest.raises(UserError, match=r"in_proj_weight is missing self_attn\.k_proj"):
         with_openai_names(tensors, "file")
     tensors["clip.text_model.extra"] = torch.zeros(1)
-    with pytest.raises(AuthorsCheckpointError, match=r"clip\.text_model\.extra is not a tensor"):
+    with pytest.raises(UserError, match=r"clip\.text_model\.extra is not a tensor"):
         with_openai_names(tensors, "file")

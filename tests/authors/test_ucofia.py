@@ -5,9 +5,9 @@ import torch
 from parity.case import load_case
 from parity.restated import Sizes, random_checkpoint
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
 from tvr_lightning.authors.ucofia import import_ucofia
 from tvr_lightning.data.batch import Media
+from tvr_lightning.errors import UserError
 
 WRAPPED = "clip.visual.transformer.resblocks.11.attn.net.in_proj_bias"
 
@@ -55,23 +55,21 @@ def test_the_released_evaluation_takes_the_attentions_of_openai_and_no_l1(plain)
     assert all(tensor.any() for tensor in blocks[9].attn.state_dict().values())
     assert made.head.patch_matrix is None
     assert made.options.patch_selection.noise_eval
-    with pytest.raises(
-        AuthorsCheckpointError, match=r"OpenAI's CLIP are missing: visual\.transformer\.resblocks\.10\.attn"
-    ):
+    with pytest.raises(UserError, match=r"OpenAI's CLIP are missing: visual\.transformer\.resblocks\.10\.attn"):
         import_ucofia(saved(plain), "file", words=6, frames=4, openai={})
 
 
 def test_one_plain_attention_beside_a_wrapped_one_is_named(plain):
     mixed = saved(plain)
     mixed[WRAPPED.replace(".net", "")] = mixed[WRAPPED]
-    with pytest.raises(AuthorsCheckpointError, match=r"unexpected .* clip\.visual\..*\.11\.attn\.in_proj_bias"):
+    with pytest.raises(UserError, match=r"unexpected .* clip\.visual\..*\.11\.attn\.in_proj_bias"):
         import_ucofia(mixed, "file", words=6, frames=4)
 
 
 def test_another_wrapped_block_is_refused_by_name(plain):
     mixed = saved(plain)
     mixed[WRAPPED.replace("11", "9")] = mixed.pop(WRAPPED.replace("11", "9").replace(".net", ""))
-    with pytest.raises(AuthorsCheckpointError, match=r"resblocks\.9\.attn\.net\.in_proj_bias"):
+    with pytest.raises(UserError, match=r"resblocks\.9\.attn\.net\.in_proj_bias"):
         import_ucofia(mixed, "file", words=6, frames=4)
 
 

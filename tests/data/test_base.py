@@ -8,6 +8,7 @@ import torch
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import AnnotationError, MissingData, Problem
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.video import VideoError
 
 SMALL = {"frames": 3, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
@@ -302,7 +303,7 @@ def test_the_root_comes_from_the_environment_or_is_asked_for(synthetic_msrvtt, m
 
 def test_a_batch_larger_than_the_data_is_refused(synthetic_msrvtt):
     data = MSRVTT(root=str(synthetic_msrvtt), **{**SMALL, "batch_size": 241})
-    with pytest.raises(ValueError, match="batch_size 241 exceeds the 240 training samples"):
+    with pytest.raises(UserError, match="batch_size 241 exceeds the 240 training samples"):
         data.train_dataloader()
 
 

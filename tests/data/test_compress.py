@@ -15,9 +15,10 @@ from broken_videos import cut_off
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, VideoFolder
-from tvr_lightning.data.compress import CopiesNotWrittenError, compress_dataset
-from tvr_lightning.data.copies import MANIFEST, CopiesError, read_copies
+from tvr_lightning.data.compress import compress_dataset
+from tvr_lightning.data.copies import MANIFEST, read_copies
 from tvr_lightning.data.records import SYNTHETIC
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.compression import Compression
 from tvr_lightning.media.video import probe
 
@@ -79,7 +80,7 @@ def test_the_same_command_keeps_what_is_there(originals, copies, tmp_path):
 def test_a_copy_whose_source_changed_is_named_and_made_anew(originals, copies):
     sources = videos(originals)
     shutil.copy(sources[1], sources[0])
-    with pytest.raises(CopiesError, match=rf"its original {sources[0]} has changed.*again.*tvr data compress"):
+    with pytest.raises(UserError, match=rf"its original {sources[0]} has changed.*again.*tvr data compress"):
         videos(copies)
     done = again(originals, copies)
     assert done.new == 1
@@ -97,7 +98,7 @@ def test_a_changed_annotation_file_is_copied_again(originals, copies):
 def test_a_half_written_copy_is_named_and_made_anew(originals, copies):
     path, whole = videos(copies)[2], contents(copies)
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CopiesError, match=rf"{path}: it has 1,000 bytes, but [\d,]+ were written"):
+    with pytest.raises(UserError, match=rf"{path}: it has 1,000 bytes, but [\d,]+ were written"):
         videos(copies)
     assert again(originals, copies).redone == [f"{path}: it had changed"]
     assert contents(copies) == whole
@@ -116,7 +117,7 @@ def test_a_file_that_nobody_verified_is_refused(copies):
     manifest = copies / "msrvtt" / MANIFEST
     lines = manifest.read_text().splitlines(keepends=True)
     manifest.write_text("".join(line for line in lines if "video3.mp4" not in line))
-    with pytest.raises(CopiesError, match=r"video3\.mp4: it is not in compressed\.jsonl"):
+    with pytest.raises(UserError, match=r"video3\.mp4: it is not in compressed\.jsonl"):
         [MSRVTT(root=str(copies)).load_split(name) for name in ("train", "test")]
 
 
@@ -151,7 +152,7 @@ def test_a_disk_that_fills_up_is_a_sentence_and_loses_nothing(originals, copies,
     sizes = sorted(len(content) for content in whole.values())
     resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes) - 1, limits[1]))
     try:
-        with pytest.raises(CopiesNotWrittenError, match=r"\.mp4 cannot be written: File too large.*rerun the command"):
+        with pytest.raises(UserError, match=r"\.mp4 cannot be written: File too large.*rerun the command"):
             again(originals, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -169,7 +170,7 @@ def test_a_disk_without_room_is_a_sentence_and_loses_nothing(originals, copies, 
     if mounted.returncode:
         pytest.skip("no small disk can be mounted here")
     try:
-        with pytest.raises(CopiesNotWrittenError, match=r"No space left on device.*free disk space"):
+        with pytest.raises(UserError, match=r"No space left on device.*free disk space"):
             again(originals, out)
         subprocess.run(["mount", "-o", "remount,size=100m", str(out)], check=True)
         assert again(originals, out).redone == []
@@ -202,18 +203,18 @@ def test_a_video_that_cannot_be_read_is_named_and_the_others_are_copied(original
 @pytest.mark.parametrize("out", ["other options", "originals", "copies of copies", "damaged"])
 def test_folders_that_hold_something_else_are_refused(originals, copies, tmp_path, out):
     if out == "other options":
-        with pytest.raises(CopiesError, match="contains copies compressed 2 fps 32, bicubic, not compressed 3 fps 32"):
+        with pytest.raises(UserError, match="contains copies compressed 2 fps 32, bicubic, not compressed 3 fps 32"):
             again(originals, copies, Compression(fps=3, size=32))
     elif out == "originals":
-        with pytest.raises(CopiesError, match="is the folder of the originals"):
+        with pytest.raises(UserError, match="is the folder of the originals"):
             again(originals, originals)
     elif out == "copies of copies":
-        with pytest.raises(CopiesError, match="already contains copies"):
+        with pytest.raises(UserError, match="already contains copies"):
             again(copies, tmp_path / "third")
     else:
         manifest = copies / "msrvtt" / MANIFEST
         manifest.write_text(manifest.read_text().replace('"source"', '"origin"'))
-        with pytest.raises(CopiesError, match="is damaged"):
+        with pytest.raises(UserError, match="is damaged"):
             videos(copies)
 
 

@@ -11,13 +11,13 @@ import pytest
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.records import MissingData
 from tvr_lightning.data.recover_captions import (
-    CaptionsFileError,
     Description,
     MissingCaptions,
     find_captions,
     read_captions,
     write_captions,
 )
+from tvr_lightning.errors import UserError
 
 SMALL = {"frames": 2, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 
@@ -58,7 +58,7 @@ def test_a_table_made_by_hand_needs_three_columns(tmp_path):
 def test_what_is_wrong_with_a_table_is_named(tmp_path, table, message):
     path = tmp_path / "captions.parquet"
     pq.write_table(pa.table(table), path)
-    with pytest.raises(CaptionsFileError, match=re.escape(f"{path}: ")) as raised:
+    with pytest.raises(UserError, match=re.escape(f"{path}: ")) as raised:
         read_captions(path)
     assert message in str(raised.value)
 
@@ -68,7 +68,7 @@ def test_absent_and_foreign_files_say_how_to_make_one(tmp_path):
         read_captions(tmp_path / "none.parquet")
     path = tmp_path / "text.parquet"
     path.write_text("no table")
-    with pytest.raises(CaptionsFileError, match="not a parquet file"):
+    with pytest.raises(UserError, match="not a parquet file"):
         read_captions(path)
 
 
@@ -112,13 +112,13 @@ def test_videos_without_a_description_are_named(synthetic_msrvtt, tmp_path):
     write_captions(some, rows(*((video_id, 0, "x") for video_id in ids[2:]), (ids[0], 0, "")))
     data = MSRVTT(root=str(synthetic_msrvtt), extra_captions=str(some), **SMALL)
     data.setup("fit")
-    with pytest.raises(CaptionsFileError, match=rf"2 of the {len(ids)} training videos .*1 of its captions are empty"):
+    with pytest.raises(UserError, match=rf"2 of the {len(ids)} training videos .*1 of its captions are empty"):
         data.train_dataloader()
     others = tmp_path / "others.parquet"
     write_captions(others, rows(("elsewhere", 0, "x")))
     data = MSRVTT(root=str(synthetic_msrvtt), extra_captions=str(others), **SMALL)
     data.setup("fit")
-    with pytest.raises(CaptionsFileError, match=r"describes none of the .* but others, such as elsewhere"):
+    with pytest.raises(UserError, match=r"describes none of the .* but others, such as elsewhere"):
         data.train_dataloader()
 
 

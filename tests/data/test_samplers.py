@@ -1,6 +1,7 @@
 import pytest
 
 from tvr_lightning.data.samplers import EvaluationSampler, TrainingSampler
+from tvr_lightning.errors import UserError
 
 
 def batches(samples: int, batch_size: int, replicas: int, epoch: int = 0) -> list[list[set[int]]]:
@@ -83,12 +84,12 @@ def test_a_resume_point_between_batches_is_refused():
 
 def test_batches_that_cannot_be_are_refused_with_the_sizes_that_can():
     with pytest.raises(
-        ValueError, match=r"64 exceeds the 50 training samples.*set batch_size to 50 or less, or drop_last"
+        UserError, match=r"64 exceeds the 50 training samples.*set batch_size to 50 or less, or drop_last"
     ):
         TrainingSampler(50, 64)
-    with pytest.raises(ValueError, match=r"3 devices.*nearest valid sizes: 9 or 12"):
+    with pytest.raises(UserError, match=r"3 devices.*nearest valid sizes: 9 or 12"):
         TrainingSampler(50, 10, replicas=3)
-    with pytest.raises(ValueError, match="nearest valid sizes: 4"):
+    with pytest.raises(UserError, match="nearest valid sizes: 4"):
         TrainingSampler(50, 2, replicas=4)
 
 

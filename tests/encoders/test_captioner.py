@@ -23,21 +23,15 @@ from tiny_captioner import WORDS, save_tiny_captioner
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
-from tvr_lightning.encoders.caption_journal import (
-    CaptionJournal,
-    CaptionJournalError,
-    CaptionsBusyError,
-    CaptionsNotWrittenError,
-    MadeWith,
-)
+from tvr_lightning.encoders.caption_journal import CaptionJournal, CaptionJournalError, MadeWith
 from tvr_lightning.encoders.captioner import (
-    CaptionerError,
     CaptionOptions,
     MissingCaptionerError,
     caption,
     load_captioner,
     segment_spans,
 )
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.video import probe
 from tvr_lightning.recipe import data_from_recipe
 from tvr_lightning.synthetic import synthesize
@@ -221,7 +215,7 @@ def test_two_processes_do_not_write_one_file_and_a_killed_one_frees_it(tmp_path,
         assert first.is_alive()
         time.sleep(0.01)
     before = out.with_name(out.name + ".unfinished").read_bytes()
-    with pytest.raises(CaptionsBusyError, match=r"Another process is writing the captions .*Wait for it"):
+    with pytest.raises(UserError, match=r"Another process is writing the captions .*Wait for it"):
         write_descriptions(out, ["a", "b"])
     assert out.with_name(out.name + ".unfinished").read_bytes() == before
     first.kill()
@@ -235,7 +229,7 @@ def write_within(out: Path, names: list[str], limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
         write_descriptions(out, names)
-    except CaptionsNotWrittenError as error:
+    except UserError as error:
         said = re.search(r"cannot be written: File too large\. .* raise the limit on the size of files", str(error))
         os._exit(3 if said else 4)
 
@@ -260,7 +254,7 @@ def test_whatever_meets_a_size_limit_nothing_described_is_lost_and_the_next_run_
 
 def test_captions_that_cannot_be_written_say_what_stands_in_the_way(tmp_path):
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(CaptionsNotWrittenError, match="check its permissions"):
+    with pytest.raises(UserError, match="check its permissions"):
         write_descriptions(tmp_path / "taken" / "captions.parquet", ["a"])
 
 
@@ -398,7 +392,7 @@ def test_a_folder_without_weights_is_named(tmp_path, folder):
 
 def test_a_processor_without_a_chat_template_is_refused(tmp_path, captioner):
     plain = save_tiny_captioner(tmp_path, template=None)
-    with pytest.raises(CaptionerError, match="no chat template"):
+    with pytest.raises(UserError, match="no chat template"):
         load_captioner(str(plain), "cpu")
 
 

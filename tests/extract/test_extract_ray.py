@@ -8,7 +8,7 @@ import torch
 
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders.tiny import TinyClipEncoder
-from tvr_lightning.extract.cluster import RayError
+from tvr_lightning.errors import UserError
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.source import source_of_data
@@ -58,7 +58,7 @@ def test_ray_gives_the_store_of_one_machine_and_takes_up_an_interrupted_one(root
 
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")
 def test_without_ray_the_error_names_the_extra(root, tmp_path):
-    with pytest.raises(RayError, match=r"pip install 'tvr-lightning\[ray\]'"):
+    with pytest.raises(UserError, match=r"pip install 'tvr-lightning\[ray\]'"):
         extract(source(root), encoder(), None, options(tmp_path / "store", engine="ray"))
 
 

@@ -15,9 +15,10 @@ from sound_files import tone, write_clip
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.datasets import MediaReader, VideoDataset
 from tvr_lightning.data.records import Split, VideoRecord
+from tvr_lightning.errors import UserError
 from tvr_lightning.media import opening, packets
 from tvr_lightning.media.audio import AudioError, read_audio
-from tvr_lightning.media.opening import MAX_PIXELS, LimitError, VideoError
+from tvr_lightning.media.opening import MAX_PIXELS, VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.steady import steady_frames
 from tvr_lightning.media.video import probe, read_clip
@@ -121,7 +122,7 @@ def test_the_time_of_one_file_is_bounded_and_can_be_set(tmp_path, function, monk
     with pytest.raises((VideoError, AudioError), match=said):
         function(path)
     monkeypatch.setenv(opening.READ_SECONDS, "soon")
-    with pytest.raises(LimitError, match="TVR_READ_SECONDS is 'soon'"):
+    with pytest.raises(UserError, match="TVR_READ_SECONDS is 'soon'"):
         function(path)
 
 

@@ -15,6 +15,7 @@ from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
@@ -28,7 +29,7 @@ from tvr_lightning.methods.dpdv import (
     PatchMerging,
     SelectedPatches,
 )
-from tvr_lightning.methods.dpdv.captions import CaptionError, Captions, said_captions
+from tvr_lightning.methods.dpdv.captions import Captions, said_captions
 from tvr_lightning.methods.dpdv.model import DPDVHead, caption_order, recover_frames, spot_frames, view_divergence
 from tvr_lightning.options import plain_options
 from tvr_lightning.recipe import from_recipe
@@ -404,15 +405,15 @@ def test_captions_are_encoded_as_the_texts_are():
 
 def test_lacking_captions_are_named():
     batch = PairBatch(TextBatch(["x"], torch.arange(1)), videos(1))
-    with pytest.raises(CaptionError, match=r"data\.init_args\.extra_captions"):
+    with pytest.raises(UserError, match=r"data\.init_args\.extra_captions"):
         module().encode_extras(batch)
     batch.extras = {"recover_captions": [["one", "", "two"]]}
-    with pytest.raises(CaptionError, match="video0 has 2 descriptions, but the Recover-Path needs 3"):
+    with pytest.raises(UserError, match="video0 has 2 descriptions, but the Recover-Path needs 3"):
         module(recover_captions=3).encode_extras(batch)
-    with pytest.raises(CaptionError, match=r"video7 has 3 descriptions, more than model\.init_args\.dpdv\.captions 2"):
+    with pytest.raises(UserError, match=r"video7 has 3 descriptions, more than model\.init_args\.dpdv\.captions 2"):
         said_captions(["video7"], [["a", "b", "c"]], 2, 1)
     made = module()
-    with pytest.raises(CaptionError, match="encode_extras"):
+    with pytest.raises(UserError, match="encode_extras"):
         made.losses(dataclasses.replace(pairs(made), extras={}))
 
 

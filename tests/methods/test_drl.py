@@ -7,10 +7,10 @@ import pytest
 import torch
 from parity.case import load_case
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
 from tvr_lightning.authors.drl import import_drl
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
 from tvr_lightning.methods.drl import (
@@ -85,7 +85,7 @@ def test_an_authors_checkpoint_loads_whatever_its_weighting_networks(parity_case
     expected = logits.squeeze(-1).masked_fill(~text.word_mask, -torch.inf).softmax(-1)
     torch.testing.assert_close(weights, expected)
     del clip["video_weight_fc." + names[0] + "bias"]
-    with pytest.raises(AuthorsCheckpointError, match="missing"):
+    with pytest.raises(UserError, match="missing"):
         import_drl(clip, "file", words=12, frames=6)
 
 

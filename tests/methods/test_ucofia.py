@@ -10,11 +10,11 @@ import torch
 from parity.case import load_case
 
 from tvr_lightning.audit.experiments import audit_scores
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
 from tvr_lightning.authors.ucofia import import_ucofia
 from tvr_lightning.cli import main
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
@@ -72,9 +72,9 @@ def test_a_checkpoint_of_the_training_code_is_imported_whole(parity_cases):
     assert torch.equal(made.temporal.frame_position_embeddings.weight, clip["frame_position_embeddings.weight"])
     mean_pooling = {name: t for name, t in checkpoint.items() if not name.startswith("transformerClip.")}
     assert import_ucofia(mean_pooling, "file", words=6, frames=4).temporal is None  # position embeddings are unused
-    with pytest.raises(AuthorsCheckpointError, match="for 6 words and 4 frames, not for 32 words and 12 frames"):
+    with pytest.raises(UserError, match="for 6 words and 4 frames, not for 32 words and 12 frames"):
         import_ucofia(checkpoint, "file")
-    with pytest.raises(AuthorsCheckpointError, match=r"missing tensors word_mat_weight"):
+    with pytest.raises(UserError, match=r"missing tensors word_mat_weight"):
         import_ucofia({n: t for n, t in checkpoint.items() if n != "word_mat_weight"}, "file", 6, 4)
 
 

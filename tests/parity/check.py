@@ -18,7 +18,7 @@ def check_case(case: ParityCase) -> list[Comparison]:
 
     Raises:
         CaseError: nothing computes cases of this method, or the case lacks what its method needs.
-        AuthorsCheckpointError: its checkpoint does not fit.
+        UserError: its checkpoint does not fit.
     """
     compute = COMPUTE.get(case.method)
     if compute is None:

@@ -5,14 +5,14 @@ from parity.case import CaseError, load_case
 from parity.check import check_case, table
 from parity.compare import TOLERANCE
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
+from tvr_lightning.errors import UserError
 
 
 def test_case(case_path, request):
     try:
         case = load_case(case_path)
         comparisons = check_case(case)
-    except (CaseError, AuthorsCheckpointError) as error:
+    except (CaseError, UserError) as error:
         pytest.fail(str(error), pytrace=False)
     print(f"\n{table(case, comparisons)}")
     wrong = [comparison.name for comparison in comparisons if not comparison.holds]

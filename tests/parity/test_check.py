@@ -11,7 +11,7 @@ from parity.case import CaseError, find_cases, load_case
 from parity.check import check_case, table
 from safetensors.torch import load_file, save_file
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
+from tvr_lightning.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +87,7 @@ def test_a_header_that_the_checkpoint_lacks_is_named(restate, write_case):
 
 def test_a_checkpoint_that_does_not_fit_is_named(restate, write_case):
     tensors = restate("meanP") | {"checkpoint.extra": torch.zeros(1)}
-    with pytest.raises(AuthorsCheckpointError, match="1 unexpected: extra"):
+    with pytest.raises(UserError, match="1 unexpected: extra"):
         check_case(load_case(write_case(tensors)))
 
 

@@ -7,8 +7,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
 from tvr_lightning.authors.convert import convert
+from tvr_lightning.errors import UserError
 
 
 def read(path):
@@ -30,7 +30,7 @@ def test_second_names_change_nothing(saved_case, tmp_path):
     try:
         whole = converted(tensors, tmp_path, "whole")
         plain = converted({name: tensor for name, tensor in tensors.items() if name not in extra}, tmp_path, "plain")
-    except AuthorsCheckpointError as error:
+    except UserError as error:
         pytest.fail(str(error), pytrace=False)
     first, second = whole["state_dict"], plain["state_dict"]
     differing = [n for n in first | second if n not in first or n not in second or not torch.equal(first[n], second[n])]
@@ -44,11 +44,11 @@ def test_second_names_change_nothing(saved_case, tmp_path):
 def test_a_second_name_with_other_values_is_refused_by_name(saved_case, tmp_path):
     tensors, metadata = read(saved_case)
     changed = json.loads(metadata["extra"])[-1]
-    with pytest.raises(AuthorsCheckpointError, match=changed):
+    with pytest.raises(UserError, match=changed):
         converted(tensors | {changed: tensors[changed] + 1}, tmp_path, "changed")
 
 
 def test_a_further_name_is_refused_by_name(saved_case, tmp_path):
     tensors, _ = read(saved_case)
-    with pytest.raises(AuthorsCheckpointError, match=r"1 unexpected: agent\.further\.weight"):
+    with pytest.raises(UserError, match=r"1 unexpected: agent\.further\.weight"):
         converted(tensors | {"agent.further.weight": torch.ones(2)}, tmp_path, "further")

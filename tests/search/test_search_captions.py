@@ -12,13 +12,8 @@ from search_parts import write_clip
 from tiny_captioner import save_tiny_captioner
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.recover_captions import (
-    CaptionsFileError,
-    Description,
-    MissingCaptions,
-    read_captions,
-    write_captions,
-)
+from tvr_lightning.data.recover_captions import Description, MissingCaptions, read_captions, write_captions
+from tvr_lightning.errors import UserError
 from tvr_lightning.search import Searcher, SearchError, index
 
 
@@ -180,7 +175,7 @@ def test_captions_may_be_csv_or_json_lines(gallery, checkpoints, tmp_path, name,
 def test_errors_of_text_captions_name_file_row_and_column(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(CaptionsFileError, match=re.escape(message)) as error:
+    with pytest.raises(UserError, match=re.escape(message)) as error:
         read_captions(path)
     assert str(error.value).startswith(f"{path}: ")
 
@@ -211,8 +206,8 @@ def test_index_advises_what_it_has(gallery, tmp_path, monkeypatch, capsys, optio
     ("spoil", "error", "said_of"),
     [
         (lambda path: path.unlink(), MissingCaptions, "no captions file"),
-        (lambda path: path.write_text("no parquet"), CaptionsFileError, "not a parquet file"),
-        (lambda path: pq.write_table(pa.table({"video": ["clip0"]}), path), CaptionsFileError, "no column video_id"),
+        (lambda path: path.write_text("no parquet"), UserError, "not a parquet file"),
+        (lambda path: pq.write_table(pa.table({"video": ["clip0"]}), path), UserError, "no column video_id"),
         (
             lambda path: write_captions(path, [Description("video7010", 0, 0, 1, "a cat")]),
             SearchError,

@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures
 from tvr_lightning.testing import run_processes
 from tvr_lightning.training.distributed import gather_objects, gather_record, gather_tensor
-from tvr_lightning.training.finite import FiniteLosses, NonFiniteLossError
+from tvr_lightning.training.finite import FiniteLosses
 from tvr_lightning.training.losses import info_nce
 
 
@@ -43,7 +44,7 @@ def two_devices(rank: int) -> dict:
     losses.ask({"a": torch.tensor(math.nan if rank else 1.0)}, 5, [f"video{rank}"])
     try:
         losses.check()
-    except NonFiniteLossError as error:
+    except UserError as error:
         broken = str(error)
     result["broken"] = broken
     return result | {"sentence": record.sentence, "mask": record.word_mask, "objects": gather_objects(f"rank {rank}")}

@@ -24,10 +24,6 @@ WRAPPERS = ("state_dict", "model_state_dict", "model")
 Module = TypeVar("Module", bound=nn.Module)
 
 
-class AuthorsCheckpointError(UserError, ValueError):
-    """An authors' checkpoint cannot be used; says which file, what is wrong, and what would fit."""
-
-
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Read the tensors of an authors' checkpoint: `pytorch_model.bin.*`, `.pth`, `.pt` or `.safetensors`.
 
@@ -36,21 +32,21 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     containers.
 
     Raises:
-        AuthorsCheckpointError: no such file, or no file of tensors.
+        UserError: no such file, or no file of tensors.
     """
     if not path.is_file():
-        raise AuthorsCheckpointError(f"{path}: no such file")
+        raise UserError(f"{path}: no such file")
     if path.suffix == ".safetensors":
         try:
             tensors: object = load_file(path)
         except SafetensorError as error:
-            raise AuthorsCheckpointError(f"{path}: not a safetensors file ({error})") from error
+            raise UserError(f"{path}: not a safetensors file ({error})") from error
     else:
         try:
             tensors = torch.load(path, map_location="cpu", weights_only=True)
         except UNREADABLE as error:
             reason = (str(error) or "empty").splitlines()[0]
-            raise AuthorsCheckpointError(
+            raise UserError(
                 f"{path}: cannot be read as a file of tensors ({reason}). "
                 "Only weights are loaded, never code. Save only the model's state_dict()."
             ) from error
@@ -62,13 +58,11 @@ def _tensors(path: Path, loaded: object) -> dict[str, Tensor]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(wrapper), Mapping):
             loaded = loaded[wrapper]
     if not isinstance(loaded, Mapping) or not loaded:
-        raise AuthorsCheckpointError(
-            f"{path} contains {type(loaded).__name__}; expected a state dict (names to tensors)"
-        )
+        raise UserError(f"{path} contains {type(loaded).__name__}; expected a state dict (names to tensors)")
     tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
     others = [str(name) for name, value in loaded.items() if not isinstance(value, Tensor)]
     if others:
-        raise AuthorsCheckpointError(f"{path}: these entries are not tensors: {listed(others)}; expected a state dict")
+        raise UserError(f"{path}: these entries are not tensors: {listed(others)}; expected a state dict")
     if all(name.startswith("module.") for name in tensors):
         return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors
@@ -119,11 +113,11 @@ def family_of(checkpoint: Mapping[str, Tensor], source: str) -> Family:
         source: The file, for the error.
 
     Raises:
-        AuthorsCheckpointError: The names are not those of any known method.
+        UserError: The names are not those of any known method.
     """
     found = recognize(checkpoint)
     if found is None:
-        raise AuthorsCheckpointError(f"{source}: no known method has these tensors: {listed(list(checkpoint))}")
+        raise UserError(f"{source}: no known method has these tensors: {listed(list(checkpoint))}")
     return found
 
 
@@ -136,14 +130,14 @@ def check_family(method: str, checkpoint: Mapping[str, Tensor], source: str) -> 
         source: the file, for the error.
 
     Raises:
-        AuthorsCheckpointError: another method's names, or nobody's.
+        UserError: another method's names, or nobody's.
     """
     found = family_of(checkpoint, source)
     if found.method != method:
         title = next((family.title for family in FAMILIES if family.method == method), method)
         marks = listed([n for n in checkpoint if n.startswith(found.marks) and not n.startswith("clip.")])
         detail = f" ({marks})" if marks else ""
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: these are {found.title}'s names{detail}, not {title}'s. Convert it with --method {found.method}"
         )
 
@@ -152,10 +146,10 @@ def check_sizes(found: tuple[int, int], wanted: tuple[int, int], source: str) ->
     """Refuse other numbers of words and frames than a checkpoint's matrices are for.
 
     Raises:
-        AuthorsCheckpointError: says which they are for.
+        UserError: says which they are for.
     """
     if found != wanted:
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: its matrices are for {found[0]} words and {found[1]} frames, not for {wanted[0]} words and "
             f"{wanted[1]} frames. Pass --words {found[0]} --frames {found[1]}"
         )
@@ -175,7 +169,7 @@ def rename(
         source: the file, for the error.
 
     Raises:
-        AuthorsCheckpointError: names are unexpected or missing, or shapes differ; lists all of them, under the
+        UserError: names are unexpected or missing, or shapes differ; lists all of them, under the
             authors' names.
     """
     renamed: dict[str, Tensor] = {}
@@ -200,7 +194,7 @@ def rename(
         if found
     ]
     if problems:
-        raise AuthorsCheckpointError(f"{source}: the checkpoint does not fit. Tensors {'; '.join(problems)}")
+        raise UserError(f"{source}: the checkpoint does not fit. Tensors {'; '.join(problems)}")
     return renamed
 
 
@@ -208,7 +202,7 @@ def load(module: Module, checkpoint: Mapping[str, Tensor], names: NameMap, sourc
     """Give a module the checkpoint's tensors and return it in evaluation mode.
 
     Raises:
-        AuthorsCheckpointError: names are unexpected or missing, or shapes differ.
+        UserError: names are unexpected or missing, or shapes differ.
     """
     module.load_state_dict(rename(checkpoint, names, module.state_dict(), source))
     return module.eval()

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap
+from tvr_lightning.authors.checkpoint import NameMap
 from tvr_lightning.encoders.clip import ClipEncoder, openai_sizes
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.pretrained import model_configuration
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf, TemporalHeader
 
 CLIP_NAMES = NameMap((("clip.logit_scale", "temperature.logit_scale"), ("clip.", "encoder.clip.")))
@@ -40,13 +41,13 @@ def clip_encoder(
         patch_shift: Shift patches between neighboring frames (UCoFiA).
 
     Raises:
-        AuthorsCheckpointError: these are not the tensors of an OpenAI CLIP with a vision transformer.
+        UserError: these are not the tensors of an OpenAI CLIP with a vision transformer.
     """
     clip = {name.removeprefix("clip."): t.float() for name, t in checkpoint.items() if name.startswith("clip.")}
     try:
         encoder = ClipEncoder.from_openai_state_dict(clip, text_mask=text_mask, patch_shift=patch_shift)
     except ValueError as error:
-        raise AuthorsCheckpointError(f"{source}: clip.*: {error}") from error
+        raise UserError(f"{source}: clip.*: {error}") from error
     # The checkpoint brings the temporal layers itself, and they may be more than the text transformer has.
     encoder.temporal_initialization = _no_start  # type: ignore[method-assign]
     return encoder
@@ -87,11 +88,11 @@ def check_positions(encoder: OpenClipEncoder, source: str, words: int, frames: i
         tokens: positions that a video takes: F, more where something stands before the frames, 0 without positions.
 
     Raises:
-        AuthorsCheckpointError: says how many there are.
+        UserError: says how many there are.
     """
     positions = encoder.context_length
     if max(words, tokens) > positions:
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: {words} words and {frames} frames do not fit; the checkpoint has positions for "
             f"{positions} words" + (f" and {positions - tokens + frames} frames" if tokens else "")
         )

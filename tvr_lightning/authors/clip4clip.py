@@ -40,7 +40,7 @@ def import_clip4clip(checkpoint: Mapping[str, Tensor], source: str, words: int =
         frames: frames F that the method is for.
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, or words and frames beyond its
+        UserError: another method's checkpoint, unexpected or missing names, or words and frames beyond its
             positions.
     """
     check_family("clip4clip", checkpoint, source)

@@ -11,7 +11,7 @@ import lightning
 import torch
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, family_of, read_checkpoint
+from tvr_lightning.authors.checkpoint import family_of, read_checkpoint
 from tvr_lightning.authors.clip import encoder_configuration
 from tvr_lightning.authors.clip4clip import import_clip4clip
 from tvr_lightning.authors.drl import import_drl
@@ -26,6 +26,7 @@ from tvr_lightning.authors.xpool import import_xpool
 from tvr_lightning.checkpoints import CONVERTED
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.weights import read_state_dict
+from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gaid import GAID
 from tvr_lightning.methods.gaid.method import AUDIO
@@ -130,11 +131,11 @@ def convert(
         openai_clip: OpenAI's weights, to read UCoFiA as its released evaluation does (`import_ucofia`).
 
     Raises:
-        AuthorsCheckpointError: The file is unreadable or another method's, its names or sizes do not fit, or
+        UserError: The file is unreadable or another method's, its names or sizes do not fit, or
             `openai_clip` is given for another method than UCoFiA.
     """
     if method is not None and method not in IMPORT:
-        raise AuthorsCheckpointError(f"The method {method!r} is not supported. Available: {', '.join(sorted(IMPORT))}")
+        raise UserError(f"The method {method!r} is not supported. Available: {', '.join(sorted(IMPORT))}")
     checkpoint = with_openai_names(read_checkpoint(source), str(source))
     method = method or family_of(checkpoint, str(source)).method
     data, protocol = released_evaluation(method)
@@ -142,7 +143,7 @@ def convert(
     arguments: list[Any] = [checkpoint, str(source), words or found_words, frames or found_frames]
     if openai_clip is not None:
         if method != "ucofia":
-            raise AuthorsCheckpointError(f"{source}: --openai_clip is only for UCoFiA. Omit it for {method}.")
+            raise UserError(f"{source}: --openai_clip is only for UCoFiA. Omit it for {method}.")
         arguments.append(read_state_dict(openai_clip).tensors)
     module = IMPORT[method](*arguments)
     data |= {"words": module.words, "frames": module.frames}

@@ -29,7 +29,7 @@ def import_drl(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, f
         frames: frames F that the method is for.
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, or words and frames beyond its
+        UserError: another method's checkpoint, unexpected or missing names, or words and frames beyond its
             positions.
     """
     check_family("drl", checkpoint, source)

@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, rename
+from tvr_lightning.authors.checkpoint import NameMap, check_family, rename
 from tvr_lightning.authors.clip import CLIP_NAMES, check_positions, clip_encoder
 from tvr_lightning.authors.huggingface import with_openai_names
 from tvr_lightning.authors.tmass import UNUSED, check_frames
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.methods.gaid import GAID, GAIDOptions, GatedFusion
 from tvr_lightning.methods.xpool import XPoolOptions
 
@@ -48,7 +49,7 @@ def import_gaid(
             weights the method then loads with its checkpoint (`GAID.on_load_checkpoint`).
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, another number of frames, too
+        UserError: another method's checkpoint, unexpected or missing names, another number of frames, too
             many words, or an audio encoder of another width.
     """
     check_family("gaid", checkpoint, source)
@@ -61,7 +62,7 @@ def import_gaid(
     named = released_audio_encoder(width, source)
     audio_encoder = audio_encoder or TinyWhisperEncoder(width)
     if audio_encoder.dimension != width:
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: it was trained on {width}-dimensional audio vectors, but {type(audio_encoder).__name__} has "
             f"{audio_encoder.dimension} dimensions"
         )
@@ -93,12 +94,12 @@ def released_audio_encoder(width: int, source: str) -> dict[str, Any]:
     has.
 
     Raises:
-        AuthorsCheckpointError: No encoder has features of this width.
+        UserError: No encoder has features of this width.
     """
     if width == 512:
         return {"class_path": "WhisperEncoder", "init_args": {"size": "base", "weights": "openai"}}
     if width == 768:
         return {"class_path": "Wav2Vec2Encoder", "init_args": {"size": "base", "weights": "facebook"}}
     if width % 4:
-        raise AuthorsCheckpointError(f"{source}: no audio encoder has {width}-dimensional features.")
+        raise UserError(f"{source}: no audio encoder has {width}-dimensional features.")
     return {"class_path": "TinyWhisperEncoder", "init_args": {"width": width, "seed": 0}}

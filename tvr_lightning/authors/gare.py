@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, listed, load
+from tvr_lightning.authors.checkpoint import NameMap, check_family, listed, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, count_blocks, temporal_layers
+from tvr_lightning.errors import UserError
 from tvr_lightning.methods.gare import GARE, GAREOptions
 
 NAMES = NameMap(
@@ -32,12 +33,12 @@ def without_agent(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Te
     """Return a checkpoint without the second names of psi's tensors.
 
     Raises:
-        AuthorsCheckpointError: A tensor of the second names has no equal under the first.
+        UserError: A tensor of the second names has no equal under the first.
     """
     twins = {name: checkpoint.get(name.removeprefix("agent.")) for name in checkpoint if name.startswith(AGENT)}
     other = [name for name, twin in twins.items() if twin is None or not torch.equal(twin, checkpoint[name])]
     if other:
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: these tensors differ from those without 'agent.', although the released code saves one tensor "
             f"under both names: {listed(other)}"
         )
@@ -57,14 +58,14 @@ def import_gare(
         gare: options; `temporal_layers` is what the checkpoint has.
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, more than one layer in psi, or
+        UserError: another method's checkpoint, unexpected or missing names, more than one layer in psi, or
             words and frames beyond its positions.
     """
     check_family("gare", checkpoint, source)
     checkpoint = without_agent(checkpoint, source)
     layers = count_blocks(checkpoint, "psi.layers.")
     if layers != 1:
-        raise AuthorsCheckpointError(f"{source}: psi has {layers} layers; GARE's psi has one (Eq. 7)")
+        raise UserError(f"{source}: psi has {layers} layers; GARE's psi has one (Eq. 7)")
     encoder = clip_encoder(checkpoint, source, text_mask=True)
     layers, names = temporal_layers(checkpoint)  # none for MSVD
     check_positions(encoder, source, words, frames, frames if layers else 0)

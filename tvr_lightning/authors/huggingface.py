@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError
+from tvr_lightning.errors import UserError
 
 SINGLE = {
     "logit_scale": "logit_scale",
@@ -47,7 +47,7 @@ def with_openai_names(checkpoint: Mapping[str, Tensor], source: str) -> dict[str
         source: the file, for the error.
 
     Raises:
-        AuthorsCheckpointError: a tensor below `clip.` that transformers' CLIPModel does not have, or a part of one is
+        UserError: a tensor below `clip.` that transformers' CLIPModel does not have, or a part of one is
             missing.
     """
     if not any(name.startswith(("clip.text_model.", "clip.vision_model.")) for name in checkpoint):
@@ -67,7 +67,7 @@ def with_openai_names(checkpoint: Mapping[str, Tensor], source: str) -> dict[str
     for name, found in parts.items():
         missing = [part for part in JOINED if part not in found]
         if missing:
-            raise AuthorsCheckpointError(f"{source}: {name} is missing {', '.join(missing)}")
+            raise UserError(f"{source}: {name} is missing {', '.join(missing)}")
         renamed[name] = torch.cat([found[part] for part in JOINED])
     return renamed
 
@@ -83,4 +83,4 @@ def _rename_in_block(
     elif module in JOINED:
         parts.setdefault(f"{prefix}.attn.in_proj_{kind}", {})[module] = tensor
     else:
-        raise AuthorsCheckpointError(f"{source}: clip.{name} is not a tensor of transformers' CLIPModel")
+        raise UserError(f"{source}: clip.{name} is not a tensor of transformers' CLIPModel")

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
+from tvr_lightning.authors.checkpoint import NameMap, check_family, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_layers
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.aggregation import ISA
 from tvr_lightning.methods.tcmgc import TCMGC, Decorrelation, LanguageVideoAttention, TCMGCOptions
 
@@ -47,16 +48,14 @@ def fitting_keep_rate(kept: int, words: int) -> float:
 def _keep_rate(checkpoint: Mapping[str, Tensor], source: str, words: int, keep_rate: float | None) -> float:
     matrix = checkpoint.get("attentive_word_logit_weight")
     if matrix is None:
-        raise AuthorsCheckpointError(
-            f"{source}: attentive_word_logit_weight is missing, whose rows give the number of kept words"
-        )
+        raise UserError(f"{source}: attentive_word_logit_weight is missing, whose rows give the number of kept words")
     kept = len(matrix)
     if kept > words:
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: its matrices keep {kept} words, so they do not fit {words} words; {kept} or more words fit"
         )
     if keep_rate is not None and int(words * keep_rate) != kept:
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: its matrices keep {kept} similarities; {words} words at keep rate {keep_rate} keep "
             f"{int(words * keep_rate)}. With {words} words a keep rate from {kept / words:.4g} to below "
             f"{(kept + 1) / words:.4g} fits"
@@ -87,7 +86,7 @@ def import_tcmgc(
         heads: attention heads.
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, or words, frames and keep rate
+        UserError: another method's checkpoint, unexpected or missing names, or words, frames and keep rate
             that its matrices do not fit.
     """
     check_family("tcmgc", checkpoint, source)
@@ -109,5 +108,5 @@ def import_tcmgc(
             ),
         )
     except ValueError as error:
-        raise AuthorsCheckpointError(f"{source}: {error}") from error
+        raise UserError(f"{source}: {error}") from error
     return load(module, checkpoint, names | NAMES, source)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, load
+from tvr_lightning.authors.checkpoint import NameMap, check_family, load
 from tvr_lightning.authors.clip import CLIP_NAMES, check_positions, clip_encoder
 from tvr_lightning.authors.huggingface import with_openai_names
+from tvr_lightning.errors import UserError
 from tvr_lightning.methods.tmass import TMASS, TMASSOptions
 
 UNUSED = ("stochastic.std_branch.learnable_scalar",)
@@ -31,7 +32,7 @@ def import_tmass(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
         frames: frames F that the method is for; the checkpoint's layer of the radius, (D, F), is tied to it.
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, another number of frames, or
+        UserError: another method's checkpoint, unexpected or missing names, another number of frames, or
             too many words.
     """
     check_family("tmass", checkpoint, source)
@@ -47,10 +48,10 @@ def check_frames(checkpoint: Mapping[str, Tensor], frames: int, source: str) -> 
     """Refuse another number of frames than the layer from similarities to radius, (D, F), has inputs.
 
     Raises:
-        AuthorsCheckpointError: says how many it has.
+        UserError: says how many it has.
     """
     layer = checkpoint.get("stochastic.std_branch.linear_proj.weight")
     if layer is not None and layer.shape[1] != frames:
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: its radius is for {layer.shape[1]} frames, not {frames}. Pass --frames {layer.shape[1]}"
         )

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from tvr_lightning.authors.checkpoint import AuthorsCheckpointError, NameMap, check_family, check_sizes, listed, load
+from tvr_lightning.authors.checkpoint import NameMap, check_family, check_sizes, listed, load
 from tvr_lightning.authors.clip import check_positions, clip_encoder, temporal_layers
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.patch_selector import PatchSelection, Predictor
 from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAOptions
 
@@ -42,16 +43,14 @@ def matrix_sizes(checkpoint: Mapping[str, Tensor], source: str) -> tuple[int, in
     """Words W, frames F and patches per frame, CLS included, that the matrices are for."""
     missing = [n for n in ("word_mat_weight", "frame_logit_weight", "pixel_mat_weight") if n not in checkpoint]
     if missing:
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: missing tensors {', '.join(missing)}, whose rows are UCoFiA's words, frames, and patches"
         )
     words, frames, pixels = (
         len(checkpoint[name]) for name in ("word_mat_weight", "frame_logit_weight", "pixel_mat_weight")
     )
     if pixels % frames or pixels < 2 * frames:
-        raise AuthorsCheckpointError(
-            f"{source}: pixel_mat_weight has {pixels} rows, which is not a multiple of its {frames} frames"
-        )
+        raise UserError(f"{source}: pixel_mat_weight has {pixels} rows, which is not a multiple of its {frames} frames")
     return words, frames, pixels // frames
 
 
@@ -65,13 +64,13 @@ def unwrapped(checkpoint: Mapping[str, Tensor], source: str) -> tuple[dict[str, 
     """Return a checkpoint whose shifted attentions have CLIP's own names, and whether it has shifted attentions.
 
     Raises:
-        AuthorsCheckpointError: Only some tensors of the two blocks are those of a wrapped attention.
+        UserError: Only some tensors of the two blocks are those of a wrapped attention.
     """
     found = {name: match for name in checkpoint if (match := ATTENTION.fullmatch(name)) is not None}
     wrapped = [name for name, match in found.items() if match[2]]
     if wrapped and len(wrapped) < len(found):
         plain = [name for name in found if name not in wrapped]
-        raise AuthorsCheckpointError(
+        raise UserError(
             f"{source}: these tensors are unexpected together with the patch shift's attn.net.*: {listed(plain)}"
         )
     names = {name: name.replace(".attn.net.", ".attn.") for name in wrapped}
@@ -99,7 +98,7 @@ def import_ucofia(
             vision blocks, without L1, and with noise in the patch selector.
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, or words and frames that its
+        UserError: another method's checkpoint, unexpected or missing names, or words and frames that its
             matrices are not for.
     """
     check_family("ucofia", checkpoint, source)
@@ -111,7 +110,7 @@ def import_ucofia(
         attention = {name: name.removeprefix("clip.") for name in checkpoint if ATTENTION.fullmatch(name)}
         missing = [name for name in attention.values() if name not in openai]
         if missing:
-            raise AuthorsCheckpointError(
+            raise UserError(
                 f"These tensors of OpenAI's CLIP are missing: {listed(missing)}. Name the file of OpenAI's weights."
             )
         checkpoint |= {name: openai[theirs] for name, theirs in attention.items()}

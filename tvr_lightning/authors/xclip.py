@@ -36,7 +36,7 @@ def import_xclip(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
         frames: frames F that the method is for; `frame_mat_weight` is (F, F).
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, or words and frames that its
+        UserError: another method's checkpoint, unexpected or missing names, or words and frames that its
             matrices are not for.
     """
     check_family("xclip", checkpoint, source)

@@ -24,7 +24,7 @@ def import_xpool(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
         frames: frames F that the method is for.
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, unexpected or missing names, or too many words.
+        UserError: another method's checkpoint, unexpected or missing names, or too many words.
     """
     check_family("xpool", checkpoint, source)
     checkpoint = with_openai_names(checkpoint, source)

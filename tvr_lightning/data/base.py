@@ -342,7 +342,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         Raises:
             MissingData: files are missing and `on_corrupt` is "error".
             AnnotationError: as `read_split`.
-            CopiesError: the videos are copies (`tvr data compress`), and some are not whole or older than their source.
+            UserError: the videos are copies (`tvr data compress`), and some are not whole or older than their source.
         """
         if name not in self._loaded:
             split = self.read_split(name)
@@ -360,7 +360,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """The manifest of the folder, where it holds copies of another (`tvr data compress`).
 
         Raises:
-            CopiesError: it is damaged.
+            UserError: it is damaged.
         """
         if self._copies is False:
             self._copies = read_copies(self.folder)
@@ -513,7 +513,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Return the further descriptions of the training videos; None where `captions` names no file.
 
         Raises:
-            MissingCaptions, CaptionsFileError: the file is absent, damaged, or leaves training videos undescribed.
+            MissingCaptions, UserError: the file is absent, damaged, or leaves training videos undescribed.
         """
         if self.extra_captions is None:
             return None

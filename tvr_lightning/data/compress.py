@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from tvr_lightning.data.base import STAGES, TextVideoDataModule
-from tvr_lightning.data.copies import MANIFEST, CopiedFile, Copies, CopiesError, changed, read_copies
+from tvr_lightning.data.copies import MANIFEST, CopiedFile, Copies, changed, read_copies
 from tvr_lightning.data.records import SYNTHETIC_FILE, SplitName
 from tvr_lightning.data.recover_captions import find_captions
 from tvr_lightning.errors import UserError
@@ -23,14 +23,6 @@ from tvr_lightning.media.compression import Compression, compress, verify_copy
 from tvr_lightning.media.opening import VideoError
 from tvr_lightning.media.read_many import Unread, read_many
 from tvr_lightning.progress import progress_bar
-
-
-class CopiesNotWrittenError(UserError, RuntimeError):
-    """The disk is full or not writable; says what helps. What was copied before is kept."""
-
-
-class CopiesBusyError(UserError, RuntimeError):
-    """Another process writes the copies."""
 
 
 @dataclass(frozen=True)
@@ -104,21 +96,21 @@ def compress_dataset(
 
     Raises:
         MissingData, AnnotationError: the dataset is not complete, or contradicts itself.
-        CopiesError: the originals are copies themselves, or the folder holds copies that were made otherwise.
-        CopiesNotWrittenError: the disk is full or not writable.
-        CopiesBusyError: another process writes them.
+        UserError: the originals are copies themselves, or the folder holds copies that were made otherwise.
+        UserError: the disk is full or not writable.
+        UserError: another process writes them.
     """
     data.check_present()
     target = copy.copy(data)
     target.root = str(out)
     source, folder = data.folder.resolve(), target.folder
     if folder.resolve() == source:
-        raise CopiesError(f"--out {out} is the folder of the originals. Choose another folder.")
+        raise UserError(f"--out {out} is the folder of the originals. Choose another folder.")
     if read_copies(source) is not None:
-        raise CopiesError(f"{source} already contains copies. Set data.init_args.root to the folder of the originals.")
+        raise UserError(f"{source} already contains copies. Set data.init_args.root to the folder of the originals.")
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    busy = CopiesBusyError(f"Another process is writing the copies in {folder}. Wait for it or stop it.")
+    busy = UserError(f"Another process is writing the copies in {folder}. Wait for it or stop it.")
     with held(folder / f"{MANIFEST}.lock", busy, "do not start a second tvr data compress with the same --out"):
         copies = _open(folder, source, how)
         jobs = list(_jobs(data, source, folder, copies))
@@ -145,12 +137,12 @@ def _open(folder: Path, source: Path, how: Compression) -> Copies:
     if copies is None:
         return Copies(folder, source, how)
     if copies.how != how:
-        raise CopiesError(
+        raise UserError(
             f"{folder} contains copies {copies.how.describe()}, {copies.how.interpolation}, not {how.describe()}, "
             f"{how.interpolation}. Choose another --out, or resume with the same options."
         )
     if copies.source != source:
-        raise CopiesError(
+        raise UserError(
             f"{folder} contains copies of {copies.source}, not of {source}. Choose another --out, or that root."
         )
     return copies
@@ -160,7 +152,7 @@ def _jobs(data: TextVideoDataModule, source: Path, folder: Path, copies: Copies)
     """Yield the annotation files, and every video that the splits name and that is there.
 
     Raises:
-        CopiesError: two videos would have one copy.
+        UserError: two videos would have one copy.
     """
     names: tuple[SplitName, ...] = STAGES[None] if data.validation == "official" else ("train", "test")
     data = copy.copy(data)  # of which all training videos are copied, whatever the recipe draws or holds out
@@ -179,7 +171,7 @@ def _jobs(data: TextVideoDataModule, source: Path, folder: Path, copies: Copies)
         name = path.relative_to(data.folder).with_suffix(".mp4").as_posix()
         other = taken.setdefault(name, path)
         if other != path:
-            raise CopiesError(f"{other} and {path} would both become {name}. Rename one of them.")
+            raise UserError(f"{other} and {path} would both become {name}. Rename one of them.")
         source_name = path.relative_to(data.folder).as_posix()
         yield Job(path, folder / name, name, source_name, copies.files.get(name), video=True)
 
@@ -216,7 +208,7 @@ def copy_file(job: Job, how: Compression) -> tuple[CopiedFile, str | None]:
 
     Raises:
         VideoError: a video cannot be read.
-        CopiesNotWrittenError: the disk is full or not writable.
+        UserError: the disk is full or not writable.
     """
     reason = None
     if job.known is not None:
@@ -298,7 +290,7 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, UserError):
             raise
-        raise CopiesNotWrittenError(
+        raise UserError(
             f"{path} cannot be written: {error.strerror or error}. Earlier copies are kept. To resume, {remedy(error)} "
             "and rerun the command."
         ) from error

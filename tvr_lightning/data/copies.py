@@ -20,10 +20,6 @@ SCHEMA = 1
 _SHOWN = 5
 
 
-class CopiesError(UserError, ValueError):
-    """Copies are not what their manifest says, or are older than their sources; says which, and what mends it."""
-
-
 @dataclass(frozen=True)
 class CopiedFile:
     """A copy and what it was made of.
@@ -73,7 +69,7 @@ class Copies:
         """Compare copies that are there with the manifest, and their originals, where these are there, too.
 
         Raises:
-            CopiesError: a copy is not the one that was written and verified, or its original has changed since.
+            UserError: a copy is not the one that was written and verified, or its original has changed since.
         """
         wrong = []
         for path in paths:
@@ -84,7 +80,7 @@ class Copies:
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             fix = "To copy these again, rerun `tvr data compress` with the same --out."
-            raise CopiesError(f"{'; '.join(wrong[:_SHOWN])}{more}. {fix}")
+            raise UserError(f"{'; '.join(wrong[:_SHOWN])}{more}. {fix}")
 
     def _stale(self, path: Path, file: CopiedFile | None) -> str | None:
         if file is None:
@@ -111,7 +107,7 @@ def read_copies(folder: Path) -> Copies | None:
     """Read the manifest of a dataset's folder; None where there is none, so that its videos are originals.
 
     Raises:
-        CopiesError: it is damaged, or of another version.
+        UserError: it is damaged, or of another version.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -122,13 +118,13 @@ def read_copies(folder: Path) -> Copies | None:
     try:
         header = json.loads(lines[0])
         if header["schema"] != SCHEMA:
-            raise CopiesError(f"{path} has schema {header['schema']}, but this version reads {SCHEMA}. Compress again.")
+            raise UserError(f"{path} has schema {header['schema']}, but this version reads {SCHEMA}. Compress again.")
         copies = Copies(folder, Path(header["source"]), Compression(**header["how"]), length=length)
         for line in lines[1:]:
             file = CopiedFile(**json.loads(line))
             copies.files[file.copy] = file
     except (IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, CopiesError):
+        if isinstance(error, UserError):
             raise
-        raise CopiesError(f"{path} is damaged ({error}). Delete the folder and compress again.") from error
+        raise UserError(f"{path} is damaged ({error}). Delete the folder and compress again.") from error
     return copies

@@ -49,7 +49,7 @@ class ReportingLoader(DataLoader[Any]):
 
         Raises:
             UserError: the error that reading an item raised, wherever it was read.
-            WorkerDiedError: a worker process died.
+            UserError: a worker process died.
         """
         with undisturbed():
             batches = super().__iter__()

@@ -37,10 +37,6 @@ WITHOUT_MODEL = (
 Row = tuple[str, int, str]
 
 
-class CaptionsFileError(UserError, ValueError):
-    """A captions file cannot be used; says which file, which entry, and what mends it."""
-
-
 class MissingCaptions(MissingAssetError):  # noqa: N818  reads as what happened, as MissingData does
     """There is no captions file at the place that was named."""
 
@@ -95,20 +91,20 @@ class RecoverCaptions:
         """Check that every one of these videos has a description.
 
         Raises:
-            CaptionsFileError: names videos without any, and says so where the file is another dataset's.
+            UserError: names videos without any, and says so where the file is another dataset's.
         """
         absent = [video_id for video_id in video_ids if not self.descriptions.get(video_id)]
         if not absent:
             return
         if len(absent) == len(video_ids):
             known = ", ".join(list(self.descriptions)[:SHOWN])
-            raise CaptionsFileError(
+            raise UserError(
                 f"{self.path} describes none of the {len(video_ids)} training videos ({', '.join(absent[:SHOWN])}, "
                 f"...), but others, such as {known}. Set data.init_args.extra_captions to the captions of this dataset."
             )
         more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
         empty = f" ({self.empty} of its captions are empty)" if self.empty else ""
-        raise CaptionsFileError(
+        raise UserError(
             f"{self.path}: {len(absent)} of the {len(video_ids)} training videos have no description{empty}: "
             f"{', '.join(absent[:SHOWN])}{more}. Describe them, too. ({WITHOUT_MODEL})"
         )
@@ -137,7 +133,7 @@ def read_captions(path: Path) -> RecoverCaptions:
 
     Raises:
         MissingCaptions: no such file.
-        CaptionsFileError: it cannot be read as its name says, columns are missing or of another type, an entry without
+        UserError: it cannot be read as its name says, columns are missing or of another type, an entry without
             value, a segment that is described twice, or no description at all; names column and row.
     """
     if not path.is_file():
@@ -146,7 +142,7 @@ def read_captions(path: Path) -> RecoverCaptions:
     rows = readers.get(path.suffix.lower(), _parquet_rows)(path)
     twice = [entry for entry, count in Counter((row[0], row[1]) for row in rows).items() if count > 1]
     if twice:
-        raise CaptionsFileError(
+        raise UserError(
             f"{path}: segment {twice[0][1]} of {twice[0][0]} is described more than once. Number the segments of a "
             "video 0, 1, ..."
         )
@@ -157,7 +153,7 @@ def read_captions(path: Path) -> RecoverCaptions:
             of_video.append(caption.strip())
     empty = sum(not row[2].strip() for row in rows)
     if not any(descriptions.values()):
-        raise CaptionsFileError(f"{path}: the table contains no descriptions. {WITHOUT_MODEL}")
+        raise UserError(f"{path}: the table contains no descriptions. {WITHOUT_MODEL}")
     return RecoverCaptions(path, descriptions, empty)
 
 
@@ -165,7 +161,7 @@ def _parquet_rows(path: Path) -> list[Row]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise CaptionsFileError(f"{path}: not a parquet file ({error}). {WITHOUT_MODEL}") from error
+        raise UserError(f"{path}: not a parquet file ({error}). {WITHOUT_MODEL}") from error
     _require_columns(path, table.column_names)
     columns = []
     for name in REQUIRED:
@@ -173,12 +169,10 @@ def _parquet_rows(path: Path) -> list[Row]:
             columns.append(table[name].cast(SCHEMA.field(name).type).to_pylist())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             expected = SCHEMA.field(name).type
-            raise CaptionsFileError(f"{path}: column {name} has another type than {expected}: {error}") from error
+            raise UserError(f"{path}: column {name} has another type than {expected}: {error}") from error
         if None in columns[-1]:
             row = columns[-1].index(None)
-            raise CaptionsFileError(
-                f"{path}: row {row} has no value in the column {name}. Add a value or remove the row."
-            )
+            raise UserError(f"{path}: row {row} has no value in the column {name}. Add a value or remove the row.")
     return list(zip(*columns, strict=True))
 
 
@@ -191,13 +185,13 @@ def _csv_rows(path: Path) -> list[Row]:
             _require_columns(path, list(reader.fieldnames or []))
             for number, entry in enumerate(reader, 2):
                 if None in entry:
-                    raise CaptionsFileError(
+                    raise UserError(
                         f"{path}: row {number} has more values than the header has columns. Put captions with commas "
                         'in "quotes".'
                     )
                 rows.append(_row(path, f"row {number}", entry))
     except (csv.Error, UnicodeDecodeError) as error:
-        raise CaptionsFileError(f"{path}: cannot be read as CSV, near row {len(rows) + 2}: {error}") from error
+        raise UserError(f"{path}: cannot be read as CSV, near row {len(rows) + 2}: {error}") from error
     return rows
 
 
@@ -212,36 +206,34 @@ def _json_rows(path: Path) -> list[Row]:
                 try:
                     entry = json.loads(line)
                 except ValueError as error:
-                    raise CaptionsFileError(f"{path}: row {number} is not JSON: {error}") from error
+                    raise UserError(f"{path}: row {number} is not JSON: {error}") from error
                 if not isinstance(entry, dict):
-                    raise CaptionsFileError(f"{path}: row {number} is not a JSON object with {', '.join(REQUIRED)}")
+                    raise UserError(f"{path}: row {number} is not a JSON object with {', '.join(REQUIRED)}")
                 rows.append(_row(path, f"row {number}", entry))
     except UnicodeDecodeError as error:
-        raise CaptionsFileError(f"{path}: not UTF-8 text: {error}") from error
+        raise UserError(f"{path}: not UTF-8 text: {error}") from error
     return rows
 
 
 def _require_columns(path: Path, names: Sequence[str]) -> None:
     absent = [name for name in REQUIRED if name not in names]
     if absent:
-        raise CaptionsFileError(f"{path}: no column {', '.join(absent)} among {', '.join(names)}. {WITHOUT_MODEL}")
+        raise UserError(f"{path}: no column {', '.join(absent)} among {', '.join(names)}. {WITHOUT_MODEL}")
     twice = [name for name in REQUIRED if names.count(name) > 1]
     if twice:
-        raise CaptionsFileError(f"{path}: the column {twice[0]} occurs twice. Keep one.")
+        raise UserError(f"{path}: the column {twice[0]} occurs twice. Keep one.")
 
 
 def _row(path: Path, where: str, entry: dict[str, Any]) -> Row:
     """Return a row of text or JSON values, checked; only a caption may be empty."""
     for name in REQUIRED:
         if entry.get(name) is None or (name != "caption" and not str(entry[name]).strip()):
-            raise CaptionsFileError(
-                f"{path}: {where} has no value in the column {name}. Add a value or remove the row."
-            )
+            raise UserError(f"{path}: {where} has no value in the column {name}. Add a value or remove the row.")
     video_id, segment, caption = (entry[name] for name in REQUIRED)
     if isinstance(caption, bool | int | float | list | dict):
-        raise CaptionsFileError(f"{path}: {where}, column caption: {caption!r} is not text")
+        raise UserError(f"{path}: {where}, column caption: {caption!r} is not text")
     if not re.fullmatch(r"[0-9]{1,9}", str(segment).strip()):
-        raise CaptionsFileError(f"{path}: {where}, column segment: {segment!r} is not a whole number of at least 0")
+        raise UserError(f"{path}: {where}, column segment: {segment!r} is not a whole number of at least 0")
     return str(video_id), int(segment), caption
 
 

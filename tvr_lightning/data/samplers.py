@@ -13,10 +13,6 @@ from tvr_lightning.errors import UserError
 Position = tuple[int, int]
 
 
-class BatchSizeError(UserError, ValueError):
-    """A batch that the training samples or the processes do not allow."""
-
-
 class _Numbered(Dataset[int]):
     """Stands in for a dataset of which DistributedSampler wants the length only."""
 
@@ -48,7 +44,7 @@ class TrainingSampler(DistributedSampler[Position]):
         rank: r, this process.
 
     Raises:
-        BatchSizeError: no complete batch exists although incomplete ones are dropped, or R does not divide the batch.
+        UserError: no complete batch exists although incomplete ones are dropped, or R does not divide the batch.
     """
 
     def __init__(
@@ -63,7 +59,7 @@ class TrainingSampler(DistributedSampler[Position]):
         rank: int = 0,
     ) -> None:
         if drop_last and samples < batch_size:
-            raise BatchSizeError(
+            raise UserError(
                 f"batch_size {batch_size} exceeds the {samples} training samples, so that no complete batch exists; "
                 f"set batch_size to {samples} or less, or drop_last to false"
             )
@@ -152,12 +148,12 @@ def check_divisible(batch_size: int, replicas: int) -> None:
     """Check that a global batch can be shared out evenly.
 
     Raises:
-        BatchSizeError: it cannot; the message names the nearest sizes that can.
+        UserError: it cannot; the message names the nearest sizes that can.
     """
     if batch_size % replicas:
         below, above = batch_size // replicas * replicas, -(-batch_size // replicas) * replicas
         nearest = f"{below} or {above}" if below else str(above)
-        raise BatchSizeError(
+        raise UserError(
             f"batch_size {batch_size} is the global batch and {replicas} devices cannot share it evenly; "
             f"the nearest valid sizes: {nearest}"
         )

@@ -28,14 +28,6 @@ class CaptionJournalError(UserError, ValueError):
     """A captions file that does not fit what is to be written to it; says which option differs and what to do."""
 
 
-class CaptionsBusyError(UserError, RuntimeError):
-    """Another process writes the captions file."""
-
-
-class CaptionsNotWrittenError(UserError, RuntimeError):
-    """The disk is full or not writable; says what helps. Nothing that was described before is lost."""
-
-
 @dataclass(frozen=True)
 class MadeWith:
     """What descriptions depend on besides the videos.
@@ -67,8 +59,8 @@ class CaptionJournal:
 
     Raises:
         CaptionJournalError: the file or an unfinished journal was made otherwise, or the file is none of descriptions.
-        CaptionsBusyError: another process writes the file.
-        CaptionsNotWrittenError: the disk is full or not writable; entering, `add` and `finish` say so.
+        UserError: another process writes the file.
+        UserError: the disk is full or not writable; entering, `add` and `finish` say so.
     """
 
     def __init__(self, out: Path, made_with: MadeWith) -> None:
@@ -87,7 +79,7 @@ class CaptionJournal:
     def __enter__(self) -> CaptionJournal:
         """Lock the file, read what is there, and open the journal for further groups, after its last whole line."""
         with ExitStack() as held_so_far:
-            busy = CaptionsBusyError(f"Another process is writing the captions {self.out}. Wait for it or stop it.")
+            busy = UserError(f"Another process is writing the captions {self.out}. Wait for it or stop it.")
             lock = self.out.with_name(self.out.name + ".lock")
             with self._writing(lock):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +140,7 @@ class CaptionJournal:
         try:
             yield
         except OSError as error:
-            raise CaptionsNotWrittenError(
+            raise UserError(
                 f"{path} cannot be written: {error.strerror or error}. Earlier descriptions are kept. To resume, "
                 f"{remedy(error)} and rerun the command."
             ) from error

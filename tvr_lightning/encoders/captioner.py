@@ -39,10 +39,6 @@ class MissingCaptionerError(MissingAssetError):
     """A captioner's weights are not there; says what was looked for, and how to give captions without a model."""
 
 
-class CaptionerError(UserError, ValueError):
-    """A model that cannot describe images."""
-
-
 @dataclass
 class CaptionOptions:
     """How videos are described.
@@ -128,12 +124,12 @@ class Captioner:
         name: what the descriptions say they were made by.
 
     Raises:
-        CaptionerError: the processor has no chat template.
+        UserError: the processor has no chat template.
     """
 
     def __init__(self, model: nn.Module, processor: Any, name: str) -> None:
         if not getattr(processor, "chat_template", None):
-            raise CaptionerError(f"{name}: its processor has no chat template. Choose an instruction-tuned model.")
+            raise UserError(f"{name}: its processor has no chat template. Choose an instruction-tuned model.")
         self.model: Any = model.eval()
         self.processor = processor
         self.name = name
@@ -208,7 +204,7 @@ def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
     Raises:
         ImportError: transformers is not installed.
         MissingCaptionerError: no weights; says what was looked for, and how to go without a model.
-        CaptionerError: the model is none that describes images.
+        UserError: the model is none that describes images.
     """
     try:
         from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -224,7 +220,7 @@ def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
             folder, local_files_only=True, weights_only=True, dtype=dtype
         )
     except (ValueError, OSError) as error:
-        raise CaptionerError(f"{model} cannot be loaded as an image-text-to-text model: {error}") from error
+        raise UserError(f"{model} cannot be loaded as an image-text-to-text model: {error}") from error
     return Captioner(loaded.to(device), processor, model)
 
 
@@ -302,8 +298,8 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
 
     Raises:
         CaptionJournalError: the file was made with another model, prompt or number of segments.
-        CaptionsBusyError: another process writes the file.
-        CaptionsNotWrittenError: the disk is full or not writable.
+        UserError: another process writes the file.
+        UserError: the disk is full or not writable.
     """
     made_with = MadeWith(
         captioner.name,

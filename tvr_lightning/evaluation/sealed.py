@@ -18,10 +18,6 @@ OPEN = {
 """Attributes of the trainer from which no data can be reached."""
 
 
-class LeakageError(UserError, RuntimeError):
-    """A method reached for the trainer's data while it encoded or scored; says for which attribute."""
-
-
 class SealedTrainer:
     """A trainer of which a method may read how it runs, but not what it is tested on.
 
@@ -49,7 +45,7 @@ class SealedTrainer:
         """Return what is open, or refuse, or note down that it was asked for."""
         if name not in OPEN:
             if self._record is None:
-                raise LeakageError(
+                raise UserError(
                     f"{self._method} accesses trainer.{name} while it encodes or scores, which gives access to the "
                     "ground truth. A score may depend only on its text and its video. Take settings from the recipe"
                 )

@@ -19,10 +19,6 @@ from tvr_lightning.media.read_many import attempt
 from tvr_lightning.store import Part
 
 
-class RayError(UserError, RuntimeError):
-    """Ray is wanted and not installed, or its cluster cannot be reached."""
-
-
 class EncodingActor:
     """Reads and encodes batches on a machine of the cluster; media must lie under the same paths there.
 
@@ -75,10 +71,10 @@ def encoded_by_ray(
         options: device, number of actors, address of the cluster.
 
     Raises:
-        RayError: Ray is not installed, or there is no cluster at the address.
+        UserError: Ray is not installed, or there is no cluster at the address.
     """
     if importlib.util.find_spec("ray") is None:
-        raise RayError("--engine ray needs Ray: pip install 'tvr-lightning[ray]', or use --engine local")
+        raise UserError("--engine ray needs Ray: pip install 'tvr-lightning[ray]', or use --engine local")
     import ray
 
     own = not ray.is_initialized()
@@ -90,7 +86,7 @@ def encoded_by_ray(
                 include_dashboard=None if options.address else False,
             )
     except ConnectionError as error:
-        raise RayError(f"--address {options.address}: {error}. Start a cluster there, or omit --address.") from error
+        raise UserError(f"--address {options.address}: {error}. Start a cluster there, or omit --address.") from error
     try:
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True

@@ -32,7 +32,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
     Raises:
         ValueError: the data read features from a store already.
         MissingData: annotation files are absent.
-        CopiesError: the videos are copies, and some are not whole or older than their originals.
+        UserError: the videos are copies, and some are not whole or older than their originals.
     """
     reader = data.video_reader(training=False)
     if not isinstance(reader, MediaReader):

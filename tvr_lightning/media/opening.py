@@ -75,10 +75,6 @@ class VideoError(MediaError):
     """A file that holds no usable video, or breaks off before the frames that were asked for."""
 
 
-class LimitError(UserError, ValueError):
-    """A limit in the environment that is no number."""
-
-
 class Allowance:
     """The CPU time that decoding one file may take: two minutes and four seconds per MiB, or TVR_READ_SECONDS.
 
@@ -94,7 +90,7 @@ class Allowance:
         threads: decoding threads; the time of a single one is counted for the calling thread alone.
 
     Raises:
-        LimitError: the environment's TVR_READ_SECONDS is no number above zero.
+        UserError: the environment's TVR_READ_SECONDS is no number above zero.
     """
 
     def __init__(self, path: Path, threads: int = 1) -> None:
@@ -127,9 +123,7 @@ def _allowed_seconds(path: Path) -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise LimitError(
-            f"The environment variable {READ_SECONDS} is {given!r}; it must be a number of seconds above 0"
-        )
+        raise UserError(f"The environment variable {READ_SECONDS} is {given!r}; it must be a number of seconds above 0")
     return seconds
 
 
@@ -153,16 +147,17 @@ def open_media(path: Path) -> InputContainer:
         raise VideoError(path, "there is no such file")
     if path.stat().st_size == 0:
         raise VideoError(path, "the file is empty (0 bytes)")
-    seconds = _allowed_seconds(path)
+    seconds, began = _allowed_seconds(path), time.monotonic()
     try:
         return _open(path, {"max_pixels": str(MAX_PIXELS)}, seconds)
-    except av.error.ExitError as error:
-        raise VideoError(path, f"opening it {_too_slow(seconds, 'time')}") from error
-    except av.error.ArgumentError as error:  # how a container that is not on the list is refused
-        reason = f"it is damaged, or not one of the supported containers: {_CONTAINERS.replace(',', ', ')}"
-        raise VideoError(path, f"cannot be opened as video ({_leads_elsewhere(path) or reason})") from error
     except av.FFmpegError as error:
-        raise VideoError(path, f"cannot be opened as video ({_leads_elsewhere(path) or words_of(error)})") from error
+        # Interrupted early, FFmpeg sometimes calls the data invalid.
+        if isinstance(error, av.error.ExitError) or time.monotonic() - began > seconds:
+            raise VideoError(path, f"opening it {_too_slow(seconds, 'time')}") from error
+        reason = words_of(error)
+        if isinstance(error, av.error.ArgumentError):  # a container that is not on the list
+            reason = f"it is damaged, or not one of the supported containers: {_CONTAINERS.replace(',', ', ')}"
+        raise VideoError(path, f"cannot be opened as video ({_leads_elsewhere(path) or reason})") from error
 
 
 def _leads_elsewhere(path: Path) -> str | None:

@@ -62,7 +62,7 @@ def read_many(
     Raises:
         UserError: what `read` raised besides, as it was raised.
         RuntimeError: `read` raised something else; it names the item.
-        WorkerDiedError: a worker process was killed.
+        UserError: a worker process was killed.
     """
     if threads and workers:
         yield from _by_threads(groups, read, join, workers)

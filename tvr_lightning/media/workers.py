@@ -24,15 +24,11 @@ class Failure:
     error: UserError
 
 
-class WorkerDiedError(UserError, RuntimeError):
-    """A worker process of a DataLoader was killed from outside; says which, and what usually kills them."""
-
-
-def worker_died(error: RuntimeError) -> WorkerDiedError | None:
+def worker_died(error: RuntimeError) -> UserError | None:
     """Return what is to be raised for an error of a DataLoader, or None where no worker died."""
     if not str(error).startswith("DataLoader worker"):
         return None
-    return WorkerDiedError(
+    return UserError(
         f"{error}. Unless it was killed, memory ran out. Use fewer workers (data.init_args.num_workers, --num_workers) "
         "or smaller batches, or increase shared memory (docker: --shm-size)."
     )

@@ -43,10 +43,6 @@ from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.optim import OptimizerConfig
 
 
-class NoQuestionsError(UserError, ValueError):
-    """The data have captions where questions are to be answered."""
-
-
 @dataclass
 class _Given(Record):
     """Answers to N questions: their numbers (N,) int64 and their probabilities (N,)."""
@@ -162,7 +158,7 @@ class VideoQuestionAnswering(RecipeModule):
         """Learn the answers, and start from the retrieval checkpoint where there is one.
 
         Raises:
-            NoQuestionsError: the data have captions.
+            UserError: the data have captions.
             CheckpointError: `pretrained` holds another method, or one of other sizes.
             StoreError: stored features were made with another encoder.
             ValueError: the encoder's precision does not go with the trainer's precision or strategy.
@@ -170,9 +166,7 @@ class VideoQuestionAnswering(RecipeModule):
         super().setup(stage)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not hasattr(data, "questions"):
-            raise NoQuestionsError(
-                f"{type(data).__name__} has captions but no questions. Set data.class_path to MSRVTTQA"
-            )
+            raise UserError(f"{type(data).__name__} has captions but no questions. Set data.class_path to MSRVTTQA")
         if stage != "fit":
             return
         given = [question.answer for question in data.questions("train")]

@@ -144,7 +144,7 @@ def measure(name: str, file: Path, workers: int) -> RetrievalModule:
         workers: processes that decode.
 
     Raises:
-        AuthorsCheckpointError: another method's checkpoint, or no readable one.
+        UserError: another method's checkpoint, or no readable one.
         MissingAssetError: the videos are absent, or weights that the authors' checkpoint does not hold.
     """
     with tempfile.TemporaryDirectory() as folder:

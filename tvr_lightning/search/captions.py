@@ -55,7 +55,7 @@ def join_captions(catalog: Catalog, given: Path | None, roots: list[Path], place
 
     Raises:
         MissingCaptions: there is no such file.
-        CaptionsFileError: the file is none of captions.
+        UserError: the file is none of captions.
         SearchError: it describes none of the videos.
     """
     remembered = catalog.fact("captions")

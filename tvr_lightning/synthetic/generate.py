@@ -40,10 +40,6 @@ CAPTIONS_FILE = "captions.parquet"
 SEGMENTS = 6  # descriptions of a video, as in DPDV
 
 
-class DatasetThereError(UserError, FileExistsError):
-    """Another dataset is where one is to be written."""
-
-
 def synthesize(
     dataset: DatasetName,
     root: Path,
@@ -89,7 +85,7 @@ def synthesize(
 
     Raises:
         ValueError: unknown dataset, fewer than 8 videos, or fewer than 1 worker.
-        DatasetThereError: the folder holds something else, which is never overwritten.
+        UserError: the folder holds something else, which is never overwritten.
     """
     _check_arguments(dataset, videos, workers)
     folder = Path(root) / dataset
@@ -99,7 +95,7 @@ def synthesize(
                 write_questions(folder)
             _mark(folder)
             return folder
-        raise DatasetThereError(
+        raise UserError(
             f"{folder} already exists and is not this dataset ({videos} videos, seed {seed}). "
             "Remove it or choose another root."
         )

@@ -17,10 +17,6 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.training.distributed import world_size
 
 
-class NonFiniteLossError(UserError, RuntimeError):
-    """A loss term became NaN or infinite; says which, at which step, on which videos."""
-
-
 @dataclass
 class _Asked:
     """Terms on their way to the host: their values, then 1 where those of all devices are finite, else 0."""
@@ -47,7 +43,7 @@ class _Asked:
         found = (
             f"{', '.join(broken)}; the batch's videos are {', '.join(self.videos)}" if broken else "on another device"
         )
-        raise NonFiniteLossError(
+        raise UserError(
             f"step {self.step}: the loss is not finite: {found}. Lower the learning rate, or check these files with "
             "`tvr data check`. If CLIP trains in float16, add recipes/variants/float32.yaml to train it in float32."
         )
@@ -68,7 +64,7 @@ class FiniteLosses:
             videos: ids of the batch's videos, for the message.
 
         Raises:
-            NonFiniteLossError: an earlier batch's loss was not finite.
+            UserError: an earlier batch's loss was not finite.
         """
         self.check()
         values = torch.stack([term.detach().reshape(()).float() for term in terms.values()])
@@ -88,7 +84,7 @@ class FiniteLosses:
         """Wait for what was asked.
 
         Raises:
-            NonFiniteLossError: a loss was not finite; says of which terms and videos, or that it was another device's.
+            UserError: a loss was not finite; says of which terms and videos, or that it was another device's.
         """
         asked, self._asked = self._asked, []
         for each in asked:

@@ -178,7 +178,7 @@ class RecipeModule(LightningModule):
             batch: that they were computed on.
 
         Raises:
-            NonFiniteLossError: the loss of the batch before was NaN or infinite.
+            UserError: the loss of the batch before was NaN or infinite.
         """
         self.finite_losses.ask(terms, self.global_step, batch.video.video_id)
         return torch.stack([term.reshape(()) for term in terms.values()]).sum()
@@ -187,7 +187,7 @@ class RecipeModule(LightningModule):
         """Refuse a step from a loss that is NaN or infinite, which would break the weights.
 
         Raises:
-            NonFiniteLossError: says which term, and on which videos.
+            UserError: says which term, and on which videos.
         """
         self.finite_losses.check()
 
@@ -195,7 +195,7 @@ class RecipeModule(LightningModule):
         """Refuse a checkpoint behind a loss that is NaN or infinite, which an accumulated step is still to answer for.
 
         Raises:
-            NonFiniteLossError: says which term, and on which videos.
+            UserError: says which term, and on which videos.
         """
         self.finite_losses.check()
 

@@ -44,14 +44,6 @@ class RunInterruptedError(UserError, RuntimeError):
     exit_status = os.EX_TEMPFAIL
 
 
-class ProcessLostError(UserError, RuntimeError):
-    """Another process of a distributed run has ended, and this one cannot go on without it."""
-
-
-class CheckpointWriteError(UserError, OSError):
-    """A checkpoint could not be written; the former one is whole."""
-
-
 @dataclass
 class CheckpointConfig:
     """When a run saves itself besides the best and the last checkpoint, and whether it goes on from what it saved.
@@ -84,7 +76,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write `checkpoint` to `path`, or leave what is there untouched.
 
         Raises:
-            CheckpointWriteError: the disk is full, or the folder cannot be written.
+            UserError: the disk is full, or the folder cannot be written.
         """
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -105,7 +97,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             with contextlib.suppress(OSError):  # the first error counts
                 partial.unlink()
             former = "The previous checkpoint is intact" if target.exists() else "There is no previous checkpoint"
-            raise CheckpointWriteError(
+            raise UserError(
                 f"{target} could not be written ({str(error).splitlines()[0]}). {former}. Free disk space, raise the "
                 "file size limit (ulimit -f), or choose another folder with results.directory; then resume the run."
             ) from error

@@ -13,10 +13,6 @@ from tvr_lightning.errors import UserError
 COMPUTE_CAPABILITY = 8  # Ampere's, the first with TF32
 
 
-class NoTF32Error(UserError, ValueError):
-    """TF32 is wanted of a device that has none."""
-
-
 class TF32(Callback):
     """Lets an NVIDIA card round the factors of float32 products to TF32 in training steps.
 
@@ -24,19 +20,19 @@ class TF32(Callback):
     `benchmarks/results/tf32.md` says what it does to losses and gradients.
 
     Raises:
-        NoTF32Error: as a run begins, where the device has no TF32.
+        UserError: as a run begins, where the device has no TF32.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse devices without TF32."""
         device = trainer.strategy.root_device
         if device.type != "cuda":
-            raise NoTF32Error(
+            raise UserError(
                 f"trainer.callbacks has TF32, which the device {device} does not support. Remove it, or run with "
                 "trainer.accelerator gpu on an NVIDIA GPU"
             )
         if torch.cuda.get_device_capability(device)[0] < COMPUTE_CAPABILITY:
-            raise NoTF32Error(
+            raise UserError(
                 f"trainer.callbacks has TF32, which {torch.cuda.get_device_name(device)} does not support (GPUs since "
                 "Ampere do). Remove it"
             )

@@ -13,10 +13,6 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import Record
 
 
-class CaptionError(UserError, ValueError):
-    """The Recover-Path lacks captions; names the video and what provides them."""
-
-
 @dataclass
 class Captions(Record):
     """Features of up to S descriptions of each of B videos.
@@ -44,18 +40,18 @@ def said_captions(video_ids: list[str], descriptions: list[list[str]], most: int
         least: how many the Recover-Path takes.
 
     Raises:
-        CaptionError: a video has fewer than `least` descriptions that say something, or more than `most`.
+        UserError: a video has fewer than `least` descriptions that say something, or more than `most`.
     """
     found = []
     for video_id, described in zip(video_ids, descriptions, strict=True):
         said = [place for place, text in enumerate(described) if text.strip()]
         if len(said) < least:
-            raise CaptionError(
+            raise UserError(
                 f"{video_id} has {len(said)} descriptions, but the Recover-Path needs {least}. Add descriptions to the "
                 "captions file, or lower model.init_args.dpdv.recover_captions."
             )
         if len(said) > most:
-            raise CaptionError(
+            raise UserError(
                 f"{video_id} has {len(said)} descriptions, more than model.init_args.dpdv.captions {most}. Raise it."
             )
         found.append(said)
@@ -81,7 +77,7 @@ def encode_captions(
         least: how many the Recover-Path takes.
 
     Raises:
-        CaptionError: as `said_captions`.
+        UserError: as `said_captions`.
     """
     strings = [described.captions if isinstance(described, Tokens) else described for described in descriptions]
     said = said_captions(video_ids, strings, most, least)

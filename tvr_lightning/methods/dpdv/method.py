@@ -38,11 +38,12 @@ from torch import Tensor, nn
 
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.encoders.base import Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.patch_selector import PatchSelector
 from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.dpdv.captions import CaptionError, encode_captions
+from tvr_lightning.methods.dpdv.captions import encode_captions
 from tvr_lightning.methods.dpdv.model import DPDVHead, view_divergence
 from tvr_lightning.methods.dpdv.options import AveragePatches, DPDVOptions, PatchMerging, SelectedPatches
 from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
@@ -99,13 +100,13 @@ class DPDV(RetrievalModule):
             `captions`: Captions of the B videos.
 
         Raises:
-            CaptionError: the data bring no captions, or a video too few or too many.
+            UserError: the data bring no captions, or a video too few or too many.
         """
         if "recover" not in self.options.paths:
             return {}
         listed = batch.extras.get("recover_captions")
         if listed is None:
-            raise CaptionError(
+            raise UserError(
                 "DPDV's Recover-Path trains on captions of the videos, but the data has none. Set "
                 "data.init_args.extra_captions to a captions file (`tvr caption` writes one), or set "
                 "model.init_args.dpdv.paths to [spot]."
@@ -130,12 +131,12 @@ class DPDV(RetrievalModule):
         `macro` and `micro` are L, `spot` and `recover` alpha times L+ and L-, `divergence` beta times L_KL.
 
         Raises:
-            CaptionError: the Recover-Path is on and `pairs.extras` holds no captions.
+            UserError: the Recover-Path is on and `pairs.extras` holds no captions.
         """
         options, scale = self.options, self.temperature()
         captions = pairs.extras.get("captions")
         if "recover" in options.paths and captions is None:
-            raise CaptionError("DPDV's Recover-Path needs pairs.extras['captions'], which encode_extras makes")
+            raise UserError("DPDV's Recover-Path needs pairs.extras['captions'], which encode_extras makes")
         parts = self.head.matching(pairs.text, pairs.video, captions)
         terms: dict[str, Tensor] = {}
         if options.original_loss:
