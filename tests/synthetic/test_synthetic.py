@@ -16,6 +16,7 @@ import numpy as np
 import open_clip
 import pytest
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.files import lock_open
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.synthetic.chinese import chinese_caption
@@ -289,14 +290,14 @@ class TestSynthesize:
         folder = synthesize("msrvtt", tmp_path, 8, 0, progress=False)
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         assert synthesize("msrvtt", tmp_path, 8, 0, progress=False) == folder
-        with pytest.raises(FileExistsError, match=r"is not this dataset \(8 videos, seed 1\)\. Remove it"):
+        with pytest.raises(UserError, match=r"is not this dataset \(8 videos, seed 1\)\. Remove it"):
             synthesize("msrvtt", tmp_path, 8, 1, progress=False)
         assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
     def test_a_folder_of_something_else_is_left_alone(self, tmp_path):
         (tmp_path / "msvd").mkdir()
         (tmp_path / "msvd" / "train_list.txt").write_text("mine")
-        with pytest.raises(FileExistsError, match="msvd already exists"):
+        with pytest.raises(UserError, match="msvd already exists"):
             synthesize("msvd", tmp_path, 8, 0, progress=False)
         assert (tmp_path / "msvd" / "train_list.txt").read_text() == "mine"
 
