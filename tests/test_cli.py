@@ -54,6 +54,18 @@ def run(fixture_root, tmp_path_factory) -> Path:
     return folder
 
 
+def test_a_run_can_end_by_time(fixture_root, tmp_path):
+    more = (
+        "--trainer.max_epochs=-1",
+        "--trainer.max_time=00:00:00:03",
+        "--model.init_args.optimizer.schedule_epochs=2",
+    )
+    assert main(["fit", *overlay(fixture_root, tmp_path, *more)]) == 0
+    results = json.loads((tmp_path / "clip4clip-msrvtt" / "version_0" / "results.json").read_text())
+    assert results["weights"]["kind"] == "last"
+    assert results["weights"]["step"] > 0
+
+
 def test_the_last_weights_are_those_of_an_epoch_that_was_not_validated(fixture_root, tmp_path):
     assert main(["fit", *overlay(fixture_root, tmp_path), "--trainer.check_val_every_n_epoch=3"]) == 0
     results = json.loads((tmp_path / "clip4clip-msrvtt" / "version_0" / "results.json").read_text())
@@ -315,7 +327,17 @@ def test_a_typo_is_one_line_that_says_what_there_is(words, capsys, monkeypatch):
 
 
 BAD_STARTS = {
-    "--ckpt_path=nowhere.ckpt": "--ckpt_path nowhere.ckpt: no such file; looked for it at",
+    "--ckpt_path=nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at",
+    "--ckpt_path=recipes": "recipes is a folder of shards, which cannot be read without running code from it",
+    "--trainer.max_epochs=-1 --trainer.max_time=00:00:00:01": "trainer.max_epochs is -1. Set model.init_args.",
+    "--results.select_on=val --data.init_args.holdout=4 --trainer.limit_val_batches=0": "batches: 0 writes none",
+    "--results.select_on=val --data.init_args.holdout=4 --trainer.enable_checkpointing=false": "false writes none",
+    "--results.select_on=val --data.init_args.holdout=4 --trainer.check_val_every_n_epoch=2 --trainer.max_epochs=1": (
+        "check_val_every_n_epoch: 2 and trainer.max_epochs: 1 writes none"
+    ),
+    "--trainer.strategy=ModelParallelStrategy --trainer.strategy.save_distributed_checkpoint=true": (
+        "trainer.strategy: a checkpoint of shards cannot be read"
+    ),
     "--checkpoints.resume=true --ckpt_path=x.ckpt": "checkpoints.resume finds the checkpoint itself. Drop it or",
     "--data.init_args.batch_size=64": "batch_size 64 exceeds the 16 training samples, so that no complete batch exists",
     "--data.init_args.batch_size=0": "batch_size is 0; it must be at least 1",

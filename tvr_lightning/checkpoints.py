@@ -37,6 +37,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: there is no such file, or it is not a checkpoint of `tvr fit` or `tvr convert`.
     """
+    if path.is_dir():
+        raise CheckpointError(
+            f"{path} is a folder of shards, which cannot be read without running code from it. Save checkpoints in one "
+            "file (save_distributed_checkpoint: false)."
+        )
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint; looked for it at {path.absolute()}")
     try:

@@ -128,7 +128,7 @@ class RecipeCLI(LightningCLI):
         asked = _without_nulls(words)
         checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
         local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"
-        if local and not Path(checkpoint[-1]).is_dir():  # shards of a strategy, which Lightning alone can read
+        if local:
             self.trained = Trained(Path(checkpoint[-1]), words[1:], given(words[1:], "trust"))
             asked = [asked[0], f"--config={json.dumps(self.trained.recipe())}", *asked[1:]]
         with warnings.catch_warnings():
@@ -198,6 +198,12 @@ class RecipeCLI(LightningCLI):
         module, _, name = encoder.class_path.rpartition(".")
         kind = getattr(importlib.import_module(module), name)
         named = strategy if isinstance(strategy, str) else str(strategy.class_path)
+        shards = Namespace() if isinstance(strategy, str) else strategy.get("init_args") or Namespace()
+        if shards.get("save_distributed_checkpoint") or shards.get("state_dict_type") == "sharded":
+            raise OptionError(
+                "trainer.strategy: a checkpoint of shards cannot be read without running code from it. Set "
+                "save_distributed_checkpoint: false (or state_dict_type: full)."
+            )
         try:
             kind.check_trainer(precision, named, **vars(encoder.get("init_args") or Namespace()))
         except ValueError as error:

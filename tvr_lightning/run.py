@@ -223,13 +223,14 @@ class RunCLI(RecipeCLI):
     def before_fit(self) -> None:
         """Refuse what could not end in a table; name the checkpoint to resume from."""
         self._check_selection()
+        self._check_schedule()
         if self.trainer.is_global_zero:
             sweep_partial(self._runs())
         if self.resume_from:
             self.config_init[self.subcommand]["ckpt_path"] = str(self.resume_from)
         given_path = self.options.get("ckpt_path")
-        if given_path and "://" not in given_path and not Path(given_path).exists() and given_path not in KEYWORDS:
-            raise RecipeError(f"--ckpt_path {given_path}: no such file; looked for it at {Path(given_path).absolute()}")
+        if given_path and "://" not in given_path and given_path not in KEYWORDS:
+            read_checkpoint(Path(given_path))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         # Checkpoints hold tensors and plain values; none may execute code. The table is this project's own.
@@ -287,7 +288,8 @@ class RunCLI(RecipeCLI):
             self._check_written(Path(path), select_on)
         if select_on != "last" and not path:
             raise RecipeError(
-                f"results.select_on: {select_on} found no best checkpoint. Keep validation and checkpoints enabled."
+                f"results.select_on: {select_on} found no best checkpoint, since no validation has taken place. Test "
+                "the last weights with results.select_on: last."
             )
         self.trainer.test(
             self.model, datamodule=self.datamodule, ckpt_path=path or None, verbose=False, weights_only=True
@@ -297,9 +299,8 @@ class RunCLI(RecipeCLI):
     def _fitted(self, checkpoint: str | None, name: Literal["last", "best"]) -> Weights:
         """What the run that ends here chose."""
         if checkpoint is not None:
-            found = weights_of(read_checkpoint(Path(checkpoint)) if Path(checkpoint).is_file() else {})
+            found = weights_of(read_checkpoint(Path(checkpoint)))
             select_on = self.options.results.select_on
-            # Saved by an earlier version, or as a folder of shards: this run knows what it chose.
             return replace(found, kind=name, chosen_on=None if select_on == "last" else select_on)
         if not self.trainer.global_step:
             return starting_weights(self.model, self.options.model.init_args)
@@ -361,10 +362,33 @@ class RunCLI(RecipeCLI):
                 f"{self.datamodule.split} validates on its test videos. Set data.init_args.holdout to a number of "
                 "training videos, or use results.select_on: last (or test, which is optimistic)."
             )
+        trainer = self.trainer
+        every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+        never = {
+            "trainer.enable_checkpointing: false": not trainer.checkpoint_callbacks,
+            f"trainer.limit_val_batches: {trainer.limit_val_batches:g}": not trainer.limit_val_batches,
+            f"trainer.check_val_every_n_epoch: {every} and trainer.max_epochs: {epochs}": (
+                every is not None and epochs is not None and 0 < epochs < every
+            ),
+        }
+        if select_on != "last" and any(never.values()):
+            option = next(option for option, holds in never.items() if holds)
+            raise RecipeError(
+                f"results.select_on: {select_on} needs a checkpoint of a validation, but {option} writes none. "
+                "Change it, or use results.select_on: last."
+            )
         if select_on == "test" and not on_test:
             raise RecipeError(
                 f"results.select_on: test selects by the validation loop, which here runs on the "
                 f"{self.datamodule.validation} validation split. Use results.select_on: val or last."
+            )
+
+    def _check_schedule(self) -> None:
+        trainer, optimizer = self.trainer, self.model.optimizer_config
+        if trainer.max_epochs == -1 and trainer.max_steps == -1 and optimizer.schedule_epochs is None:
+            raise RecipeError(
+                "The learning rate follows a schedule whose end is unknown, since trainer.max_epochs is -1. Set "
+                "model.init_args.optimizer.schedule_epochs to the number of epochs that the schedule spans."
             )
 
     def _run_folder(self) -> Path | None:

@@ -1,5 +1,6 @@
 """The evaluator against ranks of the whole matrix: blocks, order, repetitions, gaps, leaks, processes."""
 
+import subprocess
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from tvr_lightning.evaluation.evaluator import LEAKS, Evaluator
 from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.normalization import Bank, DualSoftmax, QueryBankNorm, SinkhornBias, normalize_scores
 from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.evaluation.results import git_state
 from tvr_lightning.evaluation.sources import Shard
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
@@ -336,3 +338,23 @@ def test_processes_share_the_work_and_agree_with_one(world):
     messages = [result["message"] for result in results]
     assert sum("against video 0" in message for message in messages) == 1
     assert sum("in another process" in message for message in messages) == world - 1
+
+
+def test_the_revision_of_a_repository_around_a_virtual_environment_is_not_the_package_s(tmp_path):
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    installed = tmp_path / "own.py"
+    installed.touch()
+    assert git_state(installed) is None
+    (tmp_path / ".gitignore").write_text("own.py")
+    git("init")
+    git("add", ".gitignore")
+    git("commit", "-m", "first")
+    assert git_state(installed) is None
+    git("add", "--force", "own.py")
+    git("commit", "-m", "second")
+    assert git_state(installed)["dirty"] is False
+    installed.write_text("changed")
+    assert git_state(installed)["dirty"] is True

@@ -116,7 +116,7 @@ def environment() -> dict[str, Any]:
         "command": " ".join(sys.argv),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "git": git_state(Path(__file__).parent),
+        "git": git_state(Path(__file__)),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads"
         + "".join(f", {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
     }
@@ -129,18 +129,19 @@ def _version(package: str) -> str | None:
         return None
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return revision and dirtiness of the checkout that holds `folder`, or None where there is none."""
+def git_state(file: Path) -> dict[str, Any] | None:
+    """Return the revision of the repository that tracks a file, and whether it has changes; otherwise None."""
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+            done = subprocess.run(["git", *arguments], cwd=file.parent, capture_output=True, text=True, timeout=10)
         except (FileNotFoundError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
     revision = git("rev-parse", "HEAD")
-    if revision is None:
+    tracked = git("ls-files", "--error-unmatch", file.name) is not None  # a virtual environment may lie in a repository
+    if revision is None or not tracked:
         return None
     return {"revision": revision, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
 

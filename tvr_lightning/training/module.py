@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
@@ -132,12 +133,16 @@ class RecipeModule(LightningModule):
             shard(self, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Build the recipe's optimiser with its per-step schedule over the whole run."""
+        """Build the recipe's optimizer with its per-step schedule over the whole run."""
+        steps, epochs = self.trainer.estimated_stepping_batches, self.trainer.max_epochs
+        if math.isinf(steps):  # trainer.max_time ends the run
+            self.trainer.fit_loop.setup_data()
+            steps, epochs = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches), 1
         optimizer, scheduler = build_optimizer(
             self,
             self.optimizer_config,
-            total_steps=int(self.trainer.estimated_stepping_batches),
-            epochs=self.trainer.max_epochs,
+            total_steps=int(steps),
+            epochs=epochs,
             # Lightning refuses to clip the gradients of a fused optimiser under mixed precision.
             fused=not (self.trainer.gradient_clip_val and isinstance(self.trainer.precision_plugin, MixedPrecision)),
         )
