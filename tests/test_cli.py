@@ -13,6 +13,7 @@ import forked
 import pandas as pd
 import pytest
 import torch
+import yaml
 from tiny_captioner import save_tiny_captioner
 
 from tvr_lightning import progress
@@ -52,6 +53,17 @@ def run(fixture_root, tmp_path_factory) -> Path:
     assert main(["fit", *overlay(fixture_root, runs)]) == 0
     (folder,) = runs.glob("clip4clip-msrvtt/version_0")
     return folder
+
+
+def test_options_override_recipes_wherever_they_stand(fixture_root, tmp_path, capsys):
+    recipes = ["--config", str(RECIPES / "clip4clip.yaml"), f"--config={RECIPES / 'fixture.yaml'}"]
+    for words in (
+        ["--data.init_args.frames=3", *recipes],
+        [recipes[0], recipes[1], "--data.init_args.frames", "3", recipes[2]],
+    ):
+        with pytest.raises(SystemExit):
+            main(["fit", *words, "--print_config"])
+        assert yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["frames"] == 3
 
 
 def test_a_run_can_end_by_time(fixture_root, tmp_path):
@@ -309,8 +321,8 @@ TYPOS = {
     "search --tpo 3 dog": "search has no option --tpo. Did you mean --top?",
     "reproduce gare1": "There is no table 'gare1'",
     "published --paper gari": "No published row has paper 'gari'",
-    "audit --config recipes/gare.yaml --videos many": "audit: videos is many; expected a whole number",
-    "extract --config clip4clip --parts smell": "parts is smell; expected text, frames, patches, audio or all",
+    "audit --config recipes/gare.yaml --videos many": "audit: --videos is many; expected a whole number",
+    "extract --config clip4clip --parts smell": "--parts is smell; expected text, frames, patches, audio or all",
     "test": "test needs a checkpoint (--ckpt_path FILE) or a recipe, such as tvr test --config tcmgc",
     "caption --config fixture": "No dataset is given. Name one before the overlays, such as --config data/msrvtt",
 }
@@ -338,10 +350,10 @@ BAD_STARTS = {
     "--trainer.strategy=ModelParallelStrategy --trainer.strategy.save_distributed_checkpoint=true": (
         "trainer.strategy: a checkpoint of shards cannot be read"
     ),
-    "--checkpoints.resume=true --ckpt_path=x.ckpt": "checkpoints.resume finds the checkpoint itself. Drop it or",
+    "--checkpoints.resume=true --ckpt_path=last": "checkpoints.resume finds the checkpoint itself. Drop it or",
     "--data.init_args.batch_size=64": "batch_size 64 exceeds the 16 training samples, so that no complete batch exists",
     "--data.init_args.batch_size=0": "batch_size is 0; it must be at least 1",
-    "--trainer.precision=fp17": "trainer.precision is 'fp17'; expected 64 or 32 or 16",
+    "--trainer.precision=fp17": "trainer.precision is 'fp17'; expected 64, 32, 16",
     "--trainer.strategy=dpp": "invalid strategy name: `strategy='dpp'`",
     "--trainer.max_epochs=many": "trainer.max_epochs is 'many'; expected a whole number or null",
 }

@@ -104,8 +104,9 @@ def test_null_weights_are_random_ones_wherever_they_are_written(part, written, t
     option = f"--model.init_args.{part}.init_args.weights"
     if written == "recipe":
         recipe = tmp_path / "null.yaml"
-        recipe.write_text(f"model: {{init_args: {{{part}: {{init_args: {{weights: null}}}}}}}}\n")
-        arguments.append(f"--config={recipe}")
+        kind = "WhisperEncoder" if part == "audio_encoder" else "ClipEncoder"
+        recipe.write_text(f"model: {{init_args: {{{part}: {{class_path: {kind}, init_args: {{weights: null}}}}}}}}\n")
+        arguments.insert(1, f"--config={recipe}")
     else:
         arguments += f"{option}{written}".split()
     cli = RecipeCLI(args=arguments, run=False)

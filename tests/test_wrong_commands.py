@@ -50,7 +50,7 @@ def nothing_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("verb", "option"), NUMBERS, ids=named)
 def test_a_word_for_a_number_is_said(verb, option, capsys):
     kind = "[N,N]" if option.many else "a whole number" if option.item == "int" else "a number"
-    line = f"tvr: {verb.words}: {option.name} is many; expected {kind}"
+    line = f"tvr: {verb.words}: {option.option} is many; expected {kind}"
     assert said([*verb.words.split(), option.option, "many"], capsys) == line
     assert (
         option.limits or option.name == "seed" or option.name.startswith("segment_")
@@ -62,7 +62,7 @@ def test_a_number_out_of_range_is_said(verb, option, limit, capsys):
     for bound, step in ((limit.at_least, -1), (limit.at_most, 1)):
         if bound is not None:
             value = str(bound + step)
-            line = f"tvr: {verb.words}: {option.name} is {value}; it must be {limit.words}"
+            line = f"tvr: {verb.words}: {option.option} is {value}; it must be {limit.words}"
             assert said([*verb.words.split(), f"{option.option}={value}"], capsys) == line
 
 
@@ -80,7 +80,7 @@ def test_a_path_where_something_else_is_or_nothing_is_said(verb, option, limit, 
 
 
 AT_ONCE = {
-    "data synth msrvtt --root X --videos 6": "data synth: videos is 6; it must be at least 8",
+    "data synth msrvtt --root X --videos 6": "data synth: --videos is 6; it must be at least 8",
     "data synth msrvt": "data synth: dataset is msrvt; expected msrvtt, didemo, lsmdc, activitynet, vatex, msvd or",
     "data synth": "data synth: dataset must be given: dataset whose layout is used",
     "data import msrvtt": "data import: --from must be given: folder with its annotations and its videos",
@@ -95,14 +95,14 @@ AT_ONCE = {
     "index empty --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such file; looked for it at ",
     "search dog": "index: no such folder; make one with tvr index VIDEOS... --out index",
     "search dog --index a.txt": "a.txt is a file; name a folder",
-    "search dog --min_relevance 2": "search: min_relevance is 2; it must be at least 0 and at most 1",
+    "search dog --min_relevance 2": "search: --min_relevance is 2; it must be at least 0 and at most 1",
     "search dog --index a --index b": "search: --index is given more than once. Give it once.",
     "serve --index nowhere": "nowhere: no such folder; make one with tvr index VIDEOS... --out nowhere",
-    "serve --port 99999": "serve: port is 99999; it must be at least 0 and at most 65535",
+    "serve --port 99999": "serve: --port is 99999; it must be at least 0 and at most 65535",
     "report nowhere": "nowhere: no such folder; create one with tvr reproduce TABLE --out nowhere",
     "reproduce": "reproduce: tables must be given: names of files in recipes/tables, such as gare-1",
     "convert nowhere.pth out.ckpt --method xpool": "nowhere.pth: no such file; looked for it at ",
-    "audit --config gare --videos 3": "audit: videos is 3; it must be at least 4",
+    "audit --config gare --videos 3": "audit: --videos is 3; it must be at least 4",
     "fit": "fit needs a recipe, such as tvr fit --config tcmgc. `tvr fit --help` lists recipes.",
     "test --ckpt_path nowhere.ckpt": "nowhere.ckpt: no such checkpoint; looked for it at ",
     "fit --config nowhere.yaml": "--config nowhere.yaml: no such file; ",

@@ -44,12 +44,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         )
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint; looked for it at {path.absolute()}")
+    if path.stat().st_size == 0:
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint, since it is empty. Copy or download it again.")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint ({str(error).splitlines()[0]})") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint ({error.strerror or error})") from error
+    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read as a checkpoint. It is damaged, or contains more than tensors and plain values. "
+            "Copy or download it again."
+        ) from error
     if not isinstance(saved, dict) or not isinstance(saved.get("hyper_parameters"), dict):
-        raise CheckpointError(f"{path}: not a checkpoint of tvr fit or tvr convert, since it has no hyper_parameters")
+        raise CheckpointError(
+            f"{path}: not a checkpoint of tvr fit or tvr convert, since it has no "
+            "hyper_parameters. Convert an authors' checkpoint with tvr convert."
+        )
     return saved
 
 

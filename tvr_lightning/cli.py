@@ -191,7 +191,7 @@ def _fixture_command(rest: Sequence[str], verb: Verb) -> str:
     return (
         "To start without data or weights:\n"
         "  tvr data synth msrvtt --root fixture --videos 500 --seed 0\n"
-        f"  tvr {verb.words if verb.sections else 'fit'} --config {recipe} --config recipes/fixture.yaml"
+        f"  tvr {verb.words} --config {recipe} --config recipes/fixture.yaml"
     )
 
 

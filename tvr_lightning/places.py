@@ -50,7 +50,8 @@ class Place:
         if over != path and not over.is_dir():
             return f"{path} cannot be created, since {over} is a file; choose another path"
         if not os.access(over, os.W_OK | (os.X_OK if over.is_dir() else 0)):
-            return f"{path} cannot be written, since {over} is read-only; choose another path"
+            where = "it" if over == path else over
+            return f"{path} cannot be written, since {where} is read-only; choose another path"
         return None
 
 

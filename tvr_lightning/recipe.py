@@ -43,6 +43,7 @@ from tvr_lightning.recipe_files import (
     find_recipe,
     nothing_to_run,
     read_recipe,
+    recipes_first,
     with_recipes_found,
 )
 from tvr_lightning.trained import Difference, Trained, given
@@ -124,7 +125,7 @@ class RecipeCLI(LightningCLI):
         self.overridden: list[Difference] = []
         assert args is None or isinstance(args, list)
         self.words = sys.argv[1:] if args is None else args
-        words = with_recipes_found(self.words)
+        words = recipes_first(with_recipes_found(self.words))
         asked = _without_nulls(words)
         checkpoint = given(words[1:], "ckpt_path") if words and words[0] in EVALUATING else []
         local = bool(checkpoint) and "://" not in checkpoint[-1] and checkpoint[-1] != "null"

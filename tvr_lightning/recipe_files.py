@@ -27,6 +27,8 @@ class OptionError(RecipeError):
     exit_status = 2  # as argparse ends
 
 
+CHECKPOINTS = ("null", "best", "last", "hpc", "registry")
+"""Values of --ckpt_path that are not files; Lightning finds the checkpoints."""
 EVALUATING = ("validate", "test", "predict")
 
 
@@ -116,6 +118,22 @@ def with_recipes_found(arguments: Sequence[str]) -> list[str]:
             else:
                 found[place] = f"{word.partition('=')[0]}={path}"
     return found
+
+
+def recipes_first(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with its recipes before its options, which override them wherever they stand.
+
+    Args:
+        arguments: as typed, with the command first or without it.
+    """
+    recipes: list[str] = []
+    others = list(arguments)
+    for place, word, recipe in reversed(list(_named(arguments))):
+        behind = word == recipe  # the value of a word before it
+        recipes[:0] = arguments[place - behind : place + 1]
+        del others[place - behind : place + 1]
+    command = others[:1] if others and not others[0].startswith("-") else []
+    return [*command, *recipes, *others[len(command) :]]
 
 
 def recipes_of(arguments: Sequence[str]) -> list[str]:

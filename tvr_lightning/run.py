@@ -35,7 +35,7 @@ from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.quiet import is_verbose
 from tvr_lightning.recipe import RecipeCLI, ResultsConfig, plain
-from tvr_lightning.recipe_files import EVALUATING, RecipeError
+from tvr_lightning.recipe_files import CHECKPOINTS, EVALUATING, RecipeError
 from tvr_lightning.run_page import write_query_ranks, write_run_page
 from tvr_lightning.trained import WeightsRecord, new_layers, starting_weights
 from tvr_lightning.training.bar import RunProgressBar
@@ -54,8 +54,6 @@ from tvr_lightning.training.run_log import kept
 from tvr_lightning.training.waiting import LoaderWatch, compress_command
 
 MONITOR = "val/t2v_R@1"
-KEYWORDS = ("best", "last", "hpc", "registry")
-"""Checkpoints that Lightning finds itself."""
 # What gloo and NCCL say of a process that is gone.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -229,7 +227,7 @@ class RunCLI(RecipeCLI):
         if self.resume_from:
             self.config_init[self.subcommand]["ckpt_path"] = str(self.resume_from)
         given_path = self.options.get("ckpt_path")
-        if given_path and "://" not in given_path and given_path not in KEYWORDS:
+        if given_path and "://" not in given_path and given_path not in CHECKPOINTS:
             read_checkpoint(Path(given_path))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:

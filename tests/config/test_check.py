@@ -20,24 +20,25 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = [f"--config={RECIPES / 'tcmgc.yaml'}", f"--config={RECIPES / 'fixture.yaml'}"]
 MODEL, ENCODER = "model.init_args", "model.init_args.encoder"
 WRONG = [
-    ("model.class_path", "TCMCG", "model.class_path: TCMCG: there is no such class. Available: TCMGC, "),
-    ("model", "Gare", "model.class_path: Gare: there is no such class. Available: GARE, "),
-    ("data", "MSRVT", "data.class_path: MSRVT: there is no such class. Available: MSRVTT, "),
-    (ENCODER, "ClipEncodr", f"{ENCODER}.class_path: ClipEncodr: there is no such class. Available: ClipEncoder, "),
-    (f"{MODEL}.contrast", "NLC", f"{MODEL}.contrast.class_path: NLC: there is no such class. Available: NCL"),
+    ("model.class_path", "TCMCG", "model.class_path is TCMCG, which does not exist. Available: TCMGC, "),
+    ("model", "Gare", "model.class_path is Gare, which does not exist. Available: GARE, "),
+    ("data", "MSRVT", "data.class_path is MSRVT, which does not exist. Available: MSRVTT, "),
+    (ENCODER, "ClipEncodr", f"{ENCODER}.class_path is ClipEncodr, which does not exist. Available: ClipEncoder, "),
+    (f"{MODEL}.contrast", "NLC", f"{MODEL}.contrast.class_path is NLC, which does not exist. Available: NCL"),
     ("model.class_path", "nowhere.Mine", "nowhere cannot be imported"),
     ("model.class_path", "tvr_lightning.methods.Mine", "tvr_lightning.methods has no Mine. Available: "),
     (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter. Available: gather, "),
     (f"{MODEL}.answers", "9", "TCMGC has no option answers (VideoQuestionAnswering has one). Available: "),
     (f"{MODEL}.optimizer.learning_rate", "1", f"{MODEL}.optimizer.learning_rate: there is no such option. "),
-    (f"{MODEL}.evaluation.normalization", "DualSoft", "normalization.class_path: DualSoft: there is no such class"),
+    (f"{MODEL}.evaluation.normalization", "DualSoft", "normalization.class_path is DualSoft, which does not exist"),
     (f"{ENCODER}.init_args.widht", "64", "TinyClipEncoder has no option widht. Available: width, "),
     ("data.init_args.fraems", "3", "data.init_args.fraems: MSRVTT has no option fraems. Available: frames, "),
     ("data.init_args.frames", "many", "data.init_args.frames is 'many'; expected a whole number"),
-    (f"{MODEL}.gather", "globe", f"{MODEL}.gather is 'globe'; expected global or local or own-slice or none"),
-    (f"{MODEL}.tcmgc.contrasts", "[word_word]", f"{MODEL}.tcmgc.contrasts is 'word_word'; expected video_sentence or "),
+    (f"{MODEL}.gather", "globe", f"{MODEL}.gather is 'globe'; expected global, local, own-slice, or none"),
+    (f"{MODEL}.tcmgc.contrasts", "[word_word]", f"{MODEL}.tcmgc.contrasts is 'word_word'; expected video_sentence, "),
     ("trainer.max_epoks", "3", "trainer.max_epoks: there is no such option. Available: max_epochs, "),
     ("results.folder", "3", "results.folder: there is no such option. Available: "),
+    ("workers", "4", "there is no option workers. Did you mean --data.init_args.num_workers?"),
     ("modle", "GARE", "there is no option modle. Available: model, "),
     ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Available: max_epochs, "),
     (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; it must be above 0 and at most 1"),
@@ -94,7 +95,7 @@ def test_what_options_refuse_is_one_sentence(option, value, said, fixture, capsy
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("model: {class_path: GAIDD}", "model.class_path: GAIDD: there is no such class. Available: GAID, "),
+        ("model: {class_path: GAIDD}", "model.class_path is GAIDD, which does not exist. Available: GAID, "),
         (
             "model: {init_args: {encoder: {init_args: {freez: all}}}}",
             "TinyClipEncoder has no option freez. Available:",

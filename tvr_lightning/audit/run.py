@@ -52,8 +52,8 @@ def run_audit(
     Args:
         config: recipe files; later ones override earlier ones.
         ckpt_path: checkpoint of the recipe; by default the recipe's starting weights are audited.
-        videos: number of videos of the test split, with their texts, to audit on.
-        seed: seed for sampling videos, orders, and partners.
+        videos: number of test videos to audit, with their texts.
+        seed: seed for selecting and ordering the audited videos and texts.
         overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     with shown("audit: building the method"):

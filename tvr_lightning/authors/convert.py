@@ -185,13 +185,13 @@ def run_convert(
     """Convert an authors' checkpoint into one that `tvr test --ckpt_path` loads.
 
     Args:
-        source: The authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
-        out: File to write.
-        words: Text positions, including SOT and EOT. By default those of the released evaluation.
-        frames: Frames per video, with the same default.
-        method: Method that the checkpoint must belong to, such as tcmgc. By default its tensors decide.
-        openai_clip: OpenAI's CLIP weights, to score UCoFiA as its released evaluation does, with them in the attention
-            of vision blocks 10 and 11.
+        source: the authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
+        out: file to write.
+        words: number of text positions, including SOT and EOT; by default that of the released evaluation.
+        frames: number of frames per video; by default that of the released evaluation.
+        method: method that the checkpoint must belong to, such as tcmgc; detected by default.
+        openai_clip: file with OpenAI's CLIP weights for UCoFiA, whose released evaluation uses them in the attention of
+            vision blocks 10 and 11.
     """
     with shown(f"convert: reading {source.name}"):
         made = convert(source, out, words, frames, method, openai_clip)

@@ -7,18 +7,19 @@ from pathlib import Path
 
 _OPTIONS = {
     "--data.init_args.root FOLDER": "parent folder of the datasets; $TVR_DATA by default",
-    "--data.init_args.batch_size N": "pairs per step, over all devices",
+    "--data.init_args.batch_size N": "text-video pairs per optimizer step, over all devices",
     "--data.init_args.num_workers N": "worker processes that decode videos",
     "--trainer.devices N": "number of GPUs; hardware/* also sets precision and strategy",
-    "--results.directory FOLDER": "parent folder of the runs; runs by default",
+    "--results.directory FOLDER": "parent folder of the results; by default runs, or the checkpoint's run",
 }
 _OF_FIT = {
-    "--trainer.max_epochs N": "epochs of training",
+    "--trainer.max_epochs N": "number of training epochs",
     "--estimate": "print the memory, disk space, and time that the run needs, without training",
-    "--seed_everything N": "seed of the run",
-    "--checkpoints.resume true": "resume from the last checkpoint of the same run",
+    "--seed_everything N": "seed of the run; 0 by default",
+    "--checkpoints.resume true": "resume the newest run of this method and dataset, or start one",
+    "--ckpt_path FILE": "checkpoint of an interrupted run to resume",
 }
-_OF_OTHERS = {"--ckpt_path FILE": "checkpoint, which sets method, data, and options; recipes override its options"}
+_OF_OTHERS = {"--ckpt_path FILE": "checkpoint to evaluate; it sets method, data, and options, which recipes override"}
 _EXAMPLES = {
     "fit": ["tvr fit --config {recipe}", "tvr fit --config {recipe} --config recipes/fixture.yaml"],
     "test": [
@@ -48,12 +49,13 @@ def lightning_help(verb: str, what: str, recipes: Path) -> str:
         groups[title] = [f"{folder}/{path.stem}" for path in sorted((recipes / folder).glob("*.yaml"))]
     options = {**(_OF_FIT if verb == "fit" else _OF_OTHERS), **_OPTIONS}
     examples = _EXAMPLES.get(verb, [f"tvr {verb} --ckpt_path runs/gare-msrvtt/version_0/checkpoints/last.ckpt"])
+    needed = "--config RECIPE [--config RECIPE ...]" if verb == "fit" else "[--ckpt_path FILE] [--config RECIPE ...]"
     lines = [
-        f"usage: tvr {verb} --config RECIPE [--config RECIPE ...] [--OPTION VALUE ...]",
+        f"usage: tvr {verb} {needed} [--OPTION VALUE ...]",
         "",
         f"{what[0].upper()}{what[1:]}.",
         "",
-        "recipes, as recipes/NAME.yaml; later ones override earlier ones:",
+        "recipes (a name or a path; later ones override earlier ones):",
     ]
     for title, found in groups.items():
         shown = textwrap.shorten(" ".join(found), 3 * 100, placeholder=" ...") if found else "none"

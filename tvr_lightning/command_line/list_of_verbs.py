@@ -25,7 +25,7 @@ def list_verbs(words: Sequence[str]) -> int:
         description="Text-video retrieval papers, reproduced with PyTorch Lightning.",
         epilog="Each command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the "
         "name of one of this project's recipes. Repeat --config to combine recipes; later ones override earlier ones. "
-        "-v also shows the messages of other libraries.",
+        "-v also shows tracebacks and the messages of other libraries.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="tvr COMMAND [options]",
     )

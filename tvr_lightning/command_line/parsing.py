@@ -30,7 +30,7 @@ def check_recipes(verb: Verb, words: Sequence[str]) -> None:
     """
     from tvr_lightning.config.check import check_options, sources_of
     from tvr_lightning.config.schema import cached_schema
-    from tvr_lightning.recipe_files import EVALUATING, RecipeError, nothing_to_run, read_recipe, recipes_of
+    from tvr_lightning.recipe_files import CHECKPOINTS, EVALUATING, RecipeError, nothing_to_run, read_recipe, recipes_of
 
     recipes = recipes_of(words)
     for recipe in recipes:
@@ -46,7 +46,7 @@ def check_recipes(verb: Verb, words: Sequence[str]) -> None:
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         path = value if equals else following
-        local = verb.words in EVALUATING and name == "--ckpt_path" and path != "null" and "://" not in path
+        local = name == "--ckpt_path" and path not in CHECKPOINTS and "://" not in path
         if local and not Path(path).exists():
             raise RecipeError(f"{path}: no such checkpoint; looked for it at {Path(path).absolute()}")
 
@@ -95,7 +95,7 @@ def parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
     try:
         return parser.instantiate(parser.parse_args(words)).as_dict()  # classes such as a normalisation's
     except ArgumentError as error:
-        return f"{verb.words}: {_refusal(verb.run, str(error))}"
+        return f"{verb.words}: {_refusal(verb, str(error))}"
 
 
 def parser_of(verb: Verb) -> ArgumentParser:
@@ -133,14 +133,16 @@ def parser_of(verb: Verb) -> ArgumentParser:
     return parser
 
 
-def _refusal(run: str, message: str) -> str:
+def _refusal(verb: Verb, message: str) -> str:
     """Return what the parser says of a value in a line: what is expected, without the types that it tried."""
     from tvr_lightning.config.check import refusals
 
+    assert verb.run is not None
     found = re.search(r'Parser key "(\w+)":', message)
     value = re.search(r"(?:Got|Given) value: (.*)\Z", message.strip())
-    kinds = {parameter.name: parameter for parameter in read_verb(run).parameters}
+    kinds = {parameter.name: parameter for parameter in read_verb(verb.run).parameters}
     parameter = kinds.get(found[1]) if found else None
     if parameter is None or value is None:
         return " ".join(refusals(message).split())
-    return f"{parameter.name.rstrip('_')} is {value[1]}; expected {parameter.expected}"
+    name = parameter.name if parameter.name in verb.positional else parameter.option
+    return f"{name} is {value[1]}; expected {parameter.expected}"

@@ -29,7 +29,7 @@ def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: S
     if twice := next((name for name in single if single.count(name) > 1), None):
         return f"--{twice} is given more than once. Give it once."
     for parameter, value in given:
-        if said := _refusal(parameter, value):
+        if said := _refusal(parameter, value, positional):
             return said
     names = {parameter.name for parameter, _ in given}
     left = [parameter for parameter in parameters if parameter.name not in names]
@@ -39,7 +39,7 @@ def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: S
         return f"{' and '.join(shown)} must be given: {without_period(absent[0].help)}"
     # Default paths may not exist.
     told = [(p, p.default) for p in left if p.limits and not p.many and p.default not in (None, "None")]
-    return next((said for parameter, value in told if (said := _refusal(parameter, str(value)))), None)
+    return next((said for parameter, value in told if (said := _refusal(parameter, str(value), positional))), None)
 
 
 def _given(
@@ -65,9 +65,9 @@ def _given(
                 places.pop(0)
 
 
-def _refusal(parameter: Parameter, value: str) -> str | None:
+def _refusal(parameter: Parameter, value: str, positional: Sequence[str]) -> str | None:
     """Return what is wrong with a value of a parameter, or None."""
-    name = parameter.name.rstrip("_")
+    name = parameter.name if parameter.name in positional else parameter.option
     if value in ("", "null") and parameter.kind.endswith("None"):
         return None
     if parameter.choices and value not in parameter.choices and not value.startswith(("[", "-")):

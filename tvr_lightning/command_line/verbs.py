@@ -41,7 +41,7 @@ AGAIN = "rerun the command to resume"
 VERBS = (
     Verb(
         "fit",
-        "train a recipe, test the result, and print and save the results; --estimate only prints what the run needs",
+        "train a method, test it, and print and save the results; --estimate only prints what the run needs",
         go_on="rerun the command with --checkpoints.resume=true to resume from the last checkpoint",
     ),
     Verb("validate", "evaluate a checkpoint on the validation split"),
@@ -85,7 +85,7 @@ VERBS = (
     Verb("data stats", "print statistics of a dataset", "tvr_lightning.verbs.data:data_stats", sections=("data",)),
     Verb(
         "data show",
-        "draw the frames and the audio that a model receives",
+        "draw the frames, waveform and spectrogram of a video",
         "tvr_lightning.verbs.data:data_show",
         ("video",),
     ),

@@ -57,7 +57,7 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any], import_modu
                 if name in known:
                     walk.value(name, known[name], value)
                 elif name not in OF_COMMANDS:
-                    raise OptionError(f"there is no option {name}. Available: {nearest(name, {*known, *OF_COMMANDS})}")
+                    raise OptionError(f"there is no option {name}. {walk.meant(name)}")
         except OptionError as error:
             raise OptionError(f"{where}: {error}" if where else str(error)) from None
 
@@ -80,6 +80,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     ordered = sorted(found, key=lambda x: (-difflib.SequenceMatcher(None, name.lower(), x.lower()).ratio(), x))
     more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
     return f"{', '.join(ordered[:LISTED])}{more}" if ordered else "none"
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Return `a`, `a or b`, or `a, b, or c`."""
+    *others, last = names
+    return f"{', '.join(others)}{',' if len(others) > 1 else ''} or {last}" if others else last
 
 
 def sources_of(arguments: Sequence[str]) -> Iterator[Source]:
@@ -118,8 +124,24 @@ class _Walk:
     """A walk through options beside their schema, which remembers the class that each section names."""
 
     def __init__(self, schema: dict[str, Any], import_modules: bool) -> None:
-        self.definitions, self.import_modules = schema.get("$defs", {}), import_modules
+        self.known, self.definitions, self.import_modules = (
+            schema["properties"],
+            schema.get("$defs", {}),
+            import_modules,
+        )
         self.classes: dict[str, str] = {}
+
+    def meant(self, name: str) -> str:
+        """Return the option of a section that resembles a name at the top, or what there is at the top."""
+        inner: dict[str, str] = {}
+        for section, node in self.known.items():
+            for variant in self.variants(node):
+                properties = variant.get("properties", {})
+                chosen = "class_path" in properties
+                found = (_init_args(variant) or {}) if chosen else properties
+                inner |= {option: f"--{section}.{'init_args.' if chosen else ''}{option}" for option in found}
+        near = difflib.get_close_matches(name, inner, n=1, cutoff=0.75)
+        return f"Did you mean {inner[near[0]]}?" if near else f"Available: {nearest(name, {*self.known, *OF_COMMANDS})}"
 
     def value(self, where: str, node: dict[str, Any], value: Any) -> None:
         """Check the value of one option."""
@@ -143,7 +165,7 @@ class _Walk:
                 raise OptionError(f"{where} is {value}; it must be {limits}")
             words = dict.fromkeys(word for variant in variants for word in _words(variant))
             expected = sorted(words, key=lambda word: word == "null")
-            raise OptionError(f"{where} is {value!r}; expected {' or '.join(expected)}")
+            raise OptionError(f"{where} is {value!r}; expected {in_words(expected)}")
 
     def section(self, where: str, classes: dict[str, Any], value: dict[str, Any]) -> None:
         """Check a class and its options."""
@@ -173,17 +195,17 @@ class _Walk:
 
     def absent(self, where: str, module: str, name: str, classes: dict[str, Any]) -> None:
         """Refuse a class that does not exist."""
-        reason = "there is no such class"
+        reason = "which does not exist"
         if module:
             try:
                 if not self.import_modules or hasattr(importlib.import_module(module), name):
                     return
-                reason = f"{module} has no {name}"
+                reason = f"but {module} has no {name}"
             except ImportError as error:
-                reason = f"{module} cannot be imported ({error}; Python looks for modules in PYTHONPATH)"
+                reason = f"but {module} cannot be imported ({error}; Python looks for modules in PYTHONPATH)"
         own = "" if module else ". Name a class of your own with its module, as module.Class"
         full = f"{module}.{name}".lstrip(".")
-        raise OptionError(f"{where}.class_path: {full}: {reason}. Available: {nearest(name, classes)}{own}")
+        raise OptionError(f"{where}.class_path is {full}, {reason}. Available: {nearest(name, classes)}{own}")
 
     def options(self, where: str, known: dict[str, Any], options: dict[str, Any]) -> None:
         """Check named options."""

@@ -27,6 +27,8 @@ LEFT_OUT = (
     "Module", "Metric", "Callback", "Strategy", "Logger", "Precision", "Profiler", "Tensor", "PreTrainedConfig",
 )  # fmt: skip
 """Classes of libraries whose options are left to the parser: they would be nine tenths of the schema."""
+BASES = ("LightningModule", "RecipeModule", "SealedModule")
+"""Classes that a recipe cannot choose."""
 BOUNDS = {"above": "exclusiveMinimum", "at_least": "minimum", "below": "exclusiveMaximum", "at_most": "maximum"}
 
 
@@ -62,6 +64,11 @@ def generate(parser: ArgumentParser) -> dict[str, Any]:
             schema = super().class_path_schema(class_path, action)
             schema["properties"]["class_path"] = {"enum": [class_path.rpartition(".")[2], class_path]}
             return schema
+
+        def subclass_def(self, class_type: Any, action: Any) -> dict[str, Any]:
+            schema = super().subclass_def(class_type, action)
+            kinds = [kind for kind in schema.get("anyOf", ()) if not set(BASES) & set(_class_names(kind))]
+            return schema | ({"anyOf": kinds} if kinds else {})
 
         def class_parser_schema(self, class_type: Any, action: Any, description: str | None = None) -> dict[str, Any]:
             schema = super().class_parser_schema(class_type, action, description)
@@ -107,6 +114,11 @@ def hints_of(kind: type, include_extras: bool = False) -> dict[str, Any]:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
+
+
+def _class_names(kind: dict[str, Any]) -> list[str]:
+    names: list[str] = kind.get("properties", {}).get("class_path", {}).get("enum", [])
+    return names
 
 
 def types_of(node: dict[str, Any]) -> list[str]:

@@ -70,7 +70,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         image_size: side length S of the square frames in pixels.
         resize_mode: method for making frames square (`Preparation`).
         interpolation: interpolation of the resizing.
-        antialias: whether the resizing averages the pixels that fall together; false as X-Pool and T-MASS resize.
+        antialias: whether downscaling frames is antialiased; X-Pool and T-MASS do not.
         batch_size: number of pairs per optimization step, over all devices.
         eval_batch_size: number of texts or videos per evaluation batch, on each device.
         num_workers: number of processes that decode videos, for each loader; evaluating stored features uses none.
@@ -78,7 +78,7 @@ class TextVideoDataModule(LightningDataModule, ABC):
         train_sampling: rule for selecting frames in training, if it differs from `sampling`.
         augmentation: augmentation of the frames in training.
         drop_last: whether the last incomplete batch of an epoch is dropped.
-        reshuffle: whether every epoch has an order of its own; otherwise all have the order of the first.
+        reshuffle: whether every epoch has a new random order; otherwise all have the order of the first.
         captions_per_epoch: samples of an epoch: "all" captions, or "one" randomly selected caption per video.
         on_corrupt: handling of missing or undecodable files: "error" stops the run; "skip" omits and reports them.
         holdout: number of training videos held out for validation, if the dataset has no official validation split.

@@ -33,7 +33,7 @@ class MSRVTT(TextVideoDataModule):
     file are used as they stand there: 35 of them differ from the json in spacing or punctuation.
 
     Args:
-        split: "9k", "7k" or "full", as above.
+        split: "9k" (9,000 training videos) or "7k" (7,010), both tested on 1k-A; or "full" (6,513 / 497 / 2,990).
         **options: shared by all datasets, `frames` and `words` among them; see `TextVideoDataModule`.
     """
 

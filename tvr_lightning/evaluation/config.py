@@ -38,7 +38,9 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         if not self.recall or sorted(set(self.recall)) != list(self.recall) or self.recall[0] < 1:
-            raise ValueError(f"evaluation.recall must be ascending whole numbers, each at least 1, not {self.recall}")
+            raise ValueError(
+                f"evaluation.recall is {self.recall}; it must be ascending numbers of at least 1, such as [1, 5, 10]"
+            )
         if self.memory_gib <= 0:
             raise ValueError(f"evaluation.memory_gib must be positive, not {self.memory_gib}")
         if self.top_k < 1:

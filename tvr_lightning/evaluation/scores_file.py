@@ -153,7 +153,7 @@ def _finite(path: Path, matrix: Tensor) -> Tensor:
         row, column = wrong[0].tolist()
         raise ScoresError(
             f"{path}: {len(wrong)} of {matrix.numel()} scores are NaN or infinite, the first in row {row}, column "
-            f"{column}. Fix the program that computed them."
+            f"{column} (counted from 0). Fix the program that computed them."
         )
     return matrix
 

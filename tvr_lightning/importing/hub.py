@@ -10,7 +10,6 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from tvr_lightning.importing.layouts import SOURCES
 from tvr_lightning.importing.videos import ImportFailed
 
 # The base of what its HTTP library raises where there is no answer; which library that is changes with its releases.
@@ -60,8 +59,7 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
         ImportFailed: nobody keeps it there openly, the hub cannot be reached, or the disk has no room.
     """
     if dataset not in REPOSITORIES:
-        held = ", ".join(SOURCES[name].kind.title for name in REPOSITORIES)
-        raise ImportFailed(f"{SOURCES[dataset].kind.title} cannot be downloaded from the Hub, only {held}. {GUIDE}")
+        raise ImportFailed(f"{dataset} cannot be downloaded from the Hub, only {', '.join(REPOSITORIES)}. {GUIDE}")
     repository = REPOSITORIES[dataset]
     try:
         info = huggingface_hub.HfApi(endpoint).dataset_info(repository.name, files_metadata=True)

@@ -75,8 +75,7 @@ class Compression:
             raise ValueError(f"--like is {self.like!r}; choose one of {', '.join(get_args(Like))}")
         if self.like and replace(self, like=None) != Compression():
             raise ValueError(
-                f"--like {self.like} means {FPS} fps, {SIZE} pixels, h264, bicubic, and not {self.fps} fps, "
-                f"{self.size} pixels, {self.frames}, {self.interpolation}; leave --fps, --size and --frames out"
+                f"--like {self.like} sets {FPS} fps, {SIZE} pixels and h264. Omit --fps, --size and --frames."
             )
 
     def describe(self) -> str:

@@ -230,7 +230,7 @@ class CLIP4Clip(RetrievalModule):
 
     Args:
         encoder: encoder of texts and videos.
-        clip4clip: the options of the paper.
+        clip4clip: options of CLIP4Clip.
         shared: the arguments of `RetrievalModule`.
     """
 

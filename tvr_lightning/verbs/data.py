@@ -34,9 +34,10 @@ def data_import(
     Args:
         dataset: name of the dataset.
         from_: folder with its annotations and its videos; videos can be in subfolders or in zip and tar files.
-        root: parent folder of all datasets; TVR_DATA by default.
-        layout: layout of the downloaded files, if several fit: hub, clip4clip, official, hgr or tmass.
-        videos: link or copy the video files; archives are always unpacked.
+        root: parent folder of the datasets; $TVR_DATA by default.
+        layout: layout of the downloaded files, if several fit: hub, clip4clip, official, hgr or tmass, depending on the
+            dataset.
+        videos: link (keep the source folder) or copy the video files; archives are always unpacked.
     """
     parent = root or os.environ.get("TVR_DATA")
     if not parent:
@@ -47,15 +48,15 @@ def data_import(
     return 1 if done.absent else 0
 
 
-def data_download(dataset: Dataset, to: NewFolder | None = None, annotations_only: bool = False) -> int:
+def data_download(dataset: Dataset, out: NewFolder | None = None, annotations_only: bool = False) -> int:
     """Download a dataset that is openly available on the Hugging Face Hub; rerun the command to resume.
 
     Args:
         dataset: name of the dataset: msrvtt, msvd, didemo or activitynet.
-        to: folder for the downloaded files; hub-<dataset> by default.
+        out: folder for the downloaded files; hub-<dataset> by default.
         annotations_only: download the annotations without the videos.
     """
-    folder = to or Path(f"hub-{dataset}")
+    folder = out or Path(f"hub-{dataset}")
     files = fetch(dataset, folder, annotations_only)
     size = sum(file.stat().st_size for file in files) / 1e9
     print(f"{len(files)} files ({size:.2f} GB) are in {folder}. Next: tvr data import {dataset} --from {folder}")
@@ -105,7 +106,7 @@ def data_compress(
         fps: frames per second.
         size: length of a frame's short side in pixels.
         frames: encoding of the frames: h264, or jpeg, which takes more disk space and is faster to read.
-        like: source of the copies: clip4clip for the frames and sizes of CLIP4Clip's script.
+        like: clip4clip for copies as CLIP4Clip's script makes them (3 fps, 224 pixels, h264).
         num_workers: number of processes that decode and encode; by default one per core.
         overrides: options that override the recipes, such as `--data.init_args.root=FOLDER`.
     """

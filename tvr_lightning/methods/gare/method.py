@@ -57,11 +57,11 @@ from tvr_lightning.training.losses import info_nce
 
 
 class GARE(RetrievalModule):
-    """GARE: psi's increment for every pair, text-conditioned pooling, and what shapes the increments.
+    """GARE: a learned increment for each text-video pair, and frames pooled with the text.
 
     Args:
         encoder: encoder of texts and videos.
-        gare: the options of the paper.
+        gare: options of GARE.
         shared: the arguments of `RetrievalModule`.
     """
 
