@@ -1,26 +1,29 @@
-"""Which files an index covers: the videos below its roots, and nothing that leads out of them."""
+"""Video files on disk: the indexed folders, what is in them, and which of them the user named.
+
+Another user may have made an index, so the paths in it are not trusted. `tvr index` remembers what the user named in
+the user's state directory, under the random identity of the index.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Sequence, Set
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tvr_lightning.files import user_state, write_whole
 from tvr_lightning.media.opening import VIDEO_SUFFIXES
 from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.results import printable
 
 
 @dataclass(frozen=True)
 class VideoFile:
-    """A file as it was when it was found.
-
-    Attributes:
-        path: absolute, symbolic links resolved.
-        size: bytes.
-        modified: nanoseconds since 1970.
-    """
+    """State of a file: path (absolute, links resolved), size in bytes, and modification time in nanoseconds."""
 
     path: Path
     size: int
@@ -28,28 +31,31 @@ class VideoFile:
 
     @property
     def id(self) -> str:
-        """Sixteen hexadecimal digits that stand for the path; what addresses hold in its place."""
+        """Sixteen hexadecimal digits that represent the path; clients use them instead of it."""
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
     @property
     def key(self) -> int:
-        """A positive 63-bit number that stands for this state of this file; a changed file has another one."""
-        state = os.fsencode(self.path) + f"|{self.size}|{self.modified}".encode()
-        return int.from_bytes(hashlib.sha256(state).digest()[:8], "big") >> 1
+        """A positive 63-bit number that represents this state of the file."""
+        return _number(os.fsencode(self.path) + f"|{self.size}|{self.modified}".encode())
 
     def span_key(self, place: int) -> int:
-        """Return a positive 63-bit number that stands for a segment of this state of this file, by its place."""
-        return int.from_bytes(hashlib.sha256(f"{self.key}|{place}".encode()).digest()[:8], "big") >> 1
+        """Return a positive 63-bit number that represents a segment of this state of the file."""
+        return _number(f"{self.key}|{place}".encode())
+
+
+def _number(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 @dataclass
 class FolderScan:
-    """What a walk over the roots gave.
+    """Videos in some folders.
 
     Attributes:
-        files: videos, each once, in the order of their paths.
-        problems: "path: reason" of folders that cannot be read and links that lead out.
-        unread: folders that cannot be read; nothing is known about what is below them.
+        files: Videos in the order of their paths, each once.
+        problems: "path: reason" of unreadable folders and of links that lead outside.
+        unread: Unreadable folders; their contents are unknown.
     """
 
     files: list[VideoFile] = field(default_factory=list)
@@ -57,18 +63,19 @@ class FolderScan:
     unread: list[Path] = field(default_factory=list)
 
 
-def inside(path: Path, roots: Iterable[Path]) -> bool:
-    """Whether a path, all its symbolic links followed, is one of the roots or lies below one."""
-    resolved = Path(os.path.realpath(path))
-    return any(resolved == root or root in resolved.parents for root in roots)
+def within(path: Path, roots: Set[Path]) -> bool:
+    """Return whether a path is one of the roots or in one."""
+    return not roots.isdisjoint((path, *path.parents))
+
+
+def relative(path: Path, roots: Sequence[Path]) -> str:
+    """Return a path relative to its indexed folder, so that clients learn nothing else about this machine."""
+    root = next((root for root in roots if root in path.parents), path.parent)
+    return printable(path.relative_to(root).as_posix())
 
 
 def resolve_roots(paths: Sequence[str | Path]) -> list[Path]:
-    """Return files and folders as absolute paths without symbolic links.
-
-    Raises:
-        SearchError: none is given, or one is not there.
-    """
+    """Return files and folders as absolute paths without symbolic links."""
     if not paths:
         raise SearchError("No videos are given. Name files or folders to index.")
     for path in paths:
@@ -78,13 +85,7 @@ def resolve_roots(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def find_videos(roots: Sequence[Path]) -> FolderScan:
-    """Walk over the roots and list the videos; what cannot be read is named and left out.
-
-    Links to files are followed where they stay inside the roots; linked folders are not entered.
-
-    Args:
-        roots: files and folders, resolved.
-    """
+    """List the videos in resolved files and folders, following links to files within them, but no links to folders."""
     found = FolderScan()
     files: dict[Path, VideoFile] = {}
 
@@ -93,24 +94,82 @@ def find_videos(roots: Sequence[Path]) -> FolderScan:
         found.unread.append(Path(error.filename))
 
     def add(path: Path) -> None:
-        if not inside(path, roots):
+        resolved = Path(os.path.realpath(path))
+        if not within(resolved, set(roots)):
             found.problems.append(f"{path}: a symbolic link to a file outside the indexed folders")
             return
         try:
             state = path.stat()
         except OSError as error:
             cannot_read(error)
-            return
-        resolved = Path(os.path.realpath(path))
-        files[resolved] = VideoFile(resolved, state.st_size, state.st_mtime_ns)
+        else:
+            files[resolved] = VideoFile(resolved, state.st_size, state.st_mtime_ns)
 
     for root in roots:
         if root.is_file():
             add(root)
-            continue
         for folder, _, names in os.walk(root, onerror=cannot_read):
             for name in names:
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:
                     add(Path(folder) / name)
     found.files = [files[path] for path in sorted(files)]
     return found
+
+
+@dataclass
+class NamedPaths:
+    """What this user named for one index on this machine.
+
+    Attributes:
+        videos: Files and folders, absolute, without symbolic links.
+        store: Address of the vector store if it is on another machine.
+        captions: Absolute path of the captions file.
+    """
+
+    videos: list[str] = field(default_factory=list)
+    store: str | None = None
+    captions: str | None = None
+
+    @property
+    def roots(self) -> list[Path]:
+        """The videos as paths."""
+        return [Path(path) for path in self.videos]
+
+    @classmethod
+    def load(cls, identity: str) -> NamedPaths:
+        """Return what the user named, nothing for an index from another user or machine."""
+        file = _state_file(identity)
+        if file is None or not file.is_file():
+            return cls()
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise SearchError(
+                f"{file} is damaged ({error}). Delete it and name the videos again with tvr index."
+            ) from error
+
+    def save(self, identity: str) -> list[str]:
+        """Remember what the user named; return why that is impossible, if it is."""
+        file = _state_file(identity)
+        try:
+            if file is None:
+                raise OSError("no home directory")
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(file, json.dumps(asdict(self), indent=1).encode())
+        except OSError as error:
+            reason = error.strerror or str(error)
+            return [f"{file or '~'}: {reason}. The named folders are not remembered, so tvr serve will need --videos."]
+        return []
+
+
+def forget_named(identity: str) -> None:
+    """Forget what the user named for an index that was not created."""
+    if file := _state_file(identity):
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _state_file(identity: str) -> Path | None:
+    folder = user_state()
+    known = re.fullmatch(r"[0-9a-f]{32}", identity)
+    return folder / "indexes" / f"{identity}.json" if folder and known else None
