@@ -16,7 +16,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from search_parts import write_clip
+from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.recover_captions import Description, write_captions
@@ -184,21 +184,20 @@ def test_queries_go_to_a_host_only_where_the_user_names_it(indexed, gallery, tmp
 
 
 def test_another_store_than_the_indexs_is_refused(indexed, capsys):
-    assert main(["search", "a", "--index", str(indexed), "--store", "s3://elsewhere/vectors"]) == 1
+    assert main(["search", "a", "--index", str(indexed), "--store", "qdrant://elsewhere"]) == 1
     assert "are stored in lancedb" in capsys.readouterr().err
 
 
-def test_a_store_that_the_user_gave_once_is_not_asked_for_again(gallery, tmp_path, sources):
-    pytest.importorskip("lancedb", reason="the extra `search` is not installed")
-    out, place = tmp_path / "index", f"file://{tmp_path / 'vectors'}"
+def test_a_store_that_the_user_gave_once_is_not_asked_for_again(gallery, tmp_path, sources, qdrant):
+    out, place = tmp_path / "index", qdrant
     index([gallery], out, sources[1:], place, progress=False)
     with Searcher(out) as searcher:
-        assert len(searcher.search("a").results) == 8
+        assert len(find(searcher, "a").results) == 8
     stranger = own_copy(out, tmp_path / "stranger")
     with pytest.raises(SearchError, match="you did not create this index here"):
         Searcher(stranger)
     with Searcher(stranger, store=place) as searcher:
-        assert len(searcher.search("a").results) == 8
+        assert len(find(searcher, "a").results) == 8
 
 
 def test_the_served_folders_come_from_the_command_line(indexed, gallery, tmp_path, served):

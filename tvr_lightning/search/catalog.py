@@ -103,6 +103,8 @@ class Catalog:
         self.folder, self.file = folder, folder / FILE
         if not create and not self.file.is_file():
             raise SearchError(f"{folder} contains no index. Create one with tvr index VIDEOS... --out {folder}")
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         with self._explained():
             self._connection = sqlite3.connect(
@@ -289,10 +291,7 @@ class Catalog:
         relative = PurePosixPath(folder)
         if relative.is_absolute() or ".." in relative.parts:
             raise SearchError(f"folder is {folder!r}; it must be a path inside an indexed folder, such as trips/2024")
-        try:
-            prefixes = [os.fsencode(root / relative).rstrip(b"/") + b"/" for root in self.roots]
-        except UnicodeEncodeError:  # half a character, which no path contains
-            prefixes = []
+        prefixes = [os.fsencode(root / relative).rstrip(b"/") + b"/" for root in self.roots]
         condition = " OR ".join(["substr(path, 1, ?) = ?"] * len(prefixes)) or "FALSE"
         return f"({condition})", [value for prefix in prefixes for value in (len(prefix), prefix)]
 
