@@ -265,7 +265,7 @@ def test_a_link_that_later_leads_out_is_not_followed(tmp_path, sources):
         client = TestClient(create_app(searcher, ServerOptions()), base_url=LOCAL)
         response = client.get(f"/api/videos/{searcher.catalog.videos()[0].id}/file")
         assert response.status_code == 400
-        assert "not in a folder that may be served" in response.json()["detail"]
+        assert "not a video in a folder that may be served" in response.json()["detail"]
 
 
 def test_the_address_of_a_server_on_ipv6_works(searcher, monkeypatch, capsys):

@@ -15,10 +15,9 @@ pytest.importorskip("fastapi", reason="the extra `search` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
 pytest.importorskip("httpx", reason="httpx drives the application in tests")
 from starlette.testclient import TestClient
-from tvr_lightning.search.limits import UPLOADS
 
 from tvr_lightning.search import Searcher
-from tvr_lightning.search.server import ServerOptions, create_app
+from tvr_lightning.search.server import UPLOADS, ServerOptions, create_app
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,13 +49,7 @@ _VIDEO = "id, videos.key, path, duration, width, height"
 
 @dataclass
 class SpanEntry:
-    """One segment to write.
-
-    Attributes:
-        start, end: Seconds from the video's first frame.
-        vector: (D,) float32 of length 1, compared in the first stage.
-        features: Features of the segment, frames (1, F, D) and so on, and times of the frames (F,), by scorer.
-    """
+    """One segment to write: seconds, vector (D,) of length 1, and by scorer features of M = 1 and frame times (F,)."""
 
     start: float
     end: float
@@ -115,8 +109,8 @@ class Catalog:
                 uri=True,
             )
         try:
-            tables = {name for (name,) in self._run("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if tables and "facts" not in tables:
+            tables = self._run("SELECT name FROM sqlite_master WHERE type = 'table'")
+            if tables and ("facts",) not in tables:
                 raise RefusedError(
                     f"{self.file} is a database of another program. Choose another folder for the index."
                 )
@@ -147,29 +141,19 @@ class Catalog:
         """Turn SQLite's errors into messages."""
         try:
             yield
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
+            if type(error) not in (sqlite3.DatabaseError, sqlite3.OperationalError):  # a programming error
+                raise
             code = getattr(error, "sqlite_errorcode", 0)
             if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
-                raise BusyError(
-                    f"{self.file} is in use by another process ({error}). Try again in a moment."
-                ) from error
+                raise BusyError(f"{self.file} is in use by another process. Try again in a moment.") from error
+            reason = f"cannot be read or written ({error}). Check the permissions and the free space of {self.folder}"
             if code == sqlite3.SQLITE_READONLY_ROLLBACK:
-                raise UnreadableError(
-                    f"{self.file} contains changes from an interrupted run but is read-only. Run tvr index --out "
-                    f"{self.folder} once as a user with write permission."
-                ) from error
-            if "no such" in str(error):
-                raise UnreadableError(
-                    f"{self.file} is damaged ({error}). Index the videos into a new folder."
-                ) from error
-            raise UnreadableError(
-                f"{self.file} cannot be read or written ({error}). Check the permissions and the free space of "
-                f"{self.folder}"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            if type(error) is not sqlite3.DatabaseError:  # a programming error
-                raise
-            raise UnreadableError(f"{self.file} is damaged ({error}). Index the videos into a new folder.") from error
+                advice = f"Run tvr index --out {self.folder} once as a user with write permission."
+                reason = f"contains changes from an interrupted run but is read-only. {advice}"
+            elif type(error) is sqlite3.DatabaseError or "no such" in str(error):
+                reason = f"is damaged ({error}). Index the videos into a new folder."
+            raise UnreadableError(f"{self.file} {reason}") from error
 
     def _run(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock, self._explained():
@@ -245,9 +229,9 @@ class Catalog:
             raise UnknownVideoError(f"no video {video!r} in the index")
         return _video(rows[0])
 
-    def count(self) -> int:
-        """Return the number of videos."""
-        return int(self._run("SELECT COUNT(*) FROM videos")[0][0])
+    def count(self, table: Literal["videos", "skipped"] = "videos") -> int:
+        """Return the number of videos, or of files that could not be read."""
+        return int(self._run(f"SELECT COUNT(*) FROM {table}")[0][0])
 
     def spans(self, video: str) -> list[SpanRow]:
         """Return the segments of a video in the order of time."""

@@ -50,13 +50,7 @@ def _number(content: bytes) -> int:
 
 @dataclass
 class FolderScan:
-    """Videos in some folders.
-
-    Attributes:
-        files: Videos in the order of their paths, each once.
-        problems: "path: reason" of unreadable folders and of links that lead outside.
-        unread: Unreadable folders; their contents are unknown.
-    """
+    """Videos in some folders in the order of their paths, problems as "path: reason", and unreadable folders."""
 
     files: list[VideoFile] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -118,22 +112,11 @@ def find_videos(roots: Sequence[Path]) -> FolderScan:
 
 @dataclass
 class NamedPaths:
-    """What this user named for one index on this machine.
-
-    Attributes:
-        videos: Files and folders, absolute, without symbolic links.
-        store: Address of the vector store if it is on another machine.
-        captions: Absolute path of the captions file.
-    """
+    """What this user named for one index: videos and captions by resolved paths, and a store on another machine."""
 
     videos: list[str] = field(default_factory=list)
     store: str | None = None
     captions: str | None = None
-
-    @property
-    def roots(self) -> list[Path]:
-        """The videos as paths."""
-        return [Path(path) for path in self.videos]
 
     @classmethod
     def load(cls, identity: str) -> NamedPaths:

@@ -218,16 +218,7 @@ def _audio_options(module: RetrievalModule, data: dict[str, Any]) -> AudioOption
 
 
 def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
-    """Load the scorers of an index by name.
-
-    Args:
-        facts: Names, sources, and fingerprints in the index.
-        device: Device for the methods.
-        trust: Modules whose classes their checkpoints may also name.
-
-    Raises:
-        SearchError: The weights have changed; the message shows both fingerprints.
-    """
+    """Load the scorers of an index by name, and check that their weights have not changed."""
     models: dict[str, Scorer] = {}
     for fact in facts:
         try:

@@ -131,13 +131,7 @@ def thumbnail(image: Image.Image) -> bytes:
 
 @dataclass
 class SegmentClips:
-    """One segment as read.
-
-    Attributes:
-        start, end: Seconds from the video's first frame.
-        clips: Clip by scorer; times count from the video's first frame.
-        thumbnails: JPEG of the frames in the clips, by time.
-    """
+    """One segment as read: clips by scorer, and JPEGs by time. Times count from the video's first frame."""
 
     start: float
     end: float
@@ -171,12 +165,7 @@ def read_whole(path: Path, models: dict[str, Scorer]) -> tuple[SegmentClips, tup
 
 
 class LongVideo:
-    """Reads a video segment by segment.
-
-    Attributes:
-        size: Width and height of the displayed frames after reading.
-        end: Duration in seconds after reading.
-    """
+    """Reads a video segment by segment; then `size` is that of the displayed frames, and `end` the duration."""
 
     def __init__(self, path: Path, models: dict[str, Scorer], rule: Segments) -> None:
         self.path, self.models, self.rule = path, models, rule

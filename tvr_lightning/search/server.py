@@ -14,21 +14,19 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from mimetypes import add_type, guess_type
 from pathlib import Path
 from typing import Annotated, Any
 
 from tvr_lightning._version import __version__
-from tvr_lightning.media.decoder import open_video
-from tvr_lightning.media.opening import MediaError, VideoError
+from tvr_lightning.media.opening import VIDEO_SUFFIXES, MediaError
 from tvr_lightning.media.picture import PictureError
 from tvr_lightning.search.catalog import VideoRow
 from tvr_lightning.search.engine import ExampleKind, Searcher
 from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError, UnreadableError, optional
 from tvr_lightning.search.files import NamedPaths, relative, resolve_roots, within
 from tvr_lightning.search.query import ID, MAX_TEXT, SearchQuery, sentence
-from tvr_lightning.search.results import Answer
+from tvr_lightning.search.results import Answer, printable
 
 optional("fastapi", "tvr serve")
 import anyio  # noqa: E402
@@ -134,13 +132,6 @@ class IndexFacts(BaseModel):
     skipped: int
 
 
-class KeptExample(BaseModel):
-    """An uploaded example, and the ID that searches use."""
-
-    id: str
-    name: str
-
-
 def is_local(host: str) -> bool:
     """Return whether only this machine reaches a server that is bound to an address."""
     try:
@@ -188,14 +179,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
 
     def facts(row: VideoRow) -> Video:
         path = relative(row.path, catalog.roots)
-        return Video(
-            id=row.id,
-            path=path,
-            duration=row.duration,
-            width=row.width,
-            height=row.height,
-            captions=catalog.captions_of(row.id),
-        )
+        return Video(**vars(row) | {"path": path, "captions": catalog.captions_of(row.id)})
 
     @app.get("/api/search", responses=REFUSALS, dependencies=[Depends(limited(app.state.searches, "searches"))])
     def search(query: Annotated[SearchQuery, Query()]) -> Answer:
@@ -216,14 +200,14 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         request: Request,
         kind: Annotated[ExampleKind, Query(description="type of the body")] = "clip",
         name: Annotated[str, Query(max_length=200, description="name of the upload")] = "",
-    ) -> KeptExample:
+    ) -> dict[str, str]:
         """Keep the clip or image in the body as an example for later searches, until newer ones replace it."""
         name = name or f"example {kind}"
         with tempfile.TemporaryDirectory(prefix=UPLOADS) as folder:
             path = Path(folder) / "example"
             await _save_upload(request, path, options)
             example = await anyio.to_thread.run_sync(searcher.add_example, path, kind, name, limiter=decoders)
-        return KeptExample(id=example, name=name)
+        return {"id": example, "name": name}
 
     @app.get("/api/videos", responses=REFUSALS)
     def library(query: Annotated[LibraryQuery, Query()]) -> Library:
@@ -255,7 +239,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
             scorers=list(searcher.scorers),
             normalize=["none", "sinkhorn"] if catalog.fact("bank") else ["none"],
             folders=searcher.folders(),
-            skipped=len(catalog.skipped()),
+            skipped=catalog.count("skipped"),
         )
 
     @app.get("/health")
@@ -383,26 +367,15 @@ def _served_folders(searcher: Searcher, options: ServerOptions) -> set[Path]:
     """Return the files and folders whose videos may be served; those that only the index names do not count."""
     if options.videos:
         return set(resolve_roots(options.videos))
-    return set(NamedPaths.load(searcher.catalog.identity).roots)
+    return {Path(path) for path in NamedPaths.load(searcher.catalog.identity).videos}
 
 
 def _served_file(path: Path, folders: set[Path]) -> Path:
     """Return a video, with symbolic links resolved, if it is in a folder that may be served."""
     resolved = Path(os.path.realpath(path))
-    if not within(resolved, folders):
-        raise SearchError(f"{path.name} is not in a folder that may be served. See tvr serve --videos.")
-    try:
-        state = resolved.stat()
-        _require_video(resolved, state.st_size, state.st_mtime_ns)
-    except VideoError as error:
-        raise SearchError(f"{path.name}: {error.reason}") from error
-    except OSError as error:
-        raise SearchError(f"{path.name} cannot be read. Run tvr index again.") from error
+    name = printable(path.name)
+    if not within(resolved, folders) or resolved.suffix.lower() not in VIDEO_SUFFIXES:
+        raise SearchError(f"{name} is not a video in a folder that may be served. See tvr serve --videos.")
+    if not os.access(resolved, os.R_OK):
+        raise SearchError(f"{name} cannot be read. Run tvr index again.")
     return resolved
-
-
-@lru_cache(maxsize=4096)
-def _require_video(path: Path, size: int, modified: int) -> None:
-    """Check that a file is a video, once for each state: players request many ranges of bytes."""
-    with open_video(path, threads=1):
-        return
