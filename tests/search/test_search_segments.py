@@ -17,7 +17,7 @@ from tvr_lightning.search import Searcher, SearchError, index
 from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.indexing import read_ahead
 from tvr_lightning.search.scorer import Scorer
-from tvr_lightning.search.segments import RATE, ChangeFrame, Frame, LongVideo, Segments, cut
+from tvr_lightning.search.segments import RATE, Frame, LongVideo, Segments, cut, hue_saturation_brightness
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 SECONDS = 6.0
@@ -44,8 +44,8 @@ def scenes(tmp_path_factory) -> Path:
 def seen(*colours):
     """Frames at the steady rate, one colour each."""
     for number, colour in enumerate(colours):
-        looked = ChangeFrame(Image.new("RGB", (64, 64), COLOURS[colour]))
-        yield SteadyFrame(number / RATE, Frame(looked, {}, b""))
+        compared = hue_saturation_brightness(Image.new("RGB", (64, 64), COLOURS[colour]))
+        yield SteadyFrame(number / RATE, Frame(compared, {}, b""))
 
 
 def bounds(segments):

@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from browser import serving
@@ -222,15 +224,25 @@ def test_the_token_opens_the_api_and_the_page(searcher):
     assert client.get("/api/index").status_code == 200, "the cookie opens what headers cannot reach, such as pictures"
 
 
-def test_too_many_searches_get_429(searcher):
-    app = create_app(searcher, ServerOptions(max_pending=1))
-    client = TestClient(app, base_url=LOCAL)
-    app.state.searches.acquire_on_behalf_of_nowait("another")
-    refused = client.get("/api/search", params={"query": "a"})
+def test_too_many_searches_get_429(searcher, monkeypatch):
+    client = TestClient(create_app(searcher, ServerOptions(max_pending=1)), base_url=LOCAL)
+    search, started, gate = searcher.search, threading.Event(), threading.Event()
+
+    def slow(query):
+        started.set()
+        assert gate.wait(60)
+        return search(query)
+
+    monkeypatch.setattr(searcher, "search", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.get, "/api/search", params={"query": "a"})
+        assert started.wait(60)
+        refused = client.get("/api/search", params={"query": "a"})
+        assert client.get("/health").status_code == 200
+        gate.set()
+        assert first.result().status_code == 200
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
     assert "1 searches are in progress or pending. Try again" in refused.json()["detail"]
-    assert client.get("/health").status_code == 200
-    app.state.searches.release_on_behalf_of("another")
     assert client.get("/api/search", params={"query": "a"}).status_code == 200
 
 

@@ -78,11 +78,16 @@ def test_one_upload_is_decoded_at_a_time_and_others_are_answered(searcher, clip,
 
 def test_too_many_uploads_are_refused_before_the_body_arrives(searcher, uploads):
     app = create_app(searcher, ServerOptions(max_pending=1))
-    app.state.uploads.acquire_on_behalf_of_nowait("another")
+    head = b"POST /api/examples HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n"
     with serving(app) as made:
         port = int(made.rpartition(":")[2].strip("/"))
-        with socket.create_connection(("127.0.0.1", port)) as line:
-            line.sendall(b"POST /api/examples HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n")
+        with (
+            socket.create_connection(("127.0.0.1", port)) as first,
+            socket.create_connection(("127.0.0.1", port)) as line,
+        ):
+            first.sendall(head)
+            assert until(lambda: app.state.uploads.borrowed_tokens == 1)
+            line.sendall(head)
             assert b" 429 " in line.recv(4096).partition(b"\r\n")[0]
         assert ask(f"127.0.0.1:{port}", "GET", "/api/search?query=a")[0] == 200
 

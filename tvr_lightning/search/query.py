@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, Field, model_validator
-
+from tvr_lightning.search.errors import optional
 from tvr_lightning.search.results import Normalize
+
+optional("pydantic", "tvr search")
+from pydantic import BaseModel, Field, ValidationError, model_validator  # noqa: E402
+
+__all__ = ["ID", "MAX_TEXT", "SearchQuery", "ValidationError", "sentence"]
 
 MAX_TEXT = 2000
 """Maximum length of texts from clients."""

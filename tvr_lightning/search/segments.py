@@ -6,7 +6,7 @@ import io
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -64,51 +64,47 @@ class Segments:
             raise RefusedError("segments: none does not cut videos. Drop segment_length and segment_overlap.")
 
 
-class ChangeFrame:
-    """Small copy of an RGB image in which changes are measured."""
+def hue_saturation_brightness(image: Image.Image) -> NDArray[np.int16]:
+    """Return a small copy of an RGB image in which changes are measured."""
+    small = image.resize((_COMPARED, _COMPARED), Image.Resampling.BOX).convert("HSV")
+    return np.asarray(small, dtype=np.int16)
 
-    def __init__(self, image: Image.Image) -> None:
-        small = image.resize((_COMPARED, _COMPARED), Image.Resampling.BOX).convert("HSV")
-        self.values: NDArray[np.int16] = np.asarray(small, dtype=np.int16)
 
-    def change(self, other: ChangeFrame) -> float:
-        """Return the mean difference of hue, saturation, and brightness, 0 to 255; hues lie on a circle."""
-        difference = np.abs(self.values - other.values)
-        difference[..., 0] = np.minimum(difference[..., 0], 256 - difference[..., 0])
-        return float(difference.mean())
+def change(one: NDArray[np.int16], other: NDArray[np.int16]) -> float:
+    """Return the mean difference of hue, saturation, and brightness, 0 to 255; hues lie on a circle."""
+    difference = np.abs(one - other)
+    difference[..., 0] = np.minimum(difference[..., 0], 256 - difference[..., 0])
+    return float(difference.mean())
 
 
 @dataclass
 class Frame:
     """One frame of a video that is cut: prepared squares (S, S, 3) by preparation, and a small JPEG."""
 
-    compared: ChangeFrame
+    compared: NDArray[np.int16]
     squares: dict[Preparation, Pixels]
     jpeg: bytes
 
 
-F = TypeVar("F", bound=Frame)
-
-
 @dataclass
-class Segment(Generic[F]):
+class Segment:
     """Frames of a segment; start and end in seconds from the video's first frame."""
 
     start: float
     end: float
-    frames: list[SteadyFrame[F]]
+    frames: list[SteadyFrame[Frame]]
 
 
-def cut(frames: Iterable[SteadyFrame[F]], rule: Segments) -> Iterator[Segment[F]]:
+def cut(frames: Iterable[SteadyFrame[Frame]], rule: Segments) -> Iterator[Segment]:
     """Cut a video into segments while its frames are read."""
-    held: list[SteadyFrame[F]] = []
+    held: list[SteadyFrame[Frame]] = []
     start, shot = 0.0, 0.0
     for frame in frames:
         is_cut = (
             rule.kind == "shots"
             and held
             and frame.time - shot >= SHORTEST_SHOT - _EPSILON
-            and frame.content.compared.change(held[-1].content.compared) >= CHANGE
+            and change(frame.content.compared, held[-1].content.compared) >= CHANGE
         )
         if is_cut or frame.time >= start + rule.length - _EPSILON:
             yield Segment(start, frame.time, held)
@@ -189,9 +185,11 @@ class LongVideo:
     def _frame(self, image: Image.Image) -> Frame:
         self.size = image.size
         preparations = {model.preparation for model in self.models.values()}
-        return Frame(ChangeFrame(image), {prepare: prepare(image) for prepare in preparations}, thumbnail(image))
+        return Frame(
+            hue_saturation_brightness(image), {prepare: prepare(image) for prepare in preparations}, thumbnail(image)
+        )
 
-    def _clip(self, segment: Segment[Frame], model: Scorer) -> Clip:
+    def _clip(self, segment: Segment, model: Scorer) -> Clip:
         length, frames = segment.end - segment.start, model.module.frames
         moments = np.array([frame.time for frame in segment.frames]) - segment.start
         chosen = sample_frames(moments, length, frames, model.sampling, declared=Declared(RATE, len(moments)))

@@ -160,10 +160,8 @@ def run_search(
     if video and image:
         raise RefusedError("Use one example, either --video or --image.")
     with shown("search: opening the index; tvr serve keeps it open"):
-        from pydantic import ValidationError
-
         from tvr_lightning.search.engine import Searcher
-        from tvr_lightning.search.query import SearchQuery, sentence
+        from tvr_lightning.search.query import SearchQuery, ValidationError, sentence
 
         with Searcher(index, _device(device), store, trust or ()) as searcher:
             example = video or image
