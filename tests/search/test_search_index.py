@@ -496,7 +496,7 @@ def test_a_full_disk_costs_a_batch_and_ends_in_a_sentence(gallery, tmp_path, che
     assert main(["index", str(gallery), "--out", str(whole), *ckpt]) == 0
     kept = set()
     size = max(path.stat().st_size for path in whole.iterdir())
-    for share in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5):
+    for share in (0.0, 0.5, 0.7, 0.8, 0.9, 1.0):
         out = tmp_path / f"index-{share}"
         with largest_file(int(share * size)):
             status = main(["index", str(gallery), "--out", str(out), *ckpt])

@@ -1,5 +1,6 @@
 """An index that somebody else made: which files it hands out, which it reads, and where it sends queries."""
 
+import os
 import re
 import secrets
 import shlex
@@ -52,7 +53,8 @@ def own_copy(indexed, folder, identity=None, **facts):
 def point(folder, name, path):
     """Let a video of the index be another file, as whoever holds the index can."""
     with closing(sqlite3.connect(folder / "catalog.sqlite")) as catalog, catalog:
-        catalog.execute("UPDATE videos SET path = ? WHERE path LIKE ?", (str(path), f"%/{name}"))
+        values = (os.fsencode(path), f"%/{name}")
+        catalog.execute("UPDATE videos SET path = ? WHERE CAST(path AS TEXT) LIKE ?", values)
 
 
 def test_a_strangers_index_hands_out_no_file_of_this_machine(indexed, gallery, tmp_path):

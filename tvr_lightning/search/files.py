@@ -122,11 +122,11 @@ class NamedPaths:
     def load(cls, identity: str) -> NamedPaths:
         """Return what the user named, nothing for an index from another user or machine."""
         file = _state_file(identity)
-        if file is None or not file.is_file():
-            return cls()
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            return cls() if file is None else cls(**json.loads(file.read_text(encoding="utf-8")))
+        except OSError:
+            return cls()
+        except (ValueError, TypeError) as error:
             raise SearchError(
                 f"{file} is damaged ({error}). Delete it and name the videos again with tvr index."
             ) from error
