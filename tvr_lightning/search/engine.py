@@ -145,7 +145,7 @@ class Searcher:
             MediaError: The file cannot be decoded.
         """
         scorer, path = self.scorers[self.first], Path(path)
-        rule = Segments(**(self.catalog.fact("segments") or {"kind": "none"}))
+        rule = Segments(**self.catalog.fact("segments"))
         if kind == "image":
             features = scorer.encode_videos(scorer.still(read_picture(path)).media)
         elif rule.kind == "none" or probe(path).duration <= rule.length:

@@ -6,10 +6,14 @@ import importlib
 from types import ModuleType
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.search.results import printable
 
 
 class SearchError(UserError, ValueError):
     """A query, an option, or an index cannot be used."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))  # file names may contain control characters
 
 
 class RefusedError(SearchError):

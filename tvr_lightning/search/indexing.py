@@ -8,7 +8,6 @@ import itertools
 import os
 import shlex
 import shutil
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from tvr_lightning.data.batch import Media
-from tvr_lightning.data.recover_captions import read_captions
+from tvr_lightning.data.recover_captions import RecoverCaptions, read_captions
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import held
@@ -127,8 +126,7 @@ def index(
         MissingAssetError: The captions file is missing.
     """
     folder = Path(out)
-    if captions is not None:
-        read_captions(Path(captions))  # report errors before hours of indexing
+    described = None if captions is None else read_captions(Path(captions))  # before hours of indexing
     if batch_size < 1 or workers < 1:
         raise SearchError(f"batch_size ({batch_size}) and workers ({workers}) must be at least 1")
     given = resolve_roots(videos) if videos else []
@@ -157,7 +155,7 @@ def index(
                 raise SearchError(
                     f"no index was created, since no video could be read: {'; '.join(report.skipped[:3])}{more}"
                 )
-            report.problems += _join_captions(catalog, None if captions is None else Path(captions), named)
+            report.problems += _join_captions(catalog, described, named)
             report.problems += named.save(catalog.identity)
             report.captioned = catalog.captioned()
             return report
@@ -260,25 +258,23 @@ def _open_catalog(folder: Path) -> Iterator[Catalog]:
                             folder.rmdir()
     except UserError:
         raise
-    except (sqlite3.Error, OSError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except OSError as error:
         raise SearchError(
-            f"{getattr(error, 'filename', None) or folder} cannot be written ({reason}). The disk may be full, or the "
+            f"{error.filename or folder} cannot be written ({error.strerror or error}). The disk may be full, or the "
             "file size limited. Finished batches are kept. Free disk space and rerun tvr index to resume."
         ) from error
 
 
-def _join_captions(catalog: Catalog, given: Path | None, named: NamedPaths) -> list[str]:
+def _join_captions(catalog: Catalog, given: RecoverCaptions | None, named: NamedPaths) -> list[str]:
     """Set the captions of the videos from the given file or the one that the user named before; return problems."""
-    known = catalog.fact("captions")
+    known, roots = catalog.fact("captions"), catalog.roots
     if given is None and known is None:
         return []
     if given is None and known != named.captions:  # an index must not choose which file is read
         return [f"{known}: a captions file that you have not named. Name one with --captions FILE"]
-    path = given or Path(known)
-    if given is None and not path.is_file():
-        return [f"{path}: the captions file is missing, so changed videos have no captions"]
-    described, roots = read_captions(path), catalog.roots
+    if given is None and not Path(known).is_file():
+        return [f"{known}: the captions file is missing, so changed videos have no captions"]
+    described = read_captions(Path(known)) if given is None else given
 
     def texts(video: VideoRow) -> list[str]:
         paths = [*(video.path.relative_to(root) for root in roots if root in video.path.parents), Path(video.path.name)]
@@ -288,12 +284,12 @@ def _join_captions(catalog: Catalog, given: Path | None, named: NamedPaths) -> l
     found = {video.id: lines for video in catalog.videos() if (lines := texts(video))}
     if not found and given is not None and catalog.count():
         raise SearchError(
-            f"{path} describes none of the index's videos, but others, such as "
+            f"{described.path} describes none of the index's videos, but others, such as "
             f"{', '.join(list(described.descriptions)[:3])}. Name videos by their path in the indexed folder or by "
             "their file name."
         )
     catalog.set_captions(found)
-    named.captions = str(path.resolve())
+    named.captions = str(described.path.resolve())
     catalog.set_fact("captions", named.captions)
     return []
 

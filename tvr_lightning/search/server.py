@@ -68,18 +68,7 @@ Id = Annotated[str, InPath(pattern=ID, description="ID of a video in the index")
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options of a server.
-
-    Attributes:
-        host: Address to bind to.
-        port: Port to listen on.
-        token: Token that clients send, TVR_SEARCH_TOKEN by default; generated if other machines can connect.
-        max_upload: Maximum size of an upload in bytes.
-        max_pending: Maximum number of running and pending searches, and of uploads.
-        upload_seconds: Maximum duration of an upload in seconds.
-        videos: Files and folders whose videos may be served, by default those that this user indexed here.
-        max_decoding: Maximum number of uploads that are decoded at the same time.
-    """
+    """Options of `tvr serve`; `max_upload` is in bytes, and `max_decoding` uploads are decoded at the same time."""
 
     host: str = "127.0.0.1"
     port: int = 8321
@@ -263,8 +252,8 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
     served = _served_folders(searcher, options)
     if kept := [str(root) for root in searcher.catalog.roots if not within(root, served)]:
         print(
-            f"Not served: the videos in {', '.join(kept)}, which only the index names. If you want to serve them, add "
-            "--videos FOLDER",
+            f"Not served: the videos in {printable(', '.join(kept))}, which only the index names. If you want to serve "
+            "them, add --videos FOLDER",
             file=sys.stderr,
         )
     config = uvicorn.Config(
@@ -373,9 +362,8 @@ def _served_folders(searcher: Searcher, options: ServerOptions) -> set[Path]:
 def _served_file(path: Path, folders: set[Path]) -> Path:
     """Return a video, with symbolic links resolved, if it is in a folder that may be served."""
     resolved = Path(os.path.realpath(path))
-    name = printable(path.name)
     if not within(resolved, folders) or resolved.suffix.lower() not in VIDEO_SUFFIXES:
-        raise SearchError(f"{name} is not a video in a folder that may be served. See tvr serve --videos.")
+        raise SearchError(f"{path.name} is not a video in a folder that may be served. See tvr serve --videos.")
     if not os.access(resolved, os.R_OK):
-        raise SearchError(f"{name} cannot be read. Run tvr index again.")
+        raise SearchError(f"{path.name} cannot be read. Run tvr index again.")
     return resolved
