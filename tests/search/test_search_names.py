@@ -13,7 +13,7 @@ from tvr_lightning.search import Searcher, index
 from tvr_lightning.search.results import printable
 from tvr_lightning.search.segments import Segments
 
-NOT_UTF8, CONTROL = os.fsdecode(b"caf\xe9/a.mp4"), "b\x1b[31m\x9b1m[red].mp4"
+NOT_UTF8, CONTROL = os.fsdecode(b"caf\xe9/caf\xe9.mp4"), "b\x1b[31m\x9b1m[red].mp4"
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def strange(tmp_path, sources, gallery):
 
 def test_strange_names_are_found_and_printed_without_control_characters(strange, capsys):
     with Searcher(strange) as searcher:
-        assert {Path(result.path).name for result in find(searcher, "a").results} == {"a.mp4", CONTROL}
+        assert {Path(result.path).name for result in find(searcher, "a").results} == {Path(NOT_UTF8).name, CONTROL}
     assert main(["search", "a", "--index", str(strange)]) == 0
     shown = capsys.readouterr().out
-    assert "caf\\udce9/a.mp4" in shown
+    assert "caf\\udce9/caf\\udce9.mp4" in shown
     assert "b\\x1b[31m\\x9b1m[red].mp4" in shown
     assert main(["search", "a", "--index", str(strange), "--json"]) == 0
     printed = capsys.readouterr().out
-    assert {Path(result["path"]).name for result in json.loads(printed)["results"]} == {"a.mp4", CONTROL}
+    assert {Path(result["path"]).name for result in json.loads(printed)["results"]} == {Path(NOT_UTF8).name, CONTROL}
     assert not {"\x1b", "\x9b", "\udce9"} & {*shown, *printed}
 
 
@@ -51,12 +51,14 @@ def test_strange_names_are_served(strange):
     with Searcher(strange) as searcher:
         client = TestClient(create_app(searcher, ServerOptions()), base_url="http://127.0.0.1")
         found = client.get("/api/search", params={"query": "a"}).json()["results"]
-        assert {result["path"] for result in found} == {"caf\\udce9/a.mp4", printable(CONTROL)}
+        assert {result["path"] for result in found} == {"caf\\udce9/caf\\udce9.mp4", printable(CONTROL)}
         assert {each["folder"] for each in client.get("/api/index").json()["folders"]} == {".", "caf\\udce9"}
         assert client.get("/api/videos").json()["count"] == 2
         for result in found:
             for address in ("file", "picture", "about"):
                 assert client.get(f"/api/videos/{result['id']}/{address}").status_code == 200
+            similar = client.get("/api/search", params={"like": result["id"]}).json()
+            assert similar["query"] == result["path"].rpartition("/")[2]
 
 
 def test_printable_escapes_what_a_terminal_obeys():

@@ -68,6 +68,10 @@ def test_a_strangers_index_hands_out_no_file_of_this_machine(indexed, gallery, t
             assert answer.status_code == 400
             assert f"{name} is not a video in a folder that may be served" in answer.json()["detail"]
         assert client.get("/api/search", params={"query": "a"}).status_code == 200, "searching goes on"
+    with asking(folder, tmp_path / "gone") as (client, ids):
+        answer = client.get(f"/api/videos/{ids['clip1.mp4']}/file")
+        assert answer.status_code == 400
+        assert str(tmp_path) not in answer.text
     with asking(folder, gallery) as (client, ids):
         assert client.get(f"/api/videos/{ids['clip1.mp4']}/file").content == (gallery / "clip1.mp4").read_bytes()
         assert client.get(f"/api/videos/{ids['id_rsa']}/file").status_code == 400

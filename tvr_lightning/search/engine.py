@@ -28,7 +28,7 @@ from tvr_lightning.search.errors import SearchError, UnknownVideoError
 from tvr_lightning.search.files import relative
 from tvr_lightning.search.query import SearchQuery
 from tvr_lightning.search.relevance import Scale, judge
-from tvr_lightning.search.results import Answer, Moment, Result
+from tvr_lightning.search.results import Answer, Moment, Result, printable
 from tvr_lightning.search.scorer import Scorer, load_scorers
 from tvr_lightning.search.segments import LongVideo, Segments
 from tvr_lightning.search.vectors import choose_store, open_vectors
@@ -156,7 +156,7 @@ class Searcher:
                 blocks.append(scorer.encode_videos(Media.cat([each.clips[self.first].media for each in block])))
             features = VideoFeatures.cat(blocks)
         example = secrets.token_hex(8)
-        self._examples[example] = Example(name or path.name, _frames(features))
+        self._examples[example] = Example(name or printable(path.name), _frames(features))
         while len(self._examples) > EXAMPLES_IN_MEMORY:
             self._examples.popitem(last=False)
         return example
@@ -168,7 +168,7 @@ class Searcher:
         if not rows:
             raise UnknownVideoError(f"no video {like!r} in the index")
         features = VideoFeatures.cat([self._features(row.key, self.first)[0] for row in rows])
-        return Example(rows[0].video.path.name, _frames(features), like)
+        return Example(printable(rows[0].video.path.name), _frames(features), like)
 
     def folders(self) -> list[dict[str, Any]]:
         """Return the folders of videos, relative to the indexed ones, and their numbers of videos."""

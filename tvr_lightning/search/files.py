@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tvr_lightning.files import user_state, write_whole
 from tvr_lightning.media.opening import VIDEO_SUFFIXES
-from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.errors import SearchError, UnreadableError
 from tvr_lightning.search.results import printable
 
 
@@ -127,7 +127,7 @@ class NamedPaths:
         except OSError:
             return cls()
         except (ValueError, TypeError) as error:
-            raise SearchError(
+            raise UnreadableError(
                 f"{file} is damaged ({error}). Delete it and name the videos again with tvr index."
             ) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import os
@@ -24,7 +25,7 @@ from tvr_lightning.media.picture import PictureError
 from tvr_lightning.search.catalog import VideoRow
 from tvr_lightning.search.engine import ExampleKind, Searcher
 from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError, UnreadableError, optional
-from tvr_lightning.search.files import NamedPaths, relative, resolve_roots, within
+from tvr_lightning.search.files import NamedPaths, relative, within
 from tvr_lightning.search.query import ID, MAX_TEXT, SearchQuery, sentence
 from tvr_lightning.search.results import Answer, printable
 
@@ -154,8 +155,9 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     app.state.uploads = anyio.CapacityLimiter(options.max_pending)
     decoders, catalog = anyio.CapacityLimiter(options.max_decoding), searcher.catalog
     for folder in Path(tempfile.gettempdir()).glob(f"{UPLOADS}*"):
-        if time.time() - folder.lstat().st_mtime > OLD_UPLOAD:
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another server has just removed it
+            if time.time() - folder.lstat().st_mtime > OLD_UPLOAD:
+                shutil.rmtree(folder, ignore_errors=True)
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -354,9 +356,8 @@ async def _save_upload(request: Request, path: Path, options: ServerOptions) -> 
 
 def _served_folders(searcher: Searcher, options: ServerOptions) -> set[Path]:
     """Return the files and folders whose videos may be served; those that only the index names do not count."""
-    if options.videos:
-        return set(resolve_roots(options.videos))
-    return {Path(path) for path in NamedPaths.load(searcher.catalog.identity).videos}
+    named = options.videos or NamedPaths.load(searcher.catalog.identity).videos
+    return {Path(os.path.realpath(path)) for path in named}
 
 
 def _served_file(path: Path, folders: set[Path]) -> Path:
