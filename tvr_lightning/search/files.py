@@ -112,7 +112,7 @@ def find_videos(roots: Sequence[Path]) -> FolderScan:
 
 @dataclass
 class NamedPaths:
-    """What this user named for one index: videos and captions by resolved paths, and a store on another machine."""
+    """Paths that this user named for one index: videos, captions file, and store on another machine (its address)."""
 
     videos: list[str] = field(default_factory=list)
     store: str | None = None
@@ -120,7 +120,7 @@ class NamedPaths:
 
     @classmethod
     def load(cls, identity: str) -> NamedPaths:
-        """Return what the user named, nothing for an index from another user or machine."""
+        """Return the named paths, none for an index from another user or machine."""
         file = _state_file(identity)
         try:
             return cls() if file is None else cls(**json.loads(file.read_text(encoding="utf-8")))
