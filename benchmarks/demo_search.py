@@ -32,7 +32,7 @@ def newest(runs: Path) -> Path:
 
 def ask(run: Path, videos: Path, out: Path) -> bool:
     """Index the held-out videos, print answers, and return whether the first one is correct."""
-    from tvr_lightning.search import Searcher  # with torch: a folder without a run is named before
+    from tvr_lightning.search import Searcher, SearchQuery  # with torch: a folder without a run is named before
     from tvr_lightning.verbs.search import show
 
     ranks = pd.read_parquet(run / "ranks.parquet")
@@ -51,7 +51,7 @@ def ask(run: Path, videos: Path, out: Path) -> bool:
     places = []
     with Searcher(out) as searcher:
         for query, video in zip(known["query"][:ASKED], known["video"][:ASKED], strict=True):
-            answer = searcher.search(query, SHOWN)
+            answer = searcher.search(SearchQuery(query=query, top=SHOWN))
             places.append(next((r.rank for r in answer.results if Path(r.path).stem == video), None))
             print(f'\ntvr search "{query}"')
             show(answer, as_json=False)

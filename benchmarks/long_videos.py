@@ -167,7 +167,7 @@ def indexed(video: Path, out: Path, arguments: argparse.Namespace) -> tuple[floa
 
 def hits(out: Path, asked: list[tuple[str, Span]], seconds: float, rerank: str | None) -> tuple[int, float]:
     """How many captions' first moment lies at the right clip, and how many a random moment would be right for."""
-    from tvr_lightning.search import Searcher
+    from tvr_lightning.search import Searcher, SearchQuery
 
     right, chance = 0, 0.0
     with Searcher(out) as searcher:
@@ -175,7 +175,8 @@ def hits(out: Path, asked: list[tuple[str, Span]], seconds: float, rerank: str |
         for caption, (start, end) in asked:
             if caption not in known:
                 few = 16 if rerank == "none" else 256  # the order of the vectors is the same however many are taken
-                known[caption] = searcher.search(caption, 1, rerank, few).results[0].start
+                query = SearchQuery(query=caption, top=1, rerank=rerank, candidates=few)
+                known[caption] = searcher.search(query).results[0].start
             moment = known[caption]
             low, high = max(start - TOLERANCE, 0.0), min(end + TOLERANCE, seconds)
             right += low <= moment <= high

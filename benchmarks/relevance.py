@@ -18,8 +18,8 @@ import platform
 import time
 from pathlib import Path
 
-from tvr_lightning.search import ScorerSource, Searcher, index
-from tvr_lightning.search.relevance import BACKGROUND, THRESHOLD
+from tvr_lightning.search import ScorerSource, Searcher, SearchQuery, index
+from tvr_lightning.search.relevance import BACKGROUND, GOOD
 
 ABSENT_SHAPES = {"star", "stars", "ring", "rings", "hoop", "hoops"}
 EVERYDAY = (
@@ -75,14 +75,14 @@ def main() -> None:
     with Searcher(arguments.work / "index") as searcher:
 
         def ask(queries: list[str]) -> list[float]:
-            return [max(r.cosine for r in searcher.search(query).results) for query in queries]
+            return [max(r.cosine for r in searcher.search(SearchQuery(query=query)).results) for query in queries]
 
         relevance = searcher.catalog.fact("relevance")
         found = {"fitting": ask(fitting), "absent, another shape": ask(near), "absent, everyday": ask(list(EVERYDAY))}
         asked = zip(found, (fitting, near, EVERYDAY), strict=True)
-        weak = {name: [searcher.search(query).weak for query in queries] for name, queries in asked}
+        weak = {name: [searcher.search(SearchQuery(query=query)).weak for query in queries] for name, queries in asked}
     print(f"{platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}; {len(videos)} videos")
-    print(f"scale: middle {relevance['middle']:.3f}, spread {relevance['spread']:.3f}; threshold {THRESHOLD}\n")
+    print(f"scale: middle {relevance['middle']:.3f}, spread {relevance['spread']:.3f}; threshold {GOOD}\n")
     print("| queries | number | AUC against the fitting ones | nothing matches well |")
     print("|---|---|---|---|")
     for name, values in found.items():

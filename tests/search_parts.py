@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.search import Answer, Searcher, SearchQuery
 
 
 def write_clip(path: Path, number: int, frames: int = 12) -> Path:
@@ -60,3 +61,13 @@ def write_foreign_files(folder: str | Path) -> None:
 
 def foreign_files_are_intact(folder: Path) -> bool:
     return all((folder / name).is_file() and (folder / name).read_text() == "mine" for name in FOREIGN_FILES)
+
+
+def find(searcher: Searcher, query: str = "", **options: Any) -> Answer:
+    """Search with a query of these parameters."""
+    return searcher.search(SearchQuery(query=query, **options))
+
+
+def find_file(searcher: Searcher, path: Path, **options: Any) -> Answer:
+    """Search by an example clip."""
+    return find(searcher, like=searcher.add_example(path), **options)

@@ -1,4 +1,4 @@
-"""Captions of an index: from a file, from a captioner, shown, searched, and what is wrong with them."""
+"""Captions of an index: from a file, shown, and what is wrong with them."""
 
 import json
 import re
@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from browser import serving, wait
-from search_parts import write_clip
-from tiny_captioner import save_tiny_captioner
+from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.recover_captions import Description, MissingCaptions, read_captions, write_captions
@@ -37,7 +36,7 @@ def said(tmp_path):
 
 def captions(out):
     with Searcher(out) as searcher:
-        found = searcher.search("a").results
+        found = find(searcher, "a").results
     return {result.path.rpartition("/")[2]: result.captions for result in found if result.captions}
 
 
@@ -54,16 +53,6 @@ def test_a_file_says_what_videos_show(videos, said, tmp_path, sources):
     report = index([], out, progress=False)
     assert report.captioned == 3
     assert any("said.parquet: the captions file is missing" in problem for problem in report.problems)
-
-
-def test_a_video_finds_its_own_captions(videos, said, tmp_path, sources):
-    out = tmp_path / "index"
-    index([videos], out, sources[1:], progress=False, captions=said)
-    with Searcher(out) as searcher:
-        own = searcher.catalog.videos()[0].id
-        assert {text for text, _ in searcher.describe(own)} == {
-            "A Dog runs over grass", "Then it jumps.", "a dogged rider",
-        }  # fmt: skip
 
 
 def test_the_command_line_shows_captions(videos, said, tmp_path, checkpoints, capsys):
@@ -108,24 +97,6 @@ def test_the_page_shows_captions(videos, said, tmp_path, sources, browser):
         wait(browser, lambda b: len(b.find_elements(By.CSS_SELECTOR, "#answers li")) == 8)
         texts = "return [...document.querySelectorAll('#answers .said')].map(each => each.textContent)"
         wait(browser, lambda b: "A Dog runs over grass · Then it jumps." in b.execute_script(texts))
-
-
-@pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
-def test_a_captioner_describes_only_what_is_new(tmp_path, sources):
-    pytest.importorskip("transformers", reason="the extra `audio` is not installed")
-    model, videos, out = str(save_tiny_captioner(tmp_path / "captioner")), tmp_path / "videos", tmp_path / "index"
-    write_clip(videos / "a.mp4", 1)
-    report = index([videos], out, sources[1:], progress=False, captioner=model)
-    assert report.captioned == 1
-    first = captions(out)["a.mp4"]
-    assert len(first) == 3
-    write_clip(videos / "b.mp4", 2)
-    assert index([], out, progress=False, captioner=model).captioned == 2
-    assert captions(out)["a.mp4"] == first
-    table = pq.read_table(out / "captions.parquet")
-    assert len(set(table["video_id"].to_pylist())) == 2
-    with pytest.raises(SearchError, match="conflict"):
-        index([], out, progress=False, captioner=model, captions=out / "captions.parquet")
 
 
 @pytest.mark.parametrize(

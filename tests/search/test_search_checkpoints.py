@@ -133,6 +133,18 @@ def test_the_weights_of_a_checkpoint_are_its_own_and_nothing_is_downloaded(publi
     assert no_network, "a recipe may download them"
 
 
+def test_the_weights_of_an_index_have_absolute_paths(published, gallery, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    model = open_clip.create_model("ViT-test")
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    monkeypatch.chdir(tmp_path)
+    source = ScorerSource(architecture="ViT-test", weights="weights.pt", frames=2)
+    index([gallery], "index", [source], progress=False)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with Searcher("../index") as searcher:
+        assert searcher.catalog.fact("scorers")[0]["source"]["weights"] == str(tmp_path / "weights.pt")
+
+
 def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_network):
     encoder = {"class_path": "ClipEncoder", "init_args": {"architecture": "hf-hub:somebody/model", "weights": "none"}}
     path = changed(checkpoints["clip4clip"], tmp_path / "a.ckpt", encoder=encoder)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvr_lightning.search.catalog import Catalog, Entry, SpanEntry
+from tvr_lightning.search.catalog import Catalog, SpanEntry
 from tvr_lightning.search.files import VideoFile
 
 # Letters whose cases differ, digits, and characters with a meaning in SQL or in paths.
@@ -17,27 +17,29 @@ NAMES = st.text(st.sampled_from("aAbB_-. %*\\'\"\u00e9\u0301\u4e2d"), min_size=1
 FOLDERS = st.lists(NAMES, max_size=3).map("/".join)
 
 
-def halved(file, seconds):
-    """A video of two segments."""
-    middle = seconds / 2
-    return Entry(file, seconds, [SpanEntry(0.0, middle, torch.zeros(2)), SpanEntry(middle, seconds, torch.ones(2))])
+def add(catalog, file, *vectors):
+    """Add a video with a segment of a second for each vector."""
+    with catalog.change():
+        spans = [SpanEntry(float(k), k + 1.0, vector, {}) for k, vector in enumerate(vectors)]
+        catalog.add_spans(file, 0, spans, {})
+        catalog.add_video(file, float(len(vectors)), (0, 0))
 
 
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=st.lists(FOLDERS, max_size=6), folder=FOLDERS)
 def test_sql_chooses_what_python_would(catalog, made, folder):
-    catalog.remove(catalog.known())
+    catalog.remove(catalog.states())
     roots = [Path("/videos"), Path("/more")]
     catalog.set_fact("roots", list(map(str, roots)))
     files = [VideoFile(roots[place % 2] / name / f"{place}.mp4", 1, 1) for place, name in enumerate(made)]
-    catalog.write([halved(file, 1.0) for file in files])
+    for file in files:
+        add(catalog, file, torch.zeros(2), torch.ones(2))
     for wanted in {folder, *made}:
         chosen = [file for file in files if any(root / wanted in file.path.parents for root in roots)]
         expected = {span.key for file in chosen for span in catalog.spans(file.id)}
         found = catalog.in_folder(wanted, 100)
         assert len(found) == len(set(found))
         assert set(found) == expected
-        assert set(catalog.keep_in_folder(sorted(catalog.keys()), wanted)) == expected
         assert catalog.listed(wanted, 100, 0)[1] == len(chosen)
 
 
@@ -50,10 +52,8 @@ def catalog(tmp_path):
 
 def test_more_keys_than_one_query_has_parameters(catalog):
     files = [VideoFile(Path(f"/videos/{number}"), 1, 1) for number in range(3000)]
-    vectors = torch.arange(3000.0)[:, None].expand(-1, 2)
-    catalog.write(
-        [Entry(file, 1.0, [SpanEntry(0.0, 1.0, vector)]) for file, vector in zip(files, vectors, strict=True)]
-    )
+    for number, file in enumerate(files):
+        add(catalog, file, torch.full((2,), float(number)))
     wanted = [file.span_key(0) for file in files]
     found = catalog.by_key([*wanted, 12345])
     assert {key: row.video.path for key, row in found.items()} == {file.span_key(0): file.path for file in files}
@@ -66,11 +66,12 @@ def test_more_keys_than_one_query_has_parameters(catalog):
 
 def test_the_segments_of_a_video_are_told_apart_and_forgotten_with_it(catalog):
     files = [VideoFile(Path(f"/videos/{number}"), 1, 1) for number in range(2)]
-    catalog.write([halved(file, 4.0) for file in files])
+    for file in files:
+        add(catalog, file, torch.zeros(2), torch.ones(2))
     rows = catalog.spans(files[0].id)
-    assert [(row.start, row.end, row.video.id) for row in rows] == [(0.0, 2.0, files[0].id), (2.0, 4.0, files[0].id)]
+    assert [(row.start, row.end, row.video.id) for row in rows] == [(0.0, 1.0, files[0].id), (1.0, 2.0, files[0].id)]
     assert len(catalog.keys()) == 4
-    assert catalog.read() == {file.key for file in files}
+    assert catalog.states() == {file.id: (file.key, file.path, True) for file in files}
     catalog.remove([files[0].id])
     assert catalog.by_key([row.key for row in rows]) == {}
     assert len(catalog.vectors()[0]) == 2

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from search_parts import write_clip
+from search_parts import find, write_clip
 
 from tvr_lightning.search import Searcher, index
 
@@ -75,7 +75,7 @@ def test_load_while_writers_are_killed_gives_no_error_and_no_leak(
 @pytest.mark.slow
 def test_a_server_killed_under_load_leaves_the_index_as_it_was(indexed, port, serving, ended):
     with Searcher(indexed) as searcher:
-        before = searcher.search("a red square").plain()
+        before = find(searcher, "a red square")
     for _ in range(2):
         server = ended(serving.start(indexed, port))
         took, statuses = [], Counter()
@@ -93,4 +93,4 @@ def test_a_server_killed_under_load_leaves_the_index_as_it_was(indexed, port, se
         server.wait()
         assert {status for _, status in statuses} == {0, 200}, "connections break off, and no answer is a wrong one"
     with Searcher(indexed) as searcher:
-        assert searcher.search("a red square").plain() == before
+        assert find(searcher, "a red square") == before

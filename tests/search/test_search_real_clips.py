@@ -5,6 +5,7 @@ import json
 
 import pytest
 from browser import serving, wait
+from search_parts import find, find_file
 
 import tvr_lightning.search
 from tvr_lightning.cli import main
@@ -56,7 +57,7 @@ def test_every_clip_is_indexed_with_its_moments(searcher, folder):
         features, times = searcher.catalog.features(searcher.catalog.spans(row.id)[0].key, "gare")
         assert features.frame_mask.any()
         assert 0 <= float(times.max()) < row.duration
-        assert searcher.catalog.picture(row.id, 0.0)[:3] == b"\xff\xd8\xff"
+        assert searcher.catalog.thumbnail(row.id, 0.0)[:3] == b"\xff\xd8\xff"
 
 
 def test_indexing_again_reads_nothing(real_index, folder, capsys):
@@ -69,25 +70,17 @@ def test_the_command_line_and_python_find_the_same(real_index, searcher, caption
         options = ["--index", str(real_index), "--top", "5", "--normalize", "sinkhorn", "--json"]
         assert main(["search", query, *options]) == 0
         printed = json.loads(capsys.readouterr().out)
-        expected = searcher.search(query, 5, normalize="sinkhorn").plain()
-        assert [r["path"] for r in printed["results"]] == [r["path"] for r in expected["results"]]
-        assert [r["score"] for r in printed["results"]] == pytest.approx([r["score"] for r in expected["results"]])
+        expected = find(searcher, query, top=5, normalize="sinkhorn")
+        assert [r["path"] for r in printed["results"]] == [r.path for r in expected.results]
+        assert [r["score"] for r in printed["results"]] == pytest.approx([r.score for r in expected.results])
         assert printed["candidates"] == len(searcher.catalog.keys()) > CLIPS
 
 
 def test_every_clip_resembles_itself_most(searcher, folder):
     for name in ("dog_barking.mp4", "flipping_a_pancake.mkv", "mmaction_test.avi", "moviepy_big_buck_bunny_0_30.webm"):
-        found = searcher.search_video(folder / name, 3).results
+        found = find_file(searcher, folder / name, top=3).results
         assert found[0].path.endswith(f"/{name}")
         assert found[0].score == pytest.approx(1.0, abs=1e-4)
-
-
-def test_texts_of_a_clip_are_ranked_by_the_methods_score(searcher, captions):
-    row = searcher.catalog.videos()[0]
-    texts = searcher.describe(row.id, CLIPS)
-    assert {text for text, _ in texts} == set(captions.values())
-    own = {r.id: r.score for r in searcher.search(texts[0][0], CLIPS).results}[row.id]
-    assert texts[0][1] == pytest.approx(own, abs=1e-5)
 
 
 def test_the_api_and_the_page(real_index, folder, browser):
@@ -102,7 +95,7 @@ def test_the_api_and_the_page(real_index, folder, browser):
         browser.find_element(By.ID, "query").send_keys("a dog runs over grass", Keys.ENTER)
         items = wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, "#answers li"))
         shown = [item.find_element(By.TAG_NAME, "h3").text.partition(". ")[2] for item in items]
-        expected = [r.path.rpartition("/")[2] for r in searcher.search("a dog runs over grass", 12).results]
+        expected = [r.path.rpartition("/")[2] for r in find(searcher, "a dog runs over grass", top=12).results]
         assert shown == expected
         size = "Math.max(i.naturalWidth, i.naturalHeight) == 320"
         loaded = f"return [...document.querySelectorAll('#answers img')].slice(0, 4).every(i => {size})"
@@ -112,7 +105,7 @@ def test_the_api_and_the_page(real_index, folder, browser):
         first = "return document.querySelector('#answers h3')?.textContent"
         wait(browser, lambda b: b.execute_script(first) == "1. dog_barking.mp4")
         item = browser.find_element(By.CSS_SELECTOR, "#answers li")
-        best = searcher.search_video(folder / "dog_barking.mp4", 1).results[0].best[0].time
+        best = find_file(searcher, folder / "dog_barking.mp4", top=1).results[0].best[0].time
         item.find_element(By.CLASS_NAME, "play").click()
         video = wait(browser, lambda b: b.find_element(By.CSS_SELECTOR, "#player video"))
         # It plays, from the best moment on: time goes by, and pictures of the clip's own size are decoded.

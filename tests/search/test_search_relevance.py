@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
-from tvr_lightning.search import Searcher, SearchError, index
-from tvr_lightning.search.relevance import BACKGROUND, Scale, best_cosines
+from tvr_lightning.search import Searcher, index
+from tvr_lightning.search.relevance import BACKGROUND, Scale
 
 
 def test_the_background_is_a_hundred_different_sentences():
@@ -18,16 +19,16 @@ def test_the_scale_is_where_most_unrelated_queries_end_and_few_that_fit_do_not_m
     torch.manual_seed(0)
     background = torch.nn.functional.normalize(torch.randn(100, 64), dim=1)
     videos = torch.nn.functional.normalize(torch.randn(500, 64), dim=1)
-    plain = Scale.of(best_cosines(background, [videos[:300], videos[300:]]))
+    plain = Scale.fit(background, [videos[:300], videos[300:]])
     best = (background @ videos.T).amax(1)
     assert plain.middle == pytest.approx(float(best.median()))
     assert plain.spread == pytest.approx(float(best.std()), rel=0.4)
-    shown = Scale.of(best_cosines(background, [torch.cat([videos, background[:20]])]))
+    shown = Scale.fit(background, [torch.cat([videos, background[:20]])])
     assert shown.middle - plain.middle < plain.spread
     assert shown.spread < 1.5 * plain.spread
     assert plain.relevance(1.0) > 0.999
     assert plain.relevance(plain.middle) == pytest.approx(0.5)
-    assert best_cosines(background, []) is None
+    assert Scale.fit(background, []) is None
 
 
 @pytest.fixture
@@ -39,26 +40,24 @@ def searcher(indexed):
 def test_every_result_of_words_says_how_relevant_it_is(searcher):
     known = searcher.catalog.fact("relevance")
     scale = Scale(known["middle"], known["spread"])
-    answer = searcher.search("a red square")
+    answer = find(searcher, "a red square")
     assert [r.relevance for r in answer.results] == [scale.relevance(r.cosine) for r in answer.results]
     assert answer.weak == all(r.relevance < answer.threshold for r in answer.results)
-    assert searcher.search(like=searcher.example(answer.results[0].id)).results[0].relevance is None
+    assert find(searcher, like=answer.results[0].id).results[0].relevance is None
 
 
 def test_a_threshold_leaves_out_what_is_less_relevant(searcher):
-    answer = searcher.search("a red square")
+    answer = find(searcher, "a red square")
     middle = sorted(r.relevance for r in answer.results)[4]
-    fewer = searcher.search("a red square", threshold=middle)
+    fewer = find(searcher, "a red square", min_relevance=middle)
     assert {r.id for r in fewer.results} == {r.id for r in answer.results if r.relevance >= middle}
     assert [r.rank for r in fewer.results] == list(range(1, len(fewer.results) + 1))
-    with pytest.raises(SearchError, match="threshold is 2"):
-        searcher.search("a", threshold=2.0)
 
 
 def test_where_nothing_matches_it_is_said(indexed, searcher, capsys, monkeypatch):
     monkeypatch.setattr(Scale, "relevance", lambda self, cosine: 0.2)
-    assert searcher.search("a cat").notes == ["nothing here matches well; these are the closest"]
-    none = searcher.search("a cat", threshold=0.5)
+    assert find(searcher, "a cat").notes == ["nothing here matches well; these are the closest"]
+    none = find(searcher, "a cat", min_relevance=0.5)
     assert (none.weak, none.results, none.notes) == (True, [], ["nothing here matches well"])
     assert main(["search", "a cat", "--index", str(indexed), "--min_relevance", "0.5", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == "note: nothing here matches well\n"
@@ -67,8 +66,6 @@ def test_where_nothing_matches_it_is_said(indexed, searcher, capsys, monkeypatch
 
 
 def test_the_scale_follows_the_index(gallery, sources, tmp_path):
-    from search_parts import write_clip
-
     write_clip(tmp_path / "videos" / "one.mp4", 1)
     index([tmp_path / "videos"], tmp_path / "index", sources[1:], progress=False)
     with Searcher(tmp_path / "index") as searcher:

@@ -16,7 +16,7 @@ from tvr_lightning.search.server import ServerOptions, create_app
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_no_request_of_the_schema_is_a_server_error(indexed):
     with Searcher(indexed) as searcher:
-        app = create_app(searcher, ServerOptions(host="0.0.0.0", most_upload=2**16), "secret")
+        app = create_app(searcher, ServerOptions(host="0.0.0.0", max_upload=2**16), "secret")
         headers = {"Authorization": "Bearer secret"}
         schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers=headers)
         statuses, asked = set(), set()

@@ -1,5 +1,6 @@
 """Long videos: cut into shots or windows, found by their moments, and written as a whole or not at all."""
 
+import io
 from pathlib import Path
 
 import av
@@ -7,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from search_parts import write_clip
+from search_parts import find, find_file, write_clip
 
 from tvr_lightning.media.opening import VideoError
 from tvr_lightning.media.steady import SteadyFrame, steady_frames
 from tvr_lightning.media.video import read_clip
-from tvr_lightning.search import Searcher, SearchError, catalog, index
-from tvr_lightning.search.indexing import ahead
-from tvr_lightning.search.long_video import LongVideo
+from tvr_lightning.search import Searcher, SearchError, index
+from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search.indexing import read_ahead
 from tvr_lightning.search.scorer import Scorer
-from tvr_lightning.search.segments import RATE, ChangeFrame, Frame, Segments, cut
+from tvr_lightning.search.segments import RATE, Frame, LongVideo, Segments, cut, hue_saturation_brightness
 
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200), (200, 30, 200)]
 SECONDS = 6.0
@@ -43,31 +44,26 @@ def scenes(tmp_path_factory) -> Path:
 def seen(*colours):
     """Frames at the steady rate, one colour each."""
     for number, colour in enumerate(colours):
-        looked = ChangeFrame(Image.new("RGB", (64, 64), COLOURS[colour]))
-        yield SteadyFrame(number / RATE, Frame(looked, [], None))
+        compared = hue_saturation_brightness(Image.new("RGB", (64, 64), COLOURS[colour]))
+        yield SteadyFrame(number / RATE, Frame(compared, {}, b""))
 
 
 def bounds(segments):
-    return [(segment.start, segment.end, len(segment.frames), segment.new) for segment in segments]
+    return [(segment.start, segment.end, len(segment.frames)) for segment in segments]
 
 
 def test_windows_have_a_length_and_an_overlap():
     frames = list(seen(*[0] * 22))
-    assert bounds(cut(frames, Segments("windows", 4.0))) == [(0, 4, 8, 8), (4, 8, 8, 8), (8, 11, 6, 6)]
+    assert bounds(cut(frames, Segments("windows", 4.0))) == [(0, 4, 8), (4, 8, 8), (8, 11, 6)]
     overlapping = bounds(cut(frames, Segments("windows", 4.0, 1.0)))
-    assert overlapping == [(0, 4, 8, 8), (3, 7, 8, 6), (6, 10, 8, 6), (9, 11, 4, 2)]
+    assert overlapping == [(0, 4, 8), (3, 7, 8), (6, 10, 8), (9, 11, 4)]
 
 
 def test_shots_end_where_the_picture_changes_and_at_their_length():
     frames = list(seen(*[0] * 6, *[1] * 12, *[2] * 30))
-    assert bounds(cut(frames, Segments("shots", 10.0))) == [
-        (0, 3, 6, 6),
-        (3, 9, 12, 12),
-        (9, 19, 20, 20),
-        (19, 24, 10, 10),
-    ]
+    assert bounds(cut(frames, Segments("shots", 10.0))) == [(0, 3, 6), (3, 9, 12), (9, 19, 20), (19, 24, 10)]
     flicker = list(seen(*[0, 1] * 8))
-    assert all(end - start >= 2 for start, end, _, _ in bounds(cut(flicker, Segments("shots", 10.0))))
+    assert all(end - start >= 2 for start, end, _ in bounds(cut(flicker, Segments("shots", 10.0))))
 
 
 @pytest.mark.parametrize(
@@ -141,24 +137,23 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
         for number, colour in enumerate(COLOURS if kind == "shots" else ()):
             picture = tmp_path / "query.png"
             Image.new("RGB", (96, 64), colour).save(picture)
-            example = searcher.read_example(picture, "image")
-            found = next(r for r in searcher.search(like=example).results if r.id == rows["scenes.mp4"].id)
+            example = searcher.add_example(picture, "image")
+            found = next(r for r in find(searcher, like=example).results if r.id == rows["scenes.mp4"].id)
             assert number * SECONDS <= found.start < (number + 1) * SECONDS
             assert found.best[0].time == found.start
-        answer = searcher.search("a red square", top=2)
+        answer = find(searcher, "a red square", top=2)
         assert len(answer.results) == 2, "one result per video"
         assert answer.candidates == expected + 1
-        assert len(searcher.search("a red square", top=2, candidates=2).results) == 2, (
-            "as many videos as were asked for"
-        )
+        assert len(find(searcher, "a red square", top=2, candidates=2).results) == 2, "as many videos as were asked for"
         found = next(result for result in answer.results if result.id == rows["scenes.mp4"].id)
         for moment in found.moments:
-            assert searcher.catalog.picture(found.id, moment.time)[:3] == b"\xff\xd8\xff"
-        assert len(searcher.search(like=searcher.example(found.id)).results) == 1
-        itself = searcher.search_video(scenes).results[0]
+            with Image.open(io.BytesIO(searcher.catalog.thumbnail(found.id, moment.time))) as shown:
+                colour = np.array(COLOURS[int(moment.time // SECONDS)])
+                assert np.abs(np.array(shown.getpixel((2, 60))) - colour).max() < 20, "the moment itself is shown"
+        assert len(find(searcher, like=found.id).results) == 1
+        itself = find_file(searcher, scenes).results[0]
         assert itself.id == found.id
         assert itself.score == pytest.approx(1.0, abs=1e-4), "a long example is cut as the index's videos are"
-        assert searcher.describe(found.id, texts=["a cat"])
     assert index([], out, progress=False).kept == 2
     with pytest.raises(SearchError, match="into a new folder"):
         index([], out, progress=False, segments=Segments("windows", 12.0))
@@ -166,7 +161,7 @@ def test_a_long_video_is_found_by_its_moments(scenes, gallery, sources, tmp_path
 
 def test_a_long_video_is_written_as_a_whole_or_not_at_all(scenes, sources, tmp_path, monkeypatch):
     out = tmp_path / "index"
-    insert, calls = catalog._insert_parts, []
+    insert, calls = Catalog.add_spans, []
 
     def dies(*arguments):
         calls.append(arguments)
@@ -174,7 +169,7 @@ def test_a_long_video_is_written_as_a_whole_or_not_at_all(scenes, sources, tmp_p
             raise KeyboardInterrupt
         insert(*arguments)
 
-    monkeypatch.setattr(catalog, "_insert_parts", dies)
+    monkeypatch.setattr(Catalog, "add_spans", dies)
     options = {"progress": False, "batch_size": 1, "segments": Segments("windows", 6.0)}
     clip = write_clip(tmp_path / "first.mp4", 1)
     index([clip], out, sources[1:], **options)
@@ -184,7 +179,7 @@ def test_a_long_video_is_written_as_a_whole_or_not_at_all(scenes, sources, tmp_p
     with Searcher(out) as searcher:
         assert searcher.catalog.count() == 1
         assert len(searcher.catalog.keys()) == 1
-        assert len(searcher.search("a").results) == 1
+        assert len(find(searcher, "a").results) == 1
     monkeypatch.undo()
     assert index([clip, scenes], out, **options).total == 2
     with Searcher(out) as searcher:
@@ -213,7 +208,7 @@ def test_no_more_than_one_block_is_read_ahead():
             taken.append(number)
             yield number
 
-    blocks = ahead(items(), 3)
+    blocks = read_ahead(items(), 3)
     assert next(blocks) == [0, 1, 2]
     assert len(taken) <= 6
     assert [len(block) for block in blocks] == [3] * 5 + [2]

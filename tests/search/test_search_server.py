@@ -1,21 +1,23 @@
 """The page and the API: what clients get, and what they do not."""
 
 import json
+import re
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from browser import serving
-from search_parts import write_clip
+from search_parts import find, write_clip
 
 pytest.importorskip("fastapi", reason="the extra `search` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `search` is not installed")
 pytest.importorskip("httpx", reason="httpx drives the application in tests")
-from fastapi import HTTPException
 from starlette.testclient import TestClient
 
-from tvr_lightning.search import Searcher, SearchError, index
-from tvr_lightning.search.limits import ConcurrencyLimit, is_local
-from tvr_lightning.search.server import ServerOptions, create_app, serve
+from tvr_lightning.search import BusyError, Searcher, SearchError, index
+from tvr_lightning.search.errors import UnreadableError
+from tvr_lightning.search.server import ServerOptions, create_app, is_local, serve
 
 LOCAL = "http://127.0.0.1"
 
@@ -28,7 +30,7 @@ def searcher(indexed):
 
 @pytest.fixture(scope="module")
 def client(searcher):
-    return TestClient(create_app(searcher, ServerOptions(most_upload=2**20)), base_url=LOCAL)
+    return TestClient(create_app(searcher, ServerOptions(max_upload=2**20)), base_url=LOCAL)
 
 
 def results(response):
@@ -38,7 +40,7 @@ def results(response):
 
 def test_a_query_finds_videos_with_their_moments(client, searcher):
     found = results(client.get("/api/search", params={"query": "a red square", "top": 3}))
-    expected = searcher.search("a red square", 3).results
+    expected = find(searcher, "a red square", top=3).results
     assert [r["id"] for r in found] == [r.id for r in expected]
     assert all(len(r["moments"]) == 3 or len(r["moments"]) == 4 for r in found)
     assert all(not r["path"].startswith("/") for r in found), "paths of this machine are nobody's business"
@@ -55,13 +57,11 @@ def test_videos_come_in_ranges_of_bytes(client, searcher):
     assert beyond.status_code == 416
 
 
-def test_pictures_and_texts_of_a_video(client, searcher):
+def test_thumbnails_of_a_video(client, searcher):
     video = searcher.catalog.videos()[0].id
     picture = client.get(f"/api/videos/{video}/picture", params={"time": 1.0})
     assert picture.content[:3] == b"\xff\xd8\xff"
-    assert picture.content == searcher.catalog.picture(video, 1.0)
-    texts = client.get(f"/api/videos/{video}/texts", params={"top": 2}).json()
-    assert [t["text"] for t in texts] == [text for text, _ in searcher.describe(video, 2)]
+    assert picture.content == searcher.catalog.thumbnail(video, 1.0)
 
 
 def test_an_uploaded_clip_finds_itself(client, gallery, searcher):
@@ -78,13 +78,13 @@ def test_an_uploaded_clip_finds_itself(client, gallery, searcher):
 @pytest.mark.parametrize(
     ("address", "parameters", "status", "said"),
     [
-        ("/api/search", {"query": "  "}, 400, "empty"),
-        ("/api/search", {}, 400, "empty"),
+        ("/api/search", {"query": "  "}, 422, "The query is empty"),
+        ("/api/search", {}, 422, "empty"),
         ("/api/search", {"like": "0123456789abcdef"}, 404, "no video"),
         ("/api/search", {"like": "nonsense"}, 422, "like"),
         ("/api/search", {"query": ["a", "b"]}, 400, "query is given more than once"),
         ("/api/search", {"like": ["0123456789abcdef"] * 2}, 400, "like is given more than once"),
-        ("/api/search", {"query": "a", "threshold": 2}, 422, "threshold"),
+        ("/api/search", {"query": "a", "min_relevance": 2}, 422, "min_relevance"),
         ("/api/videos", {"top": 0}, 422, "top"),
         ("/api/videos", {"shortest": 5}, 422, "shortest"),
         ("/api/videos/0123456789abcdef/about", {}, 404, "no video"),
@@ -218,24 +218,31 @@ def test_the_token_opens_the_api_and_the_page(searcher):
     assert client.get("/api/index", headers={"Authorization": "Bearer secret2"}).status_code == 401
     opened = client.get("/?token=secret")
     assert (opened.status_code, opened.headers["location"]) == (303, "/")
-    assert "httponly" in opened.headers["set-cookie"].lower()
+    cookie = opened.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert cookie.startswith("tvr_token_8000="), "servers on other ports have other cookies"
     assert client.get("/api/index").status_code == 200, "the cookie opens what headers cannot reach, such as pictures"
 
 
-def test_only_so_many_searches_wait():
-    gate = ConcurrencyLimit(1)
-    with gate.enter(), pytest.raises(HTTPException, match="Try again"), gate.enter():
-        pass
-    with gate.enter():
-        assert gate.inside == 1
+def test_too_many_searches_get_429(searcher, monkeypatch):
+    client = TestClient(create_app(searcher, ServerOptions(max_pending=1)), base_url=LOCAL)
+    search, started, gate = searcher.search, threading.Event(), threading.Event()
 
+    def slow(query):
+        started.set()
+        assert gate.wait(60)
+        return search(query)
 
-def test_too_many_searches_get_429(searcher):
-    app = create_app(searcher, ServerOptions(max_pending=1))
-    client = TestClient(app, base_url=LOCAL)
-    with app.state.limit.enter():
-        assert client.get("/api/search", params={"query": "a"}).status_code == 429
+    monkeypatch.setattr(searcher, "search", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.get, "/api/search", params={"query": "a"})
+        assert started.wait(60)
+        refused = client.get("/api/search", params={"query": "a"})
         assert client.get("/health").status_code == 200
+        gate.set()
+        assert first.result().status_code == 200
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
+    assert "1 searches are in progress or pending. Try again" in refused.json()["detail"]
     assert client.get("/api/search", params={"query": "a"}).status_code == 200
 
 
@@ -253,7 +260,7 @@ def test_the_schema_names_every_answer(client):
     schema = client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
         "/api/search",
-        "/api/videos/{video}/file", "/api/videos/{video}/picture", "/api/videos/{video}/texts", "/api/index",
+        "/api/videos/{video}/file", "/api/videos/{video}/picture", "/api/index",
         "/health", "/api/examples", "/api/videos", "/api/videos/{video}/about",
     }  # fmt: skip
     assert "429" in schema["paths"]["/api/search"]["get"]["responses"]
@@ -270,7 +277,31 @@ def test_a_link_that_later_leads_out_is_not_followed(tmp_path, sources):
         client = TestClient(create_app(searcher, ServerOptions()), base_url=LOCAL)
         response = client.get(f"/api/videos/{searcher.catalog.videos()[0].id}/file")
         assert response.status_code == 400
-        assert "no longer in" in response.json()["detail"]
+        assert "not a video in a folder that may be served" in response.json()["detail"]
+
+
+def test_the_address_of_a_server_on_ipv6_works(searcher, monkeypatch, capsys):
+    app = create_app(searcher, ServerOptions(host="::1"))
+    client = TestClient(app, base_url="http://[::1]:8321")
+    for headers in ({}, {"Origin": "http://[::1]:8321"}):
+        assert client.get("/api/search", params={"query": "a"}, headers=headers).status_code == 200
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    serve(searcher, ServerOptions(host="::1", port=0))
+    assert re.match(r"Open http://\[::1\]:\d+/  ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("error", "status"), [(BusyError, 503), (UnreadableError, 500)])
+def test_errors_of_the_index_reveal_no_path(indexed, error, status, monkeypatch, capsys):
+    def fails(*_):
+        raise error(f"{indexed}/catalog.sqlite is in trouble")
+
+    with Searcher(indexed) as searcher:
+        client = TestClient(create_app(searcher, ServerOptions()), base_url=LOCAL)
+        monkeypatch.setattr(searcher.catalog, "listed", fails)
+        response = client.get("/api/videos")
+    assert response.status_code == status
+    assert str(indexed) not in response.text
+    assert str(indexed) in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_said(searcher):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from search_parts import save_checkpoint
+from search_parts import find, save_checkpoint
 from sound_files import tone, write_clip
 
 from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
@@ -35,7 +35,7 @@ def searcher(tmp_path_factory):
 def test_the_share_is_the_score_less_what_the_picture_alone_gives(searcher):
     scorer = searcher.scorers["gaid"]
     text = scorer.encode_texts(["a man plays the piano"])
-    results = searcher.search("a man plays the piano").results
+    results = find(searcher, "a man plays the piano").results
     assert len(results) == 4
     for result in results:
         video, _ = searcher.catalog.features(searcher.catalog.spans(result.id)[0].key, "gaid")
@@ -45,7 +45,7 @@ def test_the_share_is_the_score_less_what_the_picture_alone_gives(searcher):
 
 
 def test_sound_counts_where_there_is_some(searcher):
-    shares = {r.path.rpartition("/")[2]: r.sound for r in searcher.search("a man plays the piano").results}
+    shares = {r.path.rpartition("/")[2]: r.sound for r in find(searcher, "a man plays the piano").results}
     assert shares["mute.mkv"] == pytest.approx(0.0, abs=1e-6)
     heard = [shares[name] for name in ("low.mkv", "middle.mkv", "high.mkv")]
     assert all(abs(share) > 1e-6 for share in heard)
@@ -53,4 +53,4 @@ def test_sound_counts_where_there_is_some(searcher):
 
 
 def test_without_the_second_stage_nothing_is_said_of_sound(searcher):
-    assert {r.sound for r in searcher.search("a man", rerank="none").results} == {None}
+    assert {r.sound for r in find(searcher, "a man", rerank="none").results} == {None}

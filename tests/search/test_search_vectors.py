@@ -15,7 +15,7 @@ pytest.importorskip("lancedb", reason="the extra `search` is not installed")
 from tvr_lightning.search import index
 from tvr_lightning.search import vectors as stores
 from tvr_lightning.search.catalog import Catalog
-from tvr_lightning.search.vectors import LanceStore, follow, open_vectors
+from tvr_lightning.search.vectors import LanceStore, open_vectors, update_vectors
 
 ROWS, WIDTH, PARTITION = 2000, 32, 100
 
@@ -88,12 +88,12 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from tvr_lightning.search.catalog import Catalog
-from tvr_lightning.search.vectors import follow, open_vectors
+from tvr_lightning.search.vectors import update_vectors, open_vectors
 with closing(Catalog(Path(sys.argv[1]))) as catalog:
     store = open_vectors("lancedb", catalog)
     print("ready", flush=True)
     sys.stdin.readline()
-    follow(store, catalog)
+    update_vectors(store, catalog)
 """
 
 
@@ -114,6 +114,6 @@ def test_kills_while_the_table_is_made_cost_nothing(gallery, sources, tmp_path, 
         process.kill()
         process.wait()
         with closing(Catalog(out)) as catalog, closing(open_vectors("lancedb", catalog)) as store:
-            follow(store, catalog)
+            update_vectors(store, catalog)
             assert store.keys() == catalog.keys()
         table.rename(tmp_path / f"made-{delay}")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tvr_lightning.search.engine import Searcher
     from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError
     from tvr_lightning.search.indexing import IndexReport, index
+    from tvr_lightning.search.query import SearchQuery
     from tvr_lightning.search.results import Answer, Moment, Result
     from tvr_lightning.search.scorer import ScorerSource
 
@@ -20,24 +21,18 @@ __all__ = [
     "Result",
     "ScorerSource",
     "SearchError",
+    "SearchQuery",
     "Searcher",
     "UnknownVideoError",
     "index",
 ]
-
-# Imported when first used, so that the command line starts without torch.
-_LAZY = {
-    "engine": ("Searcher",),
-    "errors": ("BusyError", "SearchError", "UnknownVideoError"),
-    "indexing": ("IndexReport", "index"),
-    "results": ("Answer", "Moment", "Result"),
-    "scorer": ("ScorerSource",),
-}
+_MODULES = ("results", "errors", "query", "indexing", "engine")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    for module, names in _LAZY.items():
-        if name in names:
-            return getattr(importlib.import_module(f"tvr_lightning.search.{module}"), name)
+    """Import a public name on first use, so that the command line starts without torch."""
+    for module in _MODULES if name in __all__ else ():
+        imported = importlib.import_module(f"tvr_lightning.search.{module}")
+        if hasattr(imported, name):
+            return getattr(imported, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

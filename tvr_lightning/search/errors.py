@@ -1,4 +1,4 @@
-"""Errors of the search that a user can mend, and what is said where an optional package is absent."""
+"""Errors of the search, and imports of its optional packages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import importlib
 from types import ModuleType
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.search.results import printable
 
 
 class SearchError(UserError, ValueError):
-    """A query, an option or an index that cannot be used as it is; says what is wrong and what helps."""
+    """A query, an option, or an index cannot be used."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))  # file names may contain control characters
 
 
 class RefusedError(SearchError):
@@ -19,15 +23,15 @@ class RefusedError(SearchError):
 
 
 class UnknownVideoError(SearchError):
-    """There is no such video in the index."""
-
-
-class GivenUpError(SearchError):
-    """Nobody waits for the answer any more, and no more is computed for it."""
+    """The index does not contain the video."""
 
 
 class BusyError(SearchError):
-    """Another process writes the index, or holds its file."""
+    """Another process is writing the index or has locked its file."""
+
+
+class UnreadableError(SearchError):
+    """The files of the index cannot be read or written. The message names them, so it is not for clients."""
 
 
 def optional(module: str, purpose: str) -> ModuleType:

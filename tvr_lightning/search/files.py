@@ -1,26 +1,29 @@
-"""Which files an index covers: the videos below its roots, and nothing that leads out of them."""
+"""Video files on disk: the indexed folders, what is in them, and which of them the user named.
+
+Another user may have made an index, so the paths in it are not trusted. `tvr index` remembers what the user named in
+the user's state directory, under the random identity of the index.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Sequence, Set
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tvr_lightning.files import user_state, write_whole
 from tvr_lightning.media.opening import VIDEO_SUFFIXES
-from tvr_lightning.search.errors import SearchError
+from tvr_lightning.search.errors import SearchError, UnreadableError
+from tvr_lightning.search.results import printable
 
 
 @dataclass(frozen=True)
 class VideoFile:
-    """A file as it was when it was found.
-
-    Attributes:
-        path: absolute, symbolic links resolved.
-        size: bytes.
-        modified: nanoseconds since 1970.
-    """
+    """State of a file: path (absolute, links resolved), size in bytes, and modification time in nanoseconds."""
 
     path: Path
     size: int
@@ -28,47 +31,45 @@ class VideoFile:
 
     @property
     def id(self) -> str:
-        """Sixteen hexadecimal digits that stand for the path; what addresses hold in its place."""
+        """Sixteen hexadecimal digits that represent the path; clients use them instead of it."""
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
     @property
     def key(self) -> int:
-        """A positive 63-bit number that stands for this state of this file; a changed file has another one."""
-        state = os.fsencode(self.path) + f"|{self.size}|{self.modified}".encode()
-        return int.from_bytes(hashlib.sha256(state).digest()[:8], "big") >> 1
+        """A positive 63-bit number that represents this state of the file."""
+        return _number(os.fsencode(self.path) + f"|{self.size}|{self.modified}".encode())
 
     def span_key(self, place: int) -> int:
-        """Return a positive 63-bit number that stands for a segment of this state of this file, by its place."""
-        return int.from_bytes(hashlib.sha256(f"{self.key}|{place}".encode()).digest()[:8], "big") >> 1
+        """Return a positive 63-bit number that represents a segment of this state of the file."""
+        return _number(f"{self.key}|{place}".encode())
+
+
+def _number(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 @dataclass
 class FolderScan:
-    """What a walk over the roots gave.
-
-    Attributes:
-        files: videos, each once, in the order of their paths.
-        problems: "path: reason" of folders that cannot be read and links that lead out.
-        unread: folders that cannot be read; nothing is known about what is below them.
-    """
+    """Videos in some folders in the order of their paths, problems as "path: reason", and unreadable folders."""
 
     files: list[VideoFile] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unread: list[Path] = field(default_factory=list)
 
 
-def inside(path: Path, roots: Iterable[Path]) -> bool:
-    """Whether a path, all its symbolic links followed, is one of the roots or lies below one."""
-    resolved = Path(os.path.realpath(path))
-    return any(resolved == root or root in resolved.parents for root in roots)
+def within(path: Path, roots: Set[Path]) -> bool:
+    """Return whether a path is one of the roots or in one."""
+    return not roots.isdisjoint((path, *path.parents))
+
+
+def relative(path: Path, roots: Sequence[Path]) -> str:
+    """Return a path relative to its indexed folder, so that clients learn nothing else about this machine."""
+    root = next((root for root in roots if root in path.parents), path.parent)
+    return printable(path.relative_to(root).as_posix())
 
 
 def resolve_roots(paths: Sequence[str | Path]) -> list[Path]:
-    """Return files and folders as absolute paths without symbolic links.
-
-    Raises:
-        SearchError: none is given, or one is not there.
-    """
+    """Return files and folders as absolute paths without symbolic links."""
     if not paths:
         raise SearchError("No videos are given. Name files or folders to index.")
     for path in paths:
@@ -78,13 +79,7 @@ def resolve_roots(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def find_videos(roots: Sequence[Path]) -> FolderScan:
-    """Walk over the roots and list the videos; what cannot be read is named and left out.
-
-    Links to files are followed where they stay inside the roots; linked folders are not entered.
-
-    Args:
-        roots: files and folders, resolved.
-    """
+    """List the videos in resolved files and folders, following links to files within them, but no links to folders."""
     found = FolderScan()
     files: dict[Path, VideoFile] = {}
 
@@ -93,24 +88,71 @@ def find_videos(roots: Sequence[Path]) -> FolderScan:
         found.unread.append(Path(error.filename))
 
     def add(path: Path) -> None:
-        if not inside(path, roots):
+        resolved = Path(os.path.realpath(path))
+        if not within(resolved, set(roots)):
             found.problems.append(f"{path}: a symbolic link to a file outside the indexed folders")
             return
         try:
             state = path.stat()
         except OSError as error:
             cannot_read(error)
-            return
-        resolved = Path(os.path.realpath(path))
-        files[resolved] = VideoFile(resolved, state.st_size, state.st_mtime_ns)
+        else:
+            files[resolved] = VideoFile(resolved, state.st_size, state.st_mtime_ns)
 
     for root in roots:
         if root.is_file():
             add(root)
-            continue
         for folder, _, names in os.walk(root, onerror=cannot_read):
             for name in names:
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:
                     add(Path(folder) / name)
     found.files = [files[path] for path in sorted(files)]
     return found
+
+
+@dataclass
+class NamedPaths:
+    """Paths that this user named for one index: videos, captions file, and store on another machine (its address)."""
+
+    videos: list[str] = field(default_factory=list)
+    store: str | None = None
+    captions: str | None = None
+
+    @classmethod
+    def load(cls, identity: str) -> NamedPaths:
+        """Return the named paths, none for an index from another user or machine."""
+        file = _state_file(identity)
+        try:
+            return cls() if file is None else cls(**json.loads(file.read_text(encoding="utf-8")))
+        except OSError:
+            return cls()
+        except (ValueError, TypeError) as error:
+            raise UnreadableError(
+                f"{file} is damaged ({error}). Delete it and name the videos again with tvr index."
+            ) from error
+
+    def save(self, identity: str) -> list[str]:
+        """Remember what the user named; return why that is impossible, if it is."""
+        file = _state_file(identity)
+        try:
+            if file is None:
+                raise OSError("no home directory")
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(file, json.dumps(asdict(self), indent=1).encode())
+        except OSError as error:
+            reason = error.strerror or str(error)
+            return [f"{file or '~'}: {reason}. The named folders are not remembered, so tvr serve will need --videos."]
+        return []
+
+
+def forget_named(identity: str) -> None:
+    """Forget what the user named for an index that was not created."""
+    if file := _state_file(identity):
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _state_file(identity: str) -> Path | None:
+    folder = user_state()
+    known = re.fullmatch(r"[0-9a-f]{32}", identity)
+    return folder / "indexes" / f"{identity}.json" if folder and known else None

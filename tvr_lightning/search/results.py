@@ -1,9 +1,10 @@
-"""Answers of a search."""
+"""Answers of a search, and their parts as text."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
+from unicodedata import category
 
 Normalize = Literal["none", "sinkhorn"]
 SegmentKind = Literal["shots", "windows", "none"]
@@ -14,8 +15,8 @@ class Moment:
     """One frame of a video.
 
     Attributes:
-        time: seconds from the first frame.
-        similarity: cosine of the query with the frame, to six places.
+        time: Seconds from the first frame.
+        similarity: Cosine of the query with the frame, rounded to six places.
     """
 
     time: float
@@ -56,10 +57,10 @@ class Result:
     sound: float | None
     best: list[Moment]
     moments: list[Moment]
-    captions: list[str] = field(default_factory=list)
-    width: int = 0
-    height: int = 0
-    start: float = 0.0
+    captions: list[str]
+    width: int
+    height: int
+    start: float
     relevance: float | None = None
 
 
@@ -91,15 +92,15 @@ class Answer:
     threshold: float | None = None
     nearest: float | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """Return plain lists, dictionaries, strings and numbers."""
-        return asdict(self)
-
 
 def clock(seconds: float) -> str:
     """Return a time as 1:02:03.4 or 2:03.4."""
-    tenths = round(seconds * 10)
-    minutes, rest = divmod(tenths, 600)
+    minutes, tenths = divmod(round(seconds * 10), 600)
     hours, minutes = divmod(minutes, 60)
     head = f"{hours}:{minutes:02d}" if hours else f"{minutes}"
-    return f"{head}:{rest / 10:04.1f}"
+    return f"{head}:{tenths / 10:04.1f}"
+
+
+def printable(text: str) -> str:
+    """Escape control characters, which a terminal would obey, and bytes of file names that are not UTF-8."""
+    return "".join(c.encode("unicode_escape").decode() if category(c) in ("Cc", "Cs") else c for c in text)

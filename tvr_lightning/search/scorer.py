@@ -1,4 +1,4 @@
-"""A trained method as the search uses it: how its videos are read, its features of texts and videos, its score."""
+"""A trained method as search uses it: reading videos, encoding texts and videos, scoring."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, add_soun
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
 from tvr_lightning.data.stored import frame_fingerprint
 from tvr_lightning.encoders import ClipEncoder
+from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.extract.fingerprint import method_fingerprint
@@ -31,12 +32,12 @@ from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.search.errors import SearchError
-from tvr_lightning.store import Fingerprint
+from tvr_lightning.store import Fingerprint, differences
 
 
 @dataclass(frozen=True)
 class ScorerSource:
-    """Where a scorer comes from; an index keeps it.
+    """Checkpoint or encoder of a method. An index contains it.
 
     Attributes:
         checkpoint: File written by `tvr fit`. None for CLIP4Clip's mean pooling, which has no weights of its own.
@@ -57,29 +58,24 @@ class ScorerSource:
 
 @dataclass(frozen=True)
 class Clip:
-    """One video as read.
-
-    Attributes:
-        media: of one video, pixels (1, F, 3, S, S).
-        times: (F,) float32 seconds of the frames, 0 where padded.
-    """
+    """One decoded video: pixels (1, F, 3, S, S), and the times of the frames (F,) in seconds, 0 for padding."""
 
     media: Media
     times: Tensor
 
 
 class Scorer:
-    """A method in evaluation mode, without gradients.
+    """A method in evaluation mode.
 
     Args:
-        source: where it comes from.
-        device: where it runs.
-        trust: modules whose classes the checkpoint may name besides this package's.
+        source: Checkpoint or encoder.
+        device: Device for the method.
+        trust: Modules whose classes the checkpoint may also name. Their code is run.
 
     Raises:
-        SearchError: the checkpoint is none of a retrieval method.
-        CheckpointError: it is absent, damaged, or names classes of other modules.
-        MissingAssetError: the encoder's weights are absent.
+        SearchError: The checkpoint does not contain a retrieval method.
+        CheckpointError: It is missing or damaged, or it names classes of other modules.
+        MissingAssetError: The encoder's weights are missing.
     """
 
     def __init__(self, source: ScorerSource, device: str = "cpu", trust: Sequence[str] = ()) -> None:
@@ -96,29 +92,17 @@ class Scorer:
         self.audio = _audio_options(self.module, data)
         self._first = TwoStage(mask_frames=True)
         options = {name: value for name, value in self.module.hparams.items() if name != "optimizer"}
-        sound = {} if self.audio is None else {"sound": self.audio.describe()}
+        sound = None if self.audio is None else self.audio.describe()
         self.fingerprint: Fingerprint = {
             **method_fingerprint(self.module, self.module.encoder, options),
             **frame_fingerprint(self.module.frames, self.preparation, self.sampling),
-            **sound,
+            **({} if sound is None else {"sound": sound}),
         }
-
-    @property
-    def reading(self) -> tuple[object, ...]:
-        """What `read` depends on besides the file; scorers of equal reading can share a clip."""
-        sound = None if self.audio is None else self.audio.describe()
-        return self.module.frames, self.preparation, self.sampling, sound
+        self.reading = (self.module.frames, self.preparation, self.sampling, sound)
+        """Options of `read`. Scorers with equal ones can share a clip."""
 
     def read(self, path: Path, prepare: FrameTransform | None = None) -> Clip:
-        """Decode one video as the method was trained to see and hear it.
-
-        Args:
-            path: a video file.
-            prepare: makes of each frame what the encoder's own preparation would.
-
-        Raises:
-            VideoError: it cannot be decoded.
-        """
+        """Decode a video as in training; `prepare` replaces the encoder's own preparation of a frame."""
         clip = read_clip(
             path,
             frames=self.module.frames,
@@ -132,17 +116,13 @@ class Scorer:
             add_sound(media, path, None, clip, self.audio, "skip")
         return Clip(media, clip.timestamps)
 
-    def still(self, picture: Image.Image) -> Clip:
-        """Return a picture as a clip of one second that shows nothing else, without sound.
-
-        Args:
-            picture: of mode RGB and any size.
-        """
+    def still(self, image: Image.Image) -> Clip:
+        """Return an RGB image as a silent clip of one second."""
         frames, size = self.module.frames, self.preparation.image_size
-        square = torch.from_numpy(self.preparation(picture).copy()).permute(2, 0, 1)
-        pixels = square.expand(1, frames, 3, size, size)
+        square = torch.from_numpy(self.preparation(image).copy()).permute(2, 0, 1)
+        pixels = square.expand(1, frames, 3, size, size).contiguous()
         times, mask = torch.zeros(frames), torch.ones(1, frames, dtype=torch.bool)
-        media = Media(pixels.contiguous(), mask, duration=torch.ones(1))
+        media = Media(pixels, mask, duration=torch.ones(1))
         if self.audio is not None:
             silence = AudioTrack(np.zeros(SAMPLE_RATE, np.float32), SAMPLE_RATE, np.zeros(STEPS_PER_SECOND, bool))
             media.audio = audio_input(silence, self.audio, times, mask[0], 1.0)
@@ -151,14 +131,14 @@ class Scorer:
 
     @torch.no_grad()
     def encode_videos(self, media: Media) -> VideoFeatures:
-        """Return what `score` takes of M videos, in main memory."""
+        """Return the features of M videos in main memory."""
         index = torch.arange(len(media))
         batch = VideoBatch(media, index, [str(i) for i in range(len(media))]).to(self.device)
         return self.module.video_features(batch).float().to("cpu")
 
     @torch.no_grad()
     def encode_texts(self, texts: list[str]) -> TextFeatures:
-        """Return what `score` takes of N texts, in main memory."""
+        """Return the features of N texts in main memory."""
         batch = TextBatch(texts, torch.arange(len(texts)))
         return self.module.text_features(batch).float().to("cpu")
 
@@ -169,13 +149,10 @@ class Scorer:
         return Scores(scores.similarity.float().cpu())
 
     def sound_share(self, text: TextFeatures, video: VideoFeatures) -> Tensor | None:
-        """Return how much of the scores (N, M) the sound brought: less what is left with the picture in its place.
-
-        None where the method does not hear.
-        """
+        """Return the scores (N, M) minus those with visual instead of audio features; None without audio."""
         if video.audio is None or self.audio is None:
             return None
-        # GAID blends frames and sound; sound that equals the frames changes nothing, whatever the gate says.
+        # GAID blends frames and audio; audio equal to the frames changes nothing, regardless of the gate.
         silent = dataclasses.replace(video, audio=video.frames)
         return self.score(text, video).similarity - self.score(text, silent).similarity
 
@@ -187,19 +164,15 @@ class Scorer:
         """Return the (M, D) vectors of length 1 that the first stage compares: the means of the real frames."""
         return unit(self._first.video_vectors(video))
 
-    def gamma(self) -> float:
-        """Return what the method divides its scores by."""
-        return self.module.score_temperature()
-
     def truncated(self, text: str) -> bool:
-        """Whether a text has more tokens than the method reads."""
+        """Return whether a text has more tokens than the method uses."""
         needed: Any = getattr(getattr(self.module.encoder, "tokenizer", None), "needed", None)
         return needed is not None and bool(needed(text) > self.module.words)
 
 
 def _mean_pooling(source: ScorerSource) -> RetrievalModule:
     with torch.random.fork_rng():
-        torch.manual_seed(source.seed)  # random weights must be the same whenever the index is opened
+        torch.manual_seed(source.seed)  # random weights must be the same each time the index is opened
         try:
             encoder = ClipEncoder(source.architecture, source.weights)
         except ValueError as error:
@@ -223,9 +196,8 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except (ArgumentError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path}: {class_path} cannot be built with the recorded options: {_line(error)}"
-        ) from error
+        reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:500]
+        raise CheckpointError(f"{path}: {class_path} cannot be built with the recorded options: {reason}") from error
     data = saved.get("datamodule_hyper_parameters") or {}
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: datamodule_hyper_parameters is a {type(data).__name__}, expected named options")
@@ -236,16 +208,27 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     return module, data
 
 
-def _line(error: Exception) -> str:
-    """Return what an error says, in one line."""
-    message = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return " ".join(message.split())[:500]
-
-
 def _audio_options(module: RetrievalModule, data: dict[str, Any]) -> AudioOptions | None:
     if getattr(module, "audio_encoder", None) is None:
         return None
     kind: AudioKind = data.get("audio", "none")
-    if kind not in get_args(AudioKind):  # converted checkpoints do not say
+    if kind not in get_args(AudioKind):  # converted checkpoints do not record it
         kind = "wav2vec2" if "Wav2Vec2" in type(module.audio_encoder).__name__ else "whisper"
     return AudioOptions(kind, data.get("audio_alignment", "duration"), data.get("audio_seconds", 60.0))
+
+
+def load_scorers(facts: Sequence[dict[str, Any]], device: str, trust: Sequence[str] = ()) -> dict[str, Scorer]:
+    """Load the scorers of an index by name, and check that their weights have not changed."""
+    models: dict[str, Scorer] = {}
+    for fact in facts:
+        try:
+            model = Scorer(ScorerSource(**fact["source"]), device, trust)
+        except MissingWeightsError as error:
+            raise SearchError(f"{error.looked_for}. The index was created with these weights. Restore them.") from error
+        if differing := differences(fact["fingerprint"], model.fingerprint, "the index"):
+            raise SearchError(
+                f"{fact['source']['checkpoint'] or fact['source']['weights']} has changed since the index was created: "
+                f"{differing}. Restore the previous weights, or index the videos into a new folder."
+            )
+        models[fact["name"]] = model
+    return models

@@ -1,45 +1,52 @@
-"""Long videos cut into segments that are found by themselves: shots, or windows of a fixed length."""
+"""Videos read in segments (shots or windows), with thumbnails, and memory for one segment at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import io
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar, get_args
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from tvr_lightning.media.preparation import Pixels
-from tvr_lightning.media.steady import SteadyFrame
-from tvr_lightning.search.errors import SearchError
+from tvr_lightning.data.audio_alignment import add_sound
+from tvr_lightning.data.batch import Media
+from tvr_lightning.media.preparation import Pixels, Preparation
+from tvr_lightning.media.sampling import Declared, sample_frames
+from tvr_lightning.media.steady import SteadyFrame, steady_frames
+from tvr_lightning.media.video import DecodedClip
+from tvr_lightning.search.errors import RefusedError
 from tvr_lightning.search.results import SegmentKind
+from tvr_lightning.search.scorer import Clip, Scorer
 
 LENGTH = 20.0
-"""Seconds of a segment, unless said otherwise."""
+"""Default duration of a segment in seconds."""
 RATE = 2.0
-"""Pictures per second that are looked at in a video that is cut."""
+"""Frames per second of a video that is cut."""
 SHORTEST_SHOT = 2.0
-"""Seconds; quicker cuts stay together."""
+"""Minimum duration of a shot in seconds."""
 CHANGE = 27.0
-"""By how much hue, saturation and brightness (0 to 255) differ on average where a shot ends; PySceneDetect's own
-threshold of its detector of content (https://www.scenedetect.com/docs/latest/api/detectors.html)."""
-_LOOK = 32  # pixels to a side of what is compared
+"""Mean difference of hue, saturation, and brightness (0 to 255) at a shot boundary; the default of PySceneDetect's
+content detector (https://www.scenedetect.com/docs/latest/api/detectors.html)."""
+LONGEST_SIDE = 320
+"""Size of thumbnails in pixels."""
+_COMPARED = 32  # side in pixels of the images whose differences are measured
 _EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
 class Segments:
-    """How videos are cut.
+    """Rule for cutting videos.
 
     Attributes:
-        kind: "shots" cut where the picture changes, and after `length` seconds at the latest; "windows" every `length`
-            seconds; "none" leaves every video whole.
-        length: seconds; videos that are no longer stay whole.
-        overlap: seconds that a window, or a part of a longer shot, shares with the one before.
-
-    Raises:
-        SearchError: an unknown kind, or lengths that do not fit each other.
+        kind: "shots" cuts at shot boundaries, and after `length` seconds at the latest; "windows" cuts every `length`
+            seconds; "none" does not cut.
+        length: Seconds; videos that are not longer stay whole.
+        overlap: Seconds that a window, or a part of a longer shot, shares with the previous one.
     """
 
     kind: SegmentKind = "shots"
@@ -48,90 +55,152 @@ class Segments:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SegmentKind):
-            raise SearchError(f"segments: {self.kind!r}; expected {', '.join(get_args(SegmentKind))}")
+            raise RefusedError(f"segments: {self.kind!r}; expected {', '.join(get_args(SegmentKind))}")
         if not SHORTEST_SHOT <= self.length <= 3600:
-            raise SearchError(f"segment_length is {self.length:g} s; it must be between {SHORTEST_SHOT:g} and 3600")
+            raise RefusedError(f"segment_length is {self.length:g} s; it must be between {SHORTEST_SHOT:g} and 3600")
         if not 0 <= self.overlap <= self.length - 1:
-            raise SearchError(f"segment_overlap is {self.overlap:g} s; it must be between 0 and {self.length - 1:g}")
+            raise RefusedError(f"segment_overlap is {self.overlap:g} s; it must be between 0 and {self.length - 1:g}")
         if self.kind == "none" and (self.length, self.overlap) != (LENGTH, 0.0):
-            raise SearchError("segments: none does not cut videos. Drop segment_length and segment_overlap.")
+            raise RefusedError("segments: none does not cut videos. Drop segment_length and segment_overlap.")
 
 
-class ChangeFrame:
-    """A picture as changes are measured in it.
+def hue_saturation_brightness(image: Image.Image) -> NDArray[np.int16]:
+    """Return a small copy of an RGB image in which changes are measured."""
+    small = image.resize((_COMPARED, _COMPARED), Image.Resampling.BOX).convert("HSV")
+    return np.asarray(small, dtype=np.int16)
 
-    Args:
-        picture: of mode RGB and any size.
-    """
 
-    def __init__(self, picture: Image.Image) -> None:
-        small = picture.resize((_LOOK, _LOOK), Image.Resampling.BOX).convert("HSV")
-        self.values: NDArray[np.int16] = np.asarray(small, dtype=np.int16)
-
-    def change(self, other: ChangeFrame) -> float:
-        """Return the mean difference of hue, saturation and brightness, 0 to 255; hues lie on a circle."""
-        difference = np.abs(self.values - other.values)
-        difference[..., 0] = np.minimum(difference[..., 0], 256 - difference[..., 0])
-        return float(difference.mean())
+def change(one: NDArray[np.int16], other: NDArray[np.int16]) -> float:
+    """Return the mean difference of hue, saturation, and brightness, 0 to 255; hues lie on a circle."""
+    difference = np.abs(one - other)
+    difference[..., 0] = np.minimum(difference[..., 0], 256 - difference[..., 0])
+    return float(difference.mean())
 
 
 @dataclass
 class Frame:
-    """One picture of a video that is cut.
+    """One frame of a video that is cut: prepared squares (S, S, 3) by preparation, and a small JPEG."""
 
-    Attributes:
-        looked: what changes are measured in.
-        squares: (S, S, 3) as encoders take it, by the way of its preparation.
-        jpeg: what is shown of it; None for pictures that are not kept.
-    """
-
-    looked: ChangeFrame
-    squares: list[Pixels]
-    jpeg: bytes | None
-
-
-F = TypeVar("F", bound=Frame)
+    compared: NDArray[np.int16]
+    squares: dict[Preparation, Pixels]
+    jpeg: bytes
 
 
 @dataclass
-class Segment(Generic[F]):
-    """A segment of a video.
-
-    Attributes:
-        start, end: seconds from the video's first frame.
-        frames: in the order of time, the ones in the overlap with the segment before it included.
-        new: of the frames, how many the segment before it did not have.
-    """
+class Segment:
+    """Frames of a segment; start and end in seconds from the video's first frame."""
 
     start: float
     end: float
-    frames: list[SteadyFrame[F]]
-    new: int
+    frames: list[SteadyFrame[Frame]]
 
 
-def cut(frames: Iterable[SteadyFrame[F]], how: Segments) -> Iterator[Segment[F]]:
-    """Cut a video while it is read; no more than one segment of it is in memory.
-
-    Args:
-        frames: at a steady rate, in the order of time.
-        how: the kind, length and overlap.
-    """
-    held: list[SteadyFrame[F]] = []
-    start, shot, new = 0.0, 0.0, 0
+def cut(frames: Iterable[SteadyFrame[Frame]], rule: Segments) -> Iterator[Segment]:
+    """Cut a video into segments while its frames are read."""
+    held: list[SteadyFrame[Frame]] = []
+    start, shot = 0.0, 0.0
     for frame in frames:
         is_cut = (
-            how.kind == "shots"
+            rule.kind == "shots"
             and held
             and frame.time - shot >= SHORTEST_SHOT - _EPSILON
-            and frame.content.looked.change(held[-1].content.looked) >= CHANGE
+            and change(frame.content.compared, held[-1].content.compared) >= CHANGE
         )
-        if is_cut or frame.time >= start + how.length - _EPSILON:
-            yield Segment(start, frame.time, held, new)
-            start = frame.time if is_cut else start + how.length - how.overlap
+        if is_cut or frame.time >= start + rule.length - _EPSILON:
+            yield Segment(start, frame.time, held)
+            start = frame.time if is_cut else start + rule.length - rule.overlap
             shot = frame.time if is_cut else shot
             held = [] if is_cut else [each for each in held if each.time >= start - _EPSILON]
-            new = 0
         held.append(frame)
-        new += 1
-    if new:
-        yield Segment(start, held[-1].time + 1 / RATE, held, new)
+    if held:
+        yield Segment(start, held[-1].time + 1 / RATE, held)
+
+
+def thumbnail(image: Image.Image) -> bytes:
+    """Return a small JPEG of an RGB image with the same aspect ratio."""
+    small = image.copy()
+    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BOX, reducing_gap=2.0)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=80)
+    return buffer.getvalue()
+
+
+@dataclass
+class SegmentClips:
+    """One segment as read: clips by scorer, and JPEGs by time. Times count from the video's first frame."""
+
+    start: float
+    end: float
+    clips: dict[str, Clip]
+    thumbnails: dict[float, bytes]
+
+
+def read_whole(path: Path, models: dict[str, Scorer]) -> tuple[SegmentClips, tuple[int, int]]:
+    """Read a video as one segment, with the width and height of the displayed frames."""
+    first = next(iter(models.values()))
+    clips: dict[tuple[object, ...], Clip] = {}
+    jpegs: dict[bytes, bytes] = {}
+    size = (0, 0)
+
+    def prepare(image: Image.Image) -> Pixels:
+        nonlocal size
+        square = first.preparation(image)
+        size, jpegs[square.tobytes()] = image.size, thumbnail(image)
+        return square
+
+    for model in models.values():
+        if model.reading not in clips:
+            clips[model.reading] = model.read(path, prepare if model is first else None)
+    media, times = clips[first.reading].media, clips[first.reading].times
+    mask = media.frame_mask[0]
+    pixels = media.pixels[0][mask].permute(0, 2, 3, 1).numpy()
+    thumbnails = {time: jpegs[frame.tobytes()] for time, frame in zip(times[mask].tolist(), pixels, strict=True)}
+    assert media.duration is not None
+    by_name = {name: clips[model.reading] for name, model in models.items()}
+    return SegmentClips(0.0, float(media.duration[0]), by_name, thumbnails), size
+
+
+class LongVideo:
+    """Reads a video segment by segment; then `size` is that of the displayed frames, and `end` the duration."""
+
+    def __init__(self, path: Path, models: dict[str, Scorer], rule: Segments) -> None:
+        self.path, self.models, self.rule = path, models, rule
+        self.size, self.end = (0, 0), 0.0
+
+    def segments(self) -> Iterator[SegmentClips]:
+        """Yield all segments in the order of time."""
+        for segment in cut(self._frames(), self.rule):
+            read: dict[tuple[object, ...], Clip] = {}
+            for model in self.models.values():
+                if model.reading not in read:
+                    read[model.reading] = self._clip(segment, model)
+            clips = {name: read[model.reading] for name, model in self.models.items()}
+            used = {time for clip in read.values() for time in clip.times.tolist()}
+            thumbnails = {frame.time: frame.content.jpeg for frame in segment.frames if frame.time in used}
+            yield SegmentClips(segment.start, segment.end, clips, thumbnails)
+
+    def _frames(self) -> Generator[SteadyFrame[Frame], None, None]:
+        self.end = yield from steady_frames(self.path, RATE, self._frame)
+
+    def _frame(self, image: Image.Image) -> Frame:
+        self.size = image.size
+        preparations = {model.preparation for model in self.models.values()}
+        return Frame(
+            hue_saturation_brightness(image), {prepare: prepare(image) for prepare in preparations}, thumbnail(image)
+        )
+
+    def _clip(self, segment: Segment, model: Scorer) -> Clip:
+        length, frames = segment.end - segment.start, model.module.frames
+        moments = np.array([frame.time for frame in segment.frames]) - segment.start
+        chosen = sample_frames(moments, length, frames, model.sampling, declared=Declared(RATE, len(moments)))
+        squares = np.stack([segment.frames[place].content.squares[model.preparation] for place in chosen.tolist()])
+        prepared = torch.from_numpy(squares).permute(0, 3, 1, 2)
+        pixels = prepared.new_zeros(frames, *prepared.shape[1:])
+        pixels[: len(chosen)] = prepared
+        times, mask = torch.zeros(frames), torch.arange(frames) < len(chosen)
+        times[: len(chosen)] = torch.from_numpy(moments[chosen] + segment.start).float()
+        media = Media(pixels[None], mask[None], duration=torch.tensor([length], dtype=torch.float32))
+        if model.audio is not None:
+            whole = DecodedClip(pixels, mask, times, segment.end)
+            add_sound(media, self.path, (segment.start, segment.end), whole, model.audio, "skip")
+        return Clip(media, times)

@@ -1,19 +1,20 @@
-"""`tvr index`, `tvr search` and `tvr serve`; their signatures and docstrings are the command line."""
+"""`tvr index`, `tvr search`, and `tvr serve`; their signatures and docstrings are the command line."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.places import File, Folder, NewFolder, Place
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count, Range, Share
-from tvr_lightning.search.errors import SearchError
-from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock
+from tvr_lightning.search.errors import RefusedError, SearchError
+from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 
 CAPTIONS_SHOWN = 2
 Index = Annotated[Path, Place("folder", "make one with tvr index VIDEOS... --out {path}")]
@@ -24,14 +25,13 @@ def run_index(
     out: NewFolder = Path("index"),
     ckpt_path: list[File] | None = None,
     weights: str | None = None,
-    architecture: str = "ViT-B-32",
-    frames: Count = 12,
-    sampling: FrameSampling = "one-fps-uniform",
-    seed: int = 0,
+    architecture: str | None = None,
+    frames: Count | None = None,
+    sampling: FrameSampling | None = None,
+    seed: int | None = None,
     store: str | None = None,
     bank: File | None = None,
     captions: File | None = None,
-    captioner: str | None = None,
     trust: list[str] | None = None,
     segments: SegmentKind | None = None,
     segment_length: float | None = None,
@@ -48,14 +48,13 @@ def run_index(
         out: folder of the index.
         ckpt_path: checkpoints of one or more methods; the vectors of the first find candidates, and each can rank them.
         weights: weights of a CLIP with averaged frames, without a checkpoint: a file, an open_clip tag, or none.
-        architecture: open_clip name of that CLIP.
-        frames: number of frames per video, without a checkpoint.
-        sampling: rule for selecting the frames, without a checkpoint.
-        seed: seed for random weights.
-        store: lancedb, qdrant://HOST:PORT, or an address such as s3://BUCKET/PATH.
-        bank: text file with one query per line, for --normalize sinkhorn and for finding the texts of a video.
+        architecture: open_clip name of that CLIP; ViT-B-32 by default.
+        frames: number of frames per video of that CLIP; 12 by default.
+        sampling: rule for selecting those frames; one-fps-uniform by default.
+        seed: seed for its random weights; 0 by default.
+        store: lancedb, or qdrant://HOST:PORT.
+        bank: text file with one query per line, for --normalize sinkhorn.
         captions: file with descriptions of the videos: parquet from `tvr caption`, or .csv or .jsonl with its columns.
-        captioner: vision-language model that describes the videos instead: a hub name or a folder.
         trust: module whose classes the checkpoints may name, can be repeated; its code is run.
         segments: rule for cutting videos longer than segment_length: shots (by default), windows, or none.
         segment_length: length of a window, and maximum length of a shot, in seconds; 20 by default.
@@ -65,19 +64,29 @@ def run_index(
         device: device for the encoders; a GPU by default if available.
         prune: removal of missing videos even if they are more than 5 % of the index, or moved within their folder.
     """
+    encoder = {"architecture": architecture, "frames": frames, "sampling": sampling, "seed": seed}
+    options: dict[str, Any] = {name: value for name, value in encoder.items() if value is not None}
+    named, is_new = " and ".join(f"--{name}" for name in options), not (out / "catalog.sqlite").is_file()
+    if ckpt_path and weights:
+        raise RefusedError(
+            "--ckpt_path and --weights conflict, since a checkpoint contains its own weights. Drop one of them."
+        )
+    if options and ckpt_path:
+        raise RefusedError(
+            f"{named} cannot be combined with --ckpt_path, since a checkpoint records them. Drop {named}."
+        )
+    if options and not weights and not is_new:
+        raise RefusedError(f"{out} records the options of its methods. Drop {named}, or index into a new folder.")
+    if seed is not None and weights != "none":
+        raise RefusedError("--seed applies only to random weights. Drop it, or pass --weights none.")
     with shown("index: loading"):
         from tvr_lightning.search.indexing import index
         from tvr_lightning.search.scorer import ScorerSource
         from tvr_lightning.search.segments import LENGTH, Segments
 
-    if ckpt_path and weights:
-        raise SearchError(
-            "--ckpt_path and --weights conflict, since a checkpoint contains its own weights. Drop one of them."
-        )
     sources = [ScorerSource(checkpoint=str(path)) for path in ckpt_path or []]
-    new = not (out / "catalog.sqlite").is_file()
-    if not sources and (weights or new):
-        sources = [ScorerSource(None, architecture, weights or "openai", seed, frames, sampling)]
+    if not sources and (weights or is_new):
+        sources = [ScorerSource(weights=weights or "openai", **options)]
         if weights == "none":
             print(
                 "WARNING: The weights are RANDOM, so results are meaningless. Use --ckpt_path or --weights.",
@@ -87,10 +96,10 @@ def run_index(
         queries = None if bank is None else bank.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SearchError(f"{bank}: cannot be read as text: {error}") from error
-    given = (segments, segment_length, segment_overlap) != (None, None, None)
-    length = LENGTH if segment_length is None else segment_length
-    wanted = Segments(segments or "shots", length, segment_overlap or 0.0) if given else None
-    chosen = _device(device)
+    cutting = None
+    if (segments, segment_length, segment_overlap) != (None, None, None):
+        length = LENGTH if segment_length is None else segment_length
+        cutting = Segments(segments or "shots", length, segment_overlap or 0.0)
     report = index(
         videos,
         out,
@@ -99,15 +108,14 @@ def run_index(
         queries,
         batch_size,
         num_workers,
-        chosen,
+        _device(device),
         captions=captions,
-        captioner=captioner,
         trust=trust or (),
-        segments=wanted,
+        segments=cutting,
         prune=prune,
     )
     for line in report.lines():
-        print(line)
+        print(printable(line))
     if report.total:
         print(f'Wrote {out}. Next: tvr search "a query" --index {out}, or tvr serve --index {out}')
         return 0
@@ -140,26 +148,38 @@ def run_search(
         image: example image instead of or in addition to text.
         top: number of results.
         rerank: scorer that ranks the candidates, such as gare, tcmgc or gaid; none keeps the order of the vectors.
-        candidates: number of videos that this scorer ranks.
+        candidates: number of segments that this scorer ranks.
         normalize: sinkhorn keeps hub videos from dominating the results; the index needs a --bank.
         folder: folder whose videos may be found, relative to an indexed folder.
         min_relevance: minimum relevance of results, from 0 to 1: the share of unrelated queries that would score lower.
         json: print JSON.
-        store: address of the index's vectors, such as s3://BUCKET/PATH, for an index that another user made.
+        store: address of the index's vectors, qdrant://HOST:PORT, for an index that another user made.
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
         device: device for the methods; a GPU by default if available.
     """
-    text, example = " ".join(query), video or image
     if video and image:
-        raise SearchError("Use one example, either --video or --image.")
-    if example and not text and (rerank is not None or normalize != "none" or min_relevance is not None):
-        raise SearchError("Examples are compared frame by frame. Drop --rerank, --normalize, and --min_relevance.")
+        raise RefusedError("Use one example, either --video or --image.")
     with shown("search: opening the index; tvr serve keeps it open"):
         from tvr_lightning.search.engine import Searcher
+        from tvr_lightning.search.query import SearchQuery, ValidationError, sentence
 
         with Searcher(index, _device(device), store, trust or ()) as searcher:
-            like = searcher.read_example(example, "image" if image else "clip") if example else None
-            answer = searcher.search(text, top, rerank, candidates, normalize, folder, min_relevance, like)
+            example = video or image
+            like = searcher.add_example(example, "image" if image else "clip") if example else None
+            try:
+                asked = SearchQuery(
+                    query=" ".join(query),
+                    like=like,
+                    top=top,
+                    rerank=rerank,
+                    candidates=candidates,
+                    normalize=normalize,
+                    folder=folder,
+                    min_relevance=min_relevance,
+                )
+            except ValidationError as error:
+                raise RefusedError(sentence(error.errors())) from error
+            answer = searcher.search(asked)
     show(answer, as_json=json)
     return 0
 
@@ -184,9 +204,9 @@ def run_serve(
         port: port to listen on.
         token: token that clients send in a header, or once in the page's address; TVR_SEARCH_TOKEN by default.
         max_upload_mib: maximum size of an example clip in MiB.
-        max_pending: maximum number of running and pending searches; further requests get status 429.
+        max_pending: maximum number of running and pending searches, and of uploads; further requests get status 429.
         videos: folder whose videos may be served, can be repeated; the folders that you indexed by default.
-        store: address of the index's vectors, such as s3://BUCKET/PATH, for an index that another user made.
+        store: address of the index's vectors, qdrant://HOST:PORT, for an index that another user made.
         trust: module whose classes the index's checkpoints may name, can be repeated; its code is run.
         device: device for the methods; a GPU by default if available.
     """
@@ -209,22 +229,17 @@ def _device(name: str | None) -> str:
 def show(answer: Answer, as_json: bool) -> None:
     """Print what was found, as text or as JSON."""
     if as_json:
-        print(json.dumps(answer.plain(), indent=2, ensure_ascii=False))
+        print(json.dumps(asdict(answer), indent=2))
         return
-    for note in answer.notes:
-        print(f"note: {note}")
+    lines = [f"note: {note}" for note in answer.notes]
     for r in answer.results:
-        where = ", ".join(f"{clock(m.time)} ({m.similarity:.3f})" for m in r.best)
         extra = "" if r.relevance is None else f"  relevance {r.relevance:.2f}"
         extra += "" if r.sound is None else f"  sound {r.sound:+.3f}"
         extra += "" if r.bias is None else f"  bias {r.bias:+.3f}"
-        path = _from_here(Path(r.path))
-        print(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
-        print(f"     best at {where}")
-        for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]:
-            print(f"     {text}")
-
-
-def _from_here(path: Path) -> Path:
-    """Return a path as a user would type it: from the working folder on where it lies inside."""
-    return path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path
+        path = Path(r.path)
+        path = path.relative_to(Path.cwd()) if Path.cwd() in path.parents else path
+        lines.append(f"{r.rank:3d}. {r.score:.4f}  (candidate {r.first_rank}, cosine {r.cosine:.3f}){extra}  {path}")
+        lines.append(f"     best at {', '.join(f'{clock(m.time)} ({m.similarity:.3f})' for m in r.best)}")
+        lines += [f"     {text}" for text in list(dict.fromkeys(r.captions))[:CAPTIONS_SHOWN]]
+    for line in lines:
+        print(printable(line))

@@ -1,6 +1,6 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
-const OPTIONS = ["folder", "rerank", "beside", "normalize", "top"];
+const OPTIONS = ["folder", "rerank", "normalize", "top"];
 const PAGE = 24;
 const GOOD = 0.9;
 /* The current query: an example as {id, name}, and the number of the latest request. */
@@ -27,15 +27,17 @@ function filters() {
   return new URLSearchParams($("folder").value ? { folder: $("folder").value } : {});
 }
 
-function searchAddress(rerank) {
+function searchAddress() {
   const values = filters();
   const query = $("query").value.trim();
   values.set("top", $("top").value || "12");
   values.set("query", query);
   if (state.example) values.set("like", state.example.id);
-  if (query && rerank) values.set("rerank", rerank);
-  values.set("normalize", $("normalize").value || "none");
-  if (query && $("good").checked) values.set("threshold", String(GOOD));
+  if (query) {
+    values.set("rerank", $("rerank").value);
+    values.set("normalize", $("normalize").value);
+    if ($("good").checked) values.set("min_relevance", String(GOOD));
+  }
   return `/api/search?${values}`;
 }
 
@@ -96,24 +98,23 @@ const isAsked = () => $("query").value.trim() !== "" || state.example !== null;
 
 /* A video of the library as a result without moments. */
 function plain(video) {
-  return { captions: [], ...video, start: 0, best: [], moments: [], relevance: null };
+  return { ...video, start: 0, best: [], moments: [], relevance: null };
 }
 
-/* Ask for one answer, or two to show side by side; an answer that was overtaken by a later question is dropped. */
+/* Search; an answer that was overtaken by a later query is dropped. */
 async function ask() {
   const mine = ++state.asked;
-  const scorers = [$("rerank").value];
-  if ($("beside").value && $("query").value.trim()) scorers.push($("beside").value);
   say("Searching …");
   $("start").hidden = true;
   try {
-    const answers = await Promise.all(scorers.map((name) => fetchJson(searchAddress(name))));
+    const answer = await fetchJson(searchAddress());
     if (mine !== state.asked) return;
-    state.results = answers[0].results;
-    $("answers").replaceChildren(...answers.map((answer) => drawAnswer(answer, answers.length > 1)));
-    const notes = answers.flatMap((answer) => answer.notes);
-    const count = answers[0].results.length;
-    say([`${count} of ${answers[0].videos} videos`, ...new Set(notes)].join("; "));
+    state.results = answer.results;
+    const heading = document.createElement("h2"), list = document.createElement("ol");
+    heading.textContent = answer.weak ? "Nothing here matches well" : "Best matches";
+    list.append(...answer.results.map((result) => drawCard(result, () => answer.results)));
+    $("answers").replaceChildren(heading, list);
+    say([`${answer.results.length} of ${answer.videos} videos`, ...answer.notes].join("; "));
   } catch (error) {
     if (mine !== state.asked) return;
     $("answers").replaceChildren();
@@ -190,18 +191,6 @@ async function askFile(files) {
   }
 }
 
-function drawAnswer(answer, several) {
-  const section = document.createElement("section");
-  const heading = document.createElement("h2");
-  const name = answer.rerank === "none" ? "without reranking" : `by ${answer.rerank}`;
-  heading.textContent = answer.weak ? "Nothing here matches well" : "Best matches";
-  if (several) heading.textContent = `Ranked ${name}`;
-  const list = document.createElement("ol");
-  list.append(...answer.results.map((result) => drawCard(result, () => answer.results)));
-  section.append(heading, list);
-  return section;
-}
-
 function drawCard(result, list) {
   const item = $("card").content.cloneNode(true).firstElementChild;
   const find = (selector) => item.querySelector(selector);
@@ -224,36 +213,11 @@ function drawCard(result, list) {
   find(".play").addEventListener("click", () => play(result.start));
   find(".similar").setAttribute("aria-label", `More like this: ${result.path}`);
   find(".similar").addEventListener("click", () => askLike(result));
-  find(".strip").hidden = !result.moments.length;
+  find(".chart").hidden = !result.moments.length;
+  find(".duration").textContent = clock(result.duration);
   drawBars(find(".strip"), result);
   drawMoments(find(".moments"), result, play);
-  preview(find(".play"), image, result);
   return item;
-}
-
-/* While the pointer rests on a card, its video's pictures go by. */
-function preview(button, image, result) {
-  let timer = null, times = null, place = 0;
-  const still = image.src;
-  const show = () => { if (times.length) image.src = `/api/videos/${result.id}/picture?time=${times[place++ % times.length]}`; };
-  button.addEventListener("pointerenter", async () => {
-    if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-    timer = 0;
-    try {
-      times ??= (await fetchJson(`/api/videos/${result.id}/about`)).pictures;
-    } catch {
-      return;
-    }
-    if (timer !== 0) return;
-    place = 0;
-    show();
-    timer = setInterval(show, 600);
-  });
-  button.addEventListener("pointerleave", () => {
-    clearInterval(timer);
-    timer = null;
-    image.src = still;
-  });
 }
 
 document.addEventListener("keydown", (event) => {
@@ -336,23 +300,9 @@ function option(value, text = value) {
 
 function drawOptions(index) {
   $("state").textContent = `${index.videos} videos` + (index.skipped ? `, ${index.skipped} could not be read` : "");
-  const named = [...index.scorers.map((name) => option(name)), option("none", "vectors only")];
-  $("rerank").append(...named.map((each) => each.cloneNode(true)));
-  $("beside").append(...named);
+  $("rerank").append(...index.scorers.map((name) => option(name)), option("none", "vectors only"));
   $("normalize").append(...index.normalize.map((name) => option(name)));
   $("folder").append(...index.folders.map((each) => option(each.folder, `${each.folder === "." ? "(top)" : each.folder} (${each.count})`)));
-  $("ideas").hidden = !index.examples.length;
-  $("examples").append(...index.examples.map((text) => {
-    const idea = document.createElement("button");
-    idea.type = "button";
-    idea.className = "idea";
-    idea.textContent = text;
-    idea.addEventListener("click", () => {
-      $("query").value = text;
-      submit();
-    });
-    return idea;
-  }));
 }
 
 fetchJson("/api/index").then((index) => {

@@ -23,7 +23,7 @@ function drawBars(strip, result) {
     bar.style.width = `${width}%`;
     bar.style.height = `${10 + (90 * (moment.similarity - least)) / span}%`;
     bar.classList.toggle("best", result.best.some((best) => best.time === moment.time));
-    bar.title = clock(moment.time);
+    bar.title = `${clock(moment.time)}: similarity ${moment.similarity.toFixed(3)}`;
     strip.append(bar);
   }
 }
@@ -64,7 +64,8 @@ function openPlayer(list, place, time) {
   document.getElementById("playing").textContent = result.path;
   const strip = document.getElementById("strip");
   strip.setAttribute("aria-valuemax", String(Math.ceil(result.duration)));
-  strip.hidden = !result.moments.length;
+  strip.hidden = strip.nextElementSibling.hidden = !result.moments.length;
+  document.getElementById("duration").textContent = clock(result.duration);
   drawBars(strip, result);
   showTime(time);
   drawMoments(document.getElementById("moments"), result, seek);
