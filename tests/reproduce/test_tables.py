@@ -105,7 +105,7 @@ def test_a_wrong_table_names_file_run_and_fix(tmp_path, changes, said):
 def test_a_figure_without_printed_numbers_has_lines_of_its_own(tmp_path):
     runs = {name: {"config": ["method.yaml"], "shows": f"{name} frames"} for name in ("12", "15")}
     table = load_table("mine", write(tmp_path, table="Fig9", runs=runs))
-    assert not table.printed
+    assert table.rows == ()
     assert [(row.variant, row.direction) for row in table.published()] == [
         (f"{name} frames", direction) for name in ("12", "15") for direction in ("t2v", "v2t")
     ]
