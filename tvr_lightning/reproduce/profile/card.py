@@ -1,4 +1,4 @@
-"""Profile cards: what a method costs, one JSON file per method and encoder, in `profiles/` beside the run cards."""
+"""Profile cards: the cost of a method, one JSON file per method and encoder, in `profiles/` next to the run cards."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tvr_lightning.reproduce.runs.card import CardError, read_record, write_reco
 
 @dataclass
 class ProfileCard:
-    """One profile.
+    """Record of one profile.
 
     Attributes:
-        name: `<method>-<encoder>`, also of the file.
-        method: title of the method.
-        encoder: class and architecture of the encoder.
-        options: of the method, as its recipe resolved them.
-        batch, queries, frames, words, image_size: what was run.
-        repeats: measurements behind each time.
-        precision: of the forward passes whose time and memory were measured, as Lightning names it.
-        costs: what was measured.
-        environment: versions, git state, machine, date.
-        schema: of this file.
+        name: `<method>-<encoder>`; name of the file.
+        method: Title of the method.
+        encoder: Class and architecture of the encoder.
+        options: Resolved options of the method.
+        batch, queries, frames, words, image_size: Sizes of the inputs.
+        repeats: Number of measurements of each time.
+        precision: Lightning's name of the precision.
+        costs: Measured costs.
+        environment: Versions, git state, machine, device, and date.
+        schema: Version of these fields.
     """
 
     name: str
