@@ -21,9 +21,11 @@ from tvr_lightning.places import NewFolder
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count, Range
 from tvr_lightning.recipe import RecipeCLI, plain
-from tvr_lightning.recipe_files import RecipeError
+from tvr_lightning.recipe_files import RecipeError, refuse_options
 from tvr_lightning.reproduce.profile.card import ProfileCard, write_profile
 from tvr_lightning.reproduce.profile.costs import STAGES, measure_costs
+
+BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plugins")
 
 
 class _MethodCLI(RecipeCLI):
@@ -79,8 +81,11 @@ def run_profile(
         repeats: number of time measurements, of which the median is reported.
         random_weights: build all encoders with random weights instead of the recipe's; the cost is the same.
         device: device to measure on; a GPU by default if available.
-        overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
+        overrides: options that override the recipes, such as `--data.init_args.frames=32`.
     """
+    given = dict.fromkeys(option.removeprefix("--").partition("=")[0] for option in overrides)
+    ignored = [name for name in given if name == BATCH or (name.startswith("trainer.") and name not in APPLIED)]
+    refuse_options(dict.fromkeys(ignored, True), "cannot be used in a profile, which has --batch_size and --device.")
     arguments = [item for path in config for item in ("--config", path)]
     with weights_follow() if random_weights else nullcontext():  # for encoders that a recipe leaves to its method
         cli = _MethodCLI([*arguments, *overrides], random_weights)
