@@ -51,54 +51,30 @@ _OPTIONAL = {"row", "shows", "backbone", "on_fixture", "set", "trained_by", "tra
 
 @dataclass(frozen=True)
 class TableRun:
-    """One run of a table.
-
-    Attributes:
-        name: Name in the table.
-        config: Recipe files.
-        settings: Values by dotted option, over the recipes.
-        row: Fields of the published row.
-        entry: The row that the run stands for.
-        backbone: Recipe of the backbone, without the synthetic datasets.
-        trained_by: Run whose weights it evaluates.
-        trains: Whether it trains.
-        on_fixture: Recipe over fixture.yaml.
-        shows: Description of an additional row.
-        below: Published row that the additional row follows.
-    """
+    """One run of a table."""
 
     name: str
     config: tuple[Path, ...]
-    settings: Mapping[str, Any]
-    row: Mapping[str, Any]
-    entry: Entry
-    backbone: Path | None = None
-    trained_by: str | None = None
+    settings: Mapping[str, Any]  # values by dotted option, over the recipes
+    entry: Entry  # the row that the run stands for
+    backbone: Path | None = None  # recipe that synthetic runs omit
+    trained_by: str | None = None  # run whose weights it evaluates
     trains: bool = True
-    on_fixture: Path | None = None
-    shows: str | None = None
-    below: Entry | None = None
+    on_fixture: Path | None = None  # recipe over fixture.yaml
+    shows: str | None = None  # description of an additional row
+    below: Entry | None = None  # published row that the additional row follows
 
 
 @dataclass(frozen=True)
 class TableRecipe:
-    """One published table and the runs that stand for its rows.
-
-    Attributes:
-        name: Name of the file, such as `gare-1`.
-        paper, table: As in the published results.
-        runs: Runs in the order of the file.
-        rows: Published rows; empty for a figure without numbers.
-        baselines: Runs that the others are compared with, on the same dataset and backbone.
-        note: Text after the table.
-    """
+    """One published table and the runs that stand for its rows."""
 
     name: str
     paper: str
     table: str
     runs: tuple[TableRun, ...]
-    rows: tuple[PublishedRow, ...] = ()
-    baselines: tuple[str, ...] = ()
+    rows: tuple[PublishedRow, ...] = ()  # published; empty for a figure without numbers
+    baselines: tuple[str, ...] = ()  # runs that the others of the same dataset and backbone are compared with
     note: str | None = None
 
     def published(self) -> list[PublishedRow]:
@@ -152,7 +128,7 @@ def _table(name: str, recipes: Path, content: Any) -> TableRecipe:
     claimed: dict[Entry, str] = {}
     for run in runs.values():
         if (first := claimed.setdefault(run.entry, run.name)) != run.name:
-            same = f"row {run.shows}. Rename" if run.shows else f"published row {run.row}. Narrow"
+            same = f"row {run.shows}. Rename" if run.shows else "published row. Narrow"
             raise _TableError(f"runs {first} and {run.name} have the same {same} one of them.")
         if run.trained_by is not None and (run.trained_by not in runs or not runs[run.trained_by].trains):
             raise _TableError(f"run {run.name}: trained_by {run.trained_by!r} is not a run of this table that trains")
@@ -160,9 +136,7 @@ def _table(name: str, recipes: Path, content: Any) -> TableRecipe:
     baselines = (given,) if isinstance(given, str) else tuple(given)
     if unknown := [baseline for baseline in baselines if baseline not in runs]:
         raise _TableError(f"baseline {unknown[0]!r} is not a run of this table. Available: {', '.join(runs)}")
-    if note is not None and (not isinstance(note, str) or not note.strip()):
-        raise _TableError(f"note must be text, got {note!r}; remove it if it is empty")
-    return TableRecipe(name, paper, table, tuple(runs.values()), tuple(rows), baselines, note and note.strip())
+    return TableRecipe(name, paper, table, tuple(runs.values()), tuple(rows), baselines, note and str(note).strip())
 
 
 def _keys(where: str, values: Any, needed: set[str], allowed: set[str]) -> dict[str, Any]:
@@ -179,19 +153,15 @@ def _keys(where: str, values: Any, needed: set[str], allowed: set[str]) -> dict[
 def _run(name: str, values: Any, recipes: Path, rows: list[PublishedRow], paper: str, table: str) -> TableRun:
     raw = _keys(f"run {name}", values, {"config"}, _OPTIONAL)
     row = _keys(f"run {name}, row", raw.get("row", {}), set(), set(_SELECTORS))
-    shows = str(raw["shows"]) if "shows" in raw else None
-    trains = raw.get("trains", "trained_by" not in raw)
-    if not isinstance(trains, bool) or (trains and "trained_by" in raw):
-        raise _TableError(
-            f"run {name}: trains is {trains!r}; set it to true or false, and not to true if trained_by is set"
-        )
+    if raw.get("trains", False) is not False or {"trains", "trained_by"} <= set(raw):
+        raise _TableError(f"run {name}: trains is {raw['trains']!r}; omit it, or set it to false without trained_by")
     config = tuple(recipes / file for file in raw["config"])
     backbone = recipes / "backbone" / f"{raw['backbone']}.yaml" if "backbone" in raw else None
     on_fixture = recipes / f"{raw['on_fixture']}.yaml" if "on_fixture" in raw else None
     for file in (*config, backbone, on_fixture):
         if file is not None and not file.is_file():
             raise _TableError(f"run {name}: there is no recipe {file}")
-    below = None
+    shows, below = str(raw["shows"]) if "shows" in raw else None, None
     if "row" in raw:
         entry = _entry(name, row, rows)
         if shows is not None:
@@ -201,12 +171,10 @@ def _run(name: str, values: Any, recipes: Path, rows: list[PublishedRow], paper:
     elif shows is not None:
         entry = unprinted_entry(paper, table, shows)
     else:
-        raise _TableError(
-            f"run {name}: set row (a published row), shows (an additional row), or both (an additional row after the "
-            "published one)"
-        )
+        raise _TableError(f"run {name}: set row (a published row), shows (an additional row), or both")
+    trains = not {"trains", "trained_by"} & set(raw)
     settings, trained_by = raw.get("set") or {}, raw.get("trained_by")
-    return TableRun(name, config, settings, row, entry, backbone, trained_by, trains, on_fixture, shows, below)
+    return TableRun(name, config, settings, entry, backbone, trained_by, trains, on_fixture, shows, below)
 
 
 def _entry(name: str, row: Mapping[str, Any], rows: list[PublishedRow]) -> Entry:

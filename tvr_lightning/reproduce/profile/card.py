@@ -12,34 +12,21 @@ from tvr_lightning.reproduce.runs.card import CardError, read_record, write_reco
 
 @dataclass
 class ProfileCard:
-    """Record of one profile.
+    """Record of one profile: its inputs and the measured costs."""
 
-    Attributes:
-        name: `<method>-<encoder>`; name of the file.
-        method: Title of the method.
-        encoder: Class and architecture of the encoder.
-        options: Resolved options of the method.
-        batch, queries, frames, words, image_size: Sizes of the inputs.
-        repeats: Number of measurements of each time.
-        precision: Lightning's name of the precision.
-        costs: Measured costs.
-        environment: Versions, git state, machine, device, and date.
-        schema: Version of these fields.
-    """
-
-    name: str
+    name: str  # <method>-<encoder>; name of the file
     method: str
-    encoder: str
+    encoder: str  # class and architecture
     options: dict[str, Any]
     batch: int
     queries: int
     frames: int
     words: int
     image_size: int
-    repeats: int
+    repeats: int  # measurements of each time
     precision: str
     costs: Costs
-    environment: dict[str, Any]
+    environment: dict[str, Any]  # versions, git state, machine, device, and date
     schema: int = 2
 
 

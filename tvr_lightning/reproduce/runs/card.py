@@ -31,38 +31,21 @@ class CardError(UserError, ValueError):
 
 @dataclass
 class Card:
-    """Record of one run.
+    """Record of one run."""
 
-    Attributes:
-        key: Digest of what decides the run; name of the card's files.
-        name: `<table>/<run>` that it was made for.
-        status: `finished`, or `failed` with its `error`.
-        run: Fields of the `PlannedRun`.
-        error: Last lines of a failed run.
-        results: Content of the run's `results.json`; of a run that stores features, its `ExtractReport`.
-        checkpoint: File of the weights that produced the results.
-        features: Folder of the features that the run stored.
-        steps, epochs: Optimizer steps and epochs of the weights.
-        seconds: Wall-clock time of the run's process, and of earlier processes that were interrupted.
-        peak_memory_mib: Maximum resident memory of the process.
-        peak_device_memory_mib: Maximum memory allocated on the GPU; None without one.
-        warnings: Distinct warnings of the run.
-        schema: Version of these fields.
-    """
-
-    key: str
-    name: str
+    key: str  # name of the card's files
+    name: str  # <table>/<run> that it was made for
     status: Literal["finished", "failed"]
-    run: dict[str, Any]
-    error: str | None = None
-    results: dict[str, Any] | None = None
-    checkpoint: str | None = None
-    features: str | None = None
-    steps: int | None = None
+    run: dict[str, Any]  # fields of the PlannedRun
+    error: str | None = None  # last lines of a failed run
+    results: dict[str, Any] | None = None  # content of results.json; of a run that stores features, its ExtractReport
+    checkpoint: str | None = None  # of the weights that produced the results
+    features: str | None = None  # folder that the run stored
+    steps: int | None = None  # of the weights
     epochs: int | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # of the run's process, and of earlier ones that were interrupted
     peak_memory_mib: float | None = None
-    peak_device_memory_mib: float | None = None
+    peak_device_memory_mib: float | None = None  # None without a GPU
     warnings: list[str] = field(default_factory=list)
     schema: int = 3
 

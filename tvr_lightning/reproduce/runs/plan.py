@@ -38,64 +38,36 @@ FILES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings for all runs of one `tvr reproduce`.
+    """Settings for all runs of one `tvr reproduce`."""
 
-    Attributes:
-        recipes: Folder of the recipes.
-        root: Parent folder of the datasets.
-        fixture_videos: Number of videos per synthetic dataset; None with real data.
-        overlay: Recipe over those of every run, but not over the table's own values.
-        seeds: Seeds of the runs; empty for each recipe's own.
-        share: What synthetic runs share: `nothing`; `encoder`, one that was trained once on the synthetic MSR-VTT; or
-            `features`, stored once per dataset with that encoder, without runs of other backbones.
-    """
-
-    recipes: Path
-    root: Path
-    fixture_videos: int | None = None
-    overlay: Path | None = None
-    seeds: tuple[int, ...] = ()
-    share: Share = "nothing"
+    recipes: Path  # folder
+    root: Path  # parent folder of the datasets
+    fixture_videos: int | None = None  # per synthetic dataset; None with real data
+    overlay: Path | None = None  # recipe over those of every run, but not over the table's own values
+    seeds: tuple[int, ...] = ()  # empty for each recipe's own
+    share: Share = "nothing"  # encoder: trained once on the synthetic MSR-VTT; features: stored once with that encoder
 
 
 @dataclass
 class PlannedRun:
-    """One run.
+    """One run; runs that it needs are named by their keys."""
 
-    Attributes:
-        key: Digest of all that decides the run's results.
-        name: `<table>/<run>` of the first row it stands for.
-        claims: Every `<table>/<run>` it stands for.
-        verb: `fit`; `test` if the run trains nothing; `extract` if it stores features.
-        configs: Recipe files, later ones over earlier ones.
-        settings: The table's own values, nested, over the recipes.
-        overrides: Command-line options over all of these.
-        seed: Chosen seed; None for the recipe's own.
-        dataset: Folder name of the dataset, such as `msrvtt`.
-        fixture_videos, share: As in `Setting`.
-        fingerprints: Digests or names of `config`, `code`, `data`, `weights`, and `files`.
-        trained_by: Key of the run whose weights are tested.
-        encoder_from: Key of the run that trained the encoder.
-        store: Key of the run that stored the features.
-        overlay: `path` and `digest` of the overlay.
-    """
-
-    key: str
-    name: str
-    claims: list[str]
+    key: str  # digest of all that decides its results
+    name: str  # <table>/<run> of the first row that it stands for
+    claims: list[str]  # every <table>/<run> that it stands for
     verb: Command
-    configs: list[str]
-    settings: dict[str, Any]
-    overrides: list[str]
-    seed: int | None
-    dataset: str
+    configs: list[str]  # recipe files, later ones over earlier ones
+    settings: dict[str, Any]  # the table's own values, nested, over the recipes
+    overrides: list[str]  # command-line options over all of these
+    seed: int | None  # None for the recipe's own
+    dataset: str  # folder name, such as msrvtt
     fixture_videos: int | None
     share: Share
-    fingerprints: dict[str, str]
-    trained_by: str | None = None
+    fingerprints: dict[str, str]  # of config, code, data, weights, and files
+    trained_by: str | None = None  # whose weights it tests
     encoder_from: str | None = None
-    store: str | None = None
-    overlay: dict[str, str] | None = None
+    store: str | None = None  # that stored the features which it reads
+    overlay: dict[str, str] | None = None  # path and digest
 
     @property
     def needs(self) -> dict[str, str]:
@@ -110,19 +82,12 @@ class PlannedRun:
 
 @dataclass
 class Plan:
-    """The runs of some tables, each after the runs that it needs.
-
-    Attributes:
-        tables: The tables.
-        setting: Settings for all runs.
-        runs: Runs by key.
-        chosen: Keys of the runs of all seeds, by `<table>/<run>`.
-    """
+    """The runs of some tables, each after the runs that it needs."""
 
     tables: list[TableRecipe]
     setting: Setting
-    runs: dict[str, PlannedRun] = field(default_factory=dict)
-    chosen: dict[str, list[str]] = field(default_factory=dict)
+    runs: dict[str, PlannedRun] = field(default_factory=dict)  # by key
+    chosen: dict[str, list[str]] = field(default_factory=dict)  # keys for all seeds, by <table>/<run>
 
     def runs_of(self, table: TableRecipe) -> dict[str, list[PlannedRun]]:
         """Return a table's runs, one per seed, by their names in the table."""

@@ -26,26 +26,12 @@ CARD_SECONDS = 30.0  # until a card that another machine wrote is visible on a s
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True)
 class Folders:
-    """Folders of the results of `tvr reproduce`."""
+    """Folders of the results of `tvr reproduce`: run cards, runs with their logs, and tables."""
 
-    out: Path
-
-    @property
-    def cards(self) -> Path:
-        """Folder of the run cards."""
-        return self.out / "cards"
-
-    @property
-    def runs(self) -> Path:
-        """Folder of checkpoints, stored features, and logs."""
-        return self.out / "runs"
-
-    @property
-    def tables(self) -> Path:
-        """Folder of the written tables."""
-        return self.out / "tables"
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.cards, self.runs, self.tables = out / "cards", out / "runs", out / "tables"
 
 
 def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | None = None) -> dict[str, Card]:
