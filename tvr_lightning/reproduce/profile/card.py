@@ -27,7 +27,7 @@ class ProfileCard:
     precision: str
     costs: Costs
     environment: dict[str, Any]  # versions, git state, machine, device, and date
-    schema: int = 2
+    schema: int = 3
 
 
 def write_profile(card: ProfileCard, folder: Path) -> Path:

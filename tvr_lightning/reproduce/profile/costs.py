@@ -25,7 +25,6 @@ from tvr_lightning.training.optim import build_optimizer
 
 WORDS = "a person walks along the street while a small dog runs beside a red car"
 AUDIO_STEPS, AUDIO_SAMPLES = 1500, 480_000  # of 30 s: vectors of 20 ms, and samples at 16 kHz
-DEPTH = 3  # of the modules whose FLOPs are listed, such as encoder.visual.transformer
 STAGES = {
     "encode_video": "encoder, videos",
     "encode_text": "encoder, texts",
@@ -47,7 +46,6 @@ class Costs:
         parameters, trainable: Number of all parameters and of trained ones.
         parameters_by_module: Parameters of the method's direct children.
         flops_by_stage: FLOPs of one batch by stage; `encode_video` includes audio, `score` all pairs of the batch.
-        flops_by_module: FLOPs of inference on one batch by module; outer modules include inner ones.
         training_step_ms: Time of one optimizer step.
         encode_video_ms, encode_text_ms: Time of one item as its share of a batch, media in memory.
         score_ms_per_video: Time to score all queries against one video.
@@ -60,7 +58,6 @@ class Costs:
     trainable: int
     parameters_by_module: dict[str, int]
     flops_by_stage: dict[str, int]
-    flops_by_module: dict[str, int]
     training_step_ms: float
     encode_video_ms: float
     encode_text_ms: float
@@ -209,7 +206,7 @@ def measure_costs(
     batch = random_batch(module, batch_size)
     times = measure_times(module, batch, queries, batch_size, repeats, precision)
     # Last, since the attention that can be counted takes more memory than the one that runs.
-    flops, by_module = _flops(module, batch)
+    flops = _flops(module, batch)
     children = {name: sum(p.numel() for p in child.parameters()) for name, child in module.named_children()}
     video_ms, score_ms = 1000 * times.video, 1000 * times.pair * queries
     return Costs(
@@ -217,7 +214,6 @@ def measure_costs(
         trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
         parameters_by_module={name: count for name, count in children.items() if count},
         flops_by_stage=flops,
-        flops_by_module=by_module,
         training_step_ms=1000 * times.step,
         encode_video_ms=video_ms,
         encode_text_ms=1000 * times.text,
@@ -228,13 +224,12 @@ def measure_costs(
     )
 
 
-def _flops(module: RetrievalModule, batch: PairBatch) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the FLOPs by stage, and those of inference by module."""
-    by_module: dict[str, int] = {}
+def _flops(module: RetrievalModule, batch: PairBatch) -> dict[str, int]:
+    """Return the FLOPs of one batch by stage."""
     encoder, audio_encoder = module.encoder, getattr(module, "audio_encoder", None)
 
-    def count(run: Callable[[], object], into: dict[str, int] | None = None) -> int:
-        with _counted() as counter, nullcontext() if into is None else _by_module(module, counter, into):
+    def count(run: Callable[[], object]) -> int:
+        with _counted() as counter:
             run()
         return int(counter.get_total_flops())
 
@@ -247,14 +242,14 @@ def _flops(module: RetrievalModule, batch: PairBatch) -> tuple[dict[str, int], d
         stages = {
             "encode_text": raw_text,
             "encode_video": raw_video,
-            "text_layers": count(lambda: module.text_features(batch.text), by_module) - raw_text,
-            "video_layers": count(lambda: module.video_features(batch.video), by_module) - raw_video,
-            "score": count(lambda: module.score(text, video), by_module),
+            "text_layers": count(lambda: module.text_features(batch.text)) - raw_text,
+            "video_layers": count(lambda: module.video_features(batch.video)) - raw_video,
+            "score": count(lambda: module.score(text, video)),
         }
     module.train()
     stages["training_step"] = count(lambda: batch_loss(module, batch, nullcontext).backward())
     module.zero_grad(set_to_none=True)
-    return stages, {name: value for name, value in by_module.items() if value}
+    return stages
 
 
 @contextmanager
@@ -267,23 +262,3 @@ def _counted() -> Iterator[FlopCounterMode]:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-
-
-@contextmanager
-def _by_module(module: RetrievalModule, counter: FlopCounterMode, into: dict[str, int]) -> Iterator[None]:
-    """Add the FLOPs of the forward passes of all modules to `into`, by their names in the method."""
-    began: list[int] = []
-    handles = []
-    for name, child in module.named_modules():
-        if name and name.count(".") < DEPTH:
-
-            def leave(*_: object, name: str = name) -> None:
-                into[name] = into.get(name, 0) + counter.get_total_flops() - began.pop()
-
-            handles.append(child.register_forward_pre_hook(lambda *_: began.append(counter.get_total_flops())))
-            handles.append(child.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

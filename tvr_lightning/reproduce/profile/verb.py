@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tvr_lightning.encoders.pretrained import weights_follow
-from tvr_lightning.errors import MissingAssetError
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.places import NewFolder
@@ -29,23 +27,12 @@ BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plu
 
 
 class _MethodCLI(RecipeCLI):
-    """A recipe's method; its data module is built for its sizes, but its dataset may be missing."""
-
-    def __init__(self, args: list[str], random_weights: bool) -> None:
-        self._random_weights = random_weights
-        super().__init__(args=args, run=False)
+    """A recipe's method with random weights; its data module is built for its sizes, but no file has to be present."""
 
     def before_instantiate_classes(self) -> None:
-        """Check the precision, and that the encoders' weights are present unless they are random."""
+        """Check the precision, and remove the weights."""
         self.check_trainer()
-        if self._random_weights:
-            _remove_weights(self.options.model)
-        try:
-            self.check_present([])
-        except MissingAssetError as error:
-            raise RecipeError(
-                f"The recipe's weights are missing. Trained weights are not required; add --random_weights. {error}"
-            ) from error
+        _remove_weights(self.options.model)
 
 
 def _remove_weights(section: Namespace) -> None:
@@ -64,11 +51,12 @@ def run_profile(
     batch_size: Annotated[int, Range(at_least=2)] = 16,
     queries: Count = 1000,
     repeats: Count = 3,
-    random_weights: bool = False,
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Measure the parameters, memory, and time of a method on random inputs of the recipe's sizes, without a dataset.
+    """Measure the parameters, memory, and time of a method on random inputs of the recipe's sizes.
+
+    Neither a dataset nor trained weights are needed.
 
     Milliseconds per video: encoding one video (its share of a batch, media in memory) and scoring all queries against
     it. Times and memory are those of the recipe's precision and gradient cache.
@@ -79,7 +67,6 @@ def run_profile(
         batch_size: number of matching pairs per batch.
         queries: number of texts that each video is scored against.
         repeats: number of time measurements, of which the median is reported.
-        random_weights: build all encoders with random weights instead of the recipe's; the cost is the same.
         device: device to measure on; a GPU by default if available.
         overrides: options that override the recipes, such as `--data.init_args.frames=32`.
     """
@@ -87,8 +74,8 @@ def run_profile(
     ignored = [name for name in given if name == BATCH or (name.startswith("trainer.") and name not in APPLIED)]
     refuse_options(dict.fromkeys(ignored, True), "cannot be used in a profile, which has --batch_size and --device.")
     arguments = [item for path in config for item in ("--config", path)]
-    with weights_follow() if random_weights else nullcontext():  # for encoders that a recipe leaves to its method
-        cli = _MethodCLI([*arguments, *overrides], random_weights)
+    with weights_follow():  # for encoders that a recipe leaves to its method
+        cli = _MethodCLI(args=[*arguments, *overrides], run=False)
     module = cli.model
     if not isinstance(module, RetrievalModule):
         raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")

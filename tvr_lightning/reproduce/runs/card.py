@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,8 +46,7 @@ class Card:
     seconds: float | None = None  # of the run's process, and of earlier ones that were interrupted
     peak_memory_mib: float | None = None
     peak_device_memory_mib: float | None = None  # None without a GPU
-    warnings: list[str] = field(default_factory=list)
-    schema: int = 3
+    schema: int = 4
 
     @property
     def words(self) -> str:

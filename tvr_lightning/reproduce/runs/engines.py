@@ -6,7 +6,7 @@ import atexit
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.workers import worker_context
@@ -17,26 +17,10 @@ Job = Callable[[], int | None]
 """Returns the exit status of a process, or None while it runs."""
 
 
-class Engine(Protocol):
-    """Starts the processes of runs.
-
-    Attributes:
-        max_parallel: Maximum number of runs at a time.
-        poll_seconds: Interval between two checks of what runs.
-    """
-
-    max_parallel: int
-    poll_seconds: float
-
-    def start(self, task: Path) -> Job:
-        """Start the run of a task file."""
-
-
 class LocalEngine:
     """One run after another on this machine, each forked from a process that has imported everything once."""
 
-    max_parallel = 1
-    poll_seconds = 0.05
+    max_parallel, poll_seconds = 1, 0.05
 
     def start(self, task: Path) -> Job:
         """Start a process that ends with this one."""
@@ -103,3 +87,6 @@ class SlurmEngine:
             return 1
 
         return status
+
+
+Engine = LocalEngine | SlurmEngine

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def execute(task: Path) -> None:
     now = deciding([Path(path) for path in run.configs], run.settings)
     if changed := [name for name, value in now.items() if value != run.fingerprints[name]]:  # a queue may be days long
         raise UserError(f"{run.name}: {' and '.join(changed)} changed after the run was planned. Rerun tvr reproduce.")
-    earlier, warned = _earlier_seconds(folder, began), _collect_warnings()
+    earlier = _earlier_seconds(folder, began)
     made = _extract(arguments, folder) if run.verb == "extract" else _evaluate(run, arguments, folder, cards)
     if made is None:
         return
@@ -85,7 +84,6 @@ def execute(task: Path) -> None:
         seconds=round(earlier + time.time() - began, 1),
         peak_memory_mib=None if peak is None else round(peak, 1),
         peak_device_memory_mib=torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
-        warnings=list(dict.fromkeys(warned)),
         **made,
     )
     write_card(card, cards)
@@ -151,19 +149,6 @@ def _earlier_seconds(folder: Path, began: float) -> float:
         progress.unlink(missing_ok=True)
         record.write_text(json.dumps([seconds, began]), encoding="utf-8")
     return float(seconds)
-
-
-def _collect_warnings() -> list[str]:
-    """Return a list that all warnings are added to from now on."""
-    collected: list[str] = []
-    show = warnings.showwarning
-
-    def collect(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
-        collected.append(f"{category.__name__}: {message}")
-        show(message, category, *rest, **named)
-
-    warnings.showwarning = collect
-    return collected
 
 
 def _end_with(parent: int) -> None:
