@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ def run_task(task: Path) -> int:
     with task.with_name(LOG).open("a", encoding="utf-8") as log:  # of all processes of a distributed run
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    # Lightning starts the processes of further devices with the command line of this one.
+    # Lightning starts the processes of further devices with the command line of this one: `python -m` and its module.
     sys.argv[1:] = [str(task)]
-    sys.modules["__main__"].__spec__ = __spec__
+    sys.modules["__main__"].__spec__ = find_spec(f"{__package__}.__main__")
     try:
         execute(task)
     except UserError as error:
@@ -149,14 +149,3 @@ def _earlier_seconds(folder: Path, began: float) -> float:
         progress.unlink(missing_ok=True)
         record.write_text(json.dumps([seconds, began]), encoding="utf-8")
     return float(seconds)
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
-
-
-if __name__ == "__main__":  # the processes of further devices
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    sys.exit(run_task(Path(sys.argv[1])))
