@@ -1,4 +1,4 @@
-"""`tvr evaluate`: the table of any similarity matrix, whatever made it."""
+"""`tvr evaluate`: the results table of any similarity matrix."""
 
 from __future__ import annotations
 

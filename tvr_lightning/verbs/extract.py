@@ -1,4 +1,4 @@
-"""`tvr extract` and `tvr caption`: what is computed once of a dataset or of any videos."""
+"""`tvr extract` and `tvr caption`: features and descriptions that are computed once and stored."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _file_source(
     sampling: FrameSampling = "one-fps-uniform",
     seed: int = 0,
 ) -> Parts:
-    torch.manual_seed(seed)  # random weights must be the same when an interrupted extraction goes on
+    torch.manual_seed(seed)  # random weights must be the same when an interrupted extraction resumes
     try:
         encoder = ClipEncoder(architecture, weights)
     except ValueError as error:

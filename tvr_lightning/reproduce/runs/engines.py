@@ -1,4 +1,4 @@
-"""How the processes of runs are started: on this machine, or by SLURM."""
+"""Engines that start the processes of runs: on this machine, or by SLURM."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class _Progress:
         return card
 
     def state(self) -> str:
-        """Return what the runs do now, and when the last one will have finished."""
+        """Return the current activity of the runs, and the time until the last one ends."""
         doing, left, durations = [], [], []
         for run, _, began in list(self.running.values()):
             elapsed, expected = time.time() - began, expected_seconds(run, self.cards)
