@@ -17,7 +17,17 @@ from tvr_lightning.methods.gare import GAREOptions
 from tvr_lightning.recipe_files import RecipeError
 from tvr_lightning.reproduce.profile.costs import measure_times, random_batch
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.verbs.estimate import Estimate, EvaluationWork, _EstimateCLI, activation_bytes, estimate, saved_bytes
+from tvr_lightning.verbs.estimate import (
+    Estimate,
+    EvaluationWork,
+    _EstimateCLI,
+    activation_bytes,
+    attach,
+    count_evaluation,
+    count_training,
+    estimate,
+    saved_bytes,
+)
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -40,6 +50,17 @@ def words(root: Path, *further: str) -> list[str]:
 
 def estimated(root: Path, *further: str) -> Estimate:
     return estimate(_EstimateCLI(args=words(root, *further), run=False))
+
+
+def prepared(root: Path, *further: str) -> _EstimateCLI:
+    cli = _EstimateCLI(args=words(root, *further), run=False)
+    attach(cli)
+    return cli
+
+
+def counted(root: Path, *further: str) -> EvaluationWork:
+    cli = prepared(root, *further)
+    return count_evaluation(cli.model, cli.datamodule, "test", cli.trainer.limit_test_batches)
 
 
 def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, monkeypatch, capsys):
@@ -71,8 +92,9 @@ def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, 
 )
 def test_limits_accumulation_and_validations_are_counted(root, options, batches, steps, epochs, validations):
     every_epoch = [] if any("check_val" in option for option in options) else ["check_val_every_n_epoch=1"]
-    found = estimated(root, *(f"--trainer.{option}" for option in (*every_epoch, *options)))
-    assert (found.batches, found.steps, found.epochs, found.validations) == (batches, steps, epochs, validations)
+    trainer = prepared(root, *(f"--trainer.{option}" for option in (*every_epoch, *options))).trainer
+    assert count_training(trainer) == (batches, epochs, validations)
+    assert trainer.estimated_stepping_batches == steps
 
 
 def test_evaluations_count_limits_and_banks(root):
@@ -80,10 +102,10 @@ def test_evaluations_count_limits_and_banks(root):
     found = estimated(root, *limited)
     assert (found.validation, found.test) == (EvaluationWork(4, 4, 16), EvaluationWork(6, 6, 36))
     normalized = ("--model.init_args.evaluation.normalization=QueryBankNorm", *limited)
-    bank = estimated(root, *normalized, "--model.init_args.evaluation.bank_size=5").test
+    bank = counted(root, *normalized, "--model.init_args.evaluation.bank_size=5")
     assert bank == EvaluationWork(6 + 5, 6 + 5, 36 + 5 * 6 + 6 * 5)
     queue = ("--model.init_args.contrast=NCL", "--model.init_args.contrast.init_args.queue_size=7")
-    kept = estimated(root, *normalized, *queue).test
+    kept = counted(root, *normalized, *queue)
     assert kept == EvaluationWork(6, 6, 36 + 7 * 6 + 6 * 7)
 
 

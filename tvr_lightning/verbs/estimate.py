@@ -124,12 +124,7 @@ def estimate(cli: RecipeCLI) -> Estimate:
     method, data, trainer = cli.model, cli.datamodule, cli.trainer
     if not isinstance(method, RetrievalModule):
         raise RecipeError("--estimate supports retrieval methods only, not question answering")
-    trainer.strategy.connect(method)
-    trainer._data_connector.attach_data(method, datamodule=data)
-    for stage in ("fit", "test"):
-        data.setup(stage)
-    method.setup("fit")
-    method.to(trainer.strategy.root_device)
+    attach(cli)
     batches, epochs, validations = count_training(trainer)
     replicas = _replicas(cli.config.trainer)
     validation = count_evaluation(method, data, "val", trainer.limit_val_batches, replicas)
@@ -185,6 +180,17 @@ def estimate(cli: RecipeCLI) -> Estimate:
         startup_seconds=start * (3 if validations else 2),  # of the workers of each loader
         device=str(device),
     )
+
+
+def attach(cli: RecipeCLI) -> None:
+    """Give a method and its data their trainer, as a run does."""
+    trainer, method, data = cli.trainer, cli.model, cli.datamodule
+    trainer.strategy.connect(method)
+    trainer._data_connector.attach_data(method, datamodule=data)
+    for stage in ("fit", "test"):
+        data.setup(stage)
+    method.setup("fit")
+    method.to(trainer.strategy.root_device)
 
 
 def count_training(trainer: RunTrainer) -> tuple[int, float, int]:
