@@ -458,8 +458,6 @@ def test_verbs_that_take_recipes_take_their_options(fixture_root, tmp_path, caps
     out = str(tmp_path / "features")
     small = ["--model.init_args.encoder.init_args.width=64", "--parts", "[text, frames]", "--num_workers=0"]
     assert main(["extract", *recipes, *data, *small, "--out", out]) == 0
-    assert main(["extract", str(fixture_root), "--data.init_args.frames=2", "--out", out]) == 1
-    assert "--data.init_args.frames=2 overrides an option of a recipe. Add --config FILE." in capsys.readouterr().err
 
 
 class Watched(io.StringIO):

@@ -1,16 +1,33 @@
-"""What `tvr fit --estimate` says before a run: it writes nothing, and a run takes about what it says."""
+"""What `tvr fit --estimate` counts and measures before a run; it writes nothing."""
 
-import re
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tvr_lightning.cli import main
+from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.methods import GARE
+from tvr_lightning.methods.gare import GAREOptions
 from tvr_lightning.recipe_files import RecipeError
+from tvr_lightning.reproduce.profile.costs import measure_times, random_batch
 from tvr_lightning.synthetic import synthesize
-from tvr_lightning.verbs.estimate import Estimate, _activations, _kept, _of_size, _ParsedCLI, _read, estimate
+from tvr_lightning.verbs.estimate import (
+    Estimate,
+    EvaluationWork,
+    _EstimateCLI,
+    activation_bytes,
+    attach,
+    count_evaluation,
+    count_training,
+    estimate,
+    saved_bytes,
+)
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -26,13 +43,24 @@ def words(root: Path, *further: str) -> list[str]:
     return [
         f"--config={RECIPES / 'clip4clip.yaml'}", f"--config={RECIPES / 'fixture.yaml'}",
         f"--data.init_args.root={root}", "--data.init_args.num_workers=0", "--data.init_args.frames=3",
-        "--data.init_args.batch_size=12", "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=4",
+        "--data.init_args.batch_size=8", "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=4",
         "--trainer.accelerator=cpu", *further,
     ]  # fmt: skip
 
 
-def parsed(root: Path, *further: str) -> _ParsedCLI:
-    return _ParsedCLI(args=words(root, *further), run=False)
+def estimated(root: Path, *further: str) -> Estimate:
+    return estimate(_EstimateCLI(args=words(root, *further), run=False))
+
+
+def prepared(root: Path, *further: str) -> _EstimateCLI:
+    cli = _EstimateCLI(args=words(root, *further), run=False)
+    attach(cli)
+    return cli
+
+
+def counted(root: Path, *further: str) -> EvaluationWork:
+    cli = prepared(root, *further)
+    return count_evaluation(cli.model, cli.datamodule, "test", cli.trainer.limit_test_batches)
 
 
 def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, monkeypatch, capsys):
@@ -40,50 +68,107 @@ def test_the_estimate_tells_what_a_run_needs_and_writes_nothing(root, tmp_path, 
     assert main(["fit", *words(root), "--estimate"]) == 0
     said = capsys.readouterr().out
     assert "CLIP4Clip on MSR-VTT: requirements of a run" in said
-    assert "It fits in 24 GB; a device with 8 GB is enough." in said
-    assert "estimated from small batches on the CPU" in said
-    assert re.search(r"time: \d+\.\d minutes for 8 steps in 4 epochs", said)
+    assert "estimated from small batches on the CPU; a device with 8 GB is enough" in said
+    assert "for 16 batches, 16 steps, and 4 epochs, including" in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_numbers_are_those_of_the_method_and_the_run(root):
-    cli = parsed(root, "--trainer.devices=2", "--trainer.max_steps=3")
-    found = estimate(cli)
-    assert found.parameters == sum(p.numel() for p in cli.model.parameters())
-    assert (found.steps, found.epochs) == (3, 1.5)
+# 32 videos train in four batches.
+@pytest.mark.parametrize(
+    ("options", "batches", "steps", "epochs", "validations"),
+    [
+        ([], 16, 16, 4, 4),
+        (["limit_train_batches=3"], 12, 12, 4, 4),
+        (["limit_train_batches=0.5"], 8, 8, 4, 4),
+        (["accumulate_grad_batches=3"], 16, 8, 4, 4),
+        (["accumulate_grad_batches=2", "max_steps=3"], 6, 3, 1.5, 1),
+        (["max_steps=6"], 6, 6, 1.5, 1),
+        (["check_val_every_n_epoch=2"], 16, 16, 4, 2),
+        (["val_check_interval=0.5"], 16, 16, 4, 8),
+        (["val_check_interval=3", "check_val_every_n_epoch=null"], 16, 16, 4, 5),
+        (["limit_val_batches=0"], 16, 16, 4, 0),
+        (["devices=2"], 16, 16, 4, 4),
+    ],
+)
+def test_limits_accumulation_and_validations_are_counted(root, options, batches, steps, epochs, validations):
+    every_epoch = [] if any("check_val" in option for option in options) else ["check_val_every_n_epoch=1"]
+    trainer = prepared(root, *(f"--trainer.{option}" for option in (*every_epoch, *options))).trainer
+    assert count_training(trainer) == (batches, epochs, validations)
+    assert trainer.estimated_stepping_batches == steps
+
+
+def test_evaluations_count_limits_and_banks(root):
+    limited = ("--data.init_args.eval_batch_size=2", "--trainer.limit_val_batches=2", "--trainer.limit_test_batches=3")
+    found = estimated(root, *limited)
+    assert (found.validation, found.test) == (EvaluationWork(4, 4, 16), EvaluationWork(6, 6, 36))
+    normalized = ("--model.init_args.evaluation.normalization=QueryBankNorm", *limited)
+    bank = counted(root, *normalized, "--model.init_args.evaluation.bank_size=5")
+    assert bank == EvaluationWork(6 + 5, 6 + 5, 36 + 5 * 6 + 6 * 5)
+    queue = ("--model.init_args.contrast=NCL", "--model.init_args.contrast.init_args.queue_size=7")
+    kept = counted(root, *normalized, *queue)
+    assert kept == EvaluationWork(6, 6, 36 + 7 * 6 + 6 * 7)
+
+
+def test_the_time_is_the_sum_of_what_is_counted(root):
+    found = estimated(root, "--trainer.check_val_every_n_epoch=1")
+    assert found.seconds == found.batches * found.batch_seconds + found.evaluation_seconds + found.startup_seconds
+    twice = replace(found, batches=2 * found.batches).seconds
+    assert twice == pytest.approx(found.seconds + found.batches * found.batch_seconds)
+    without = estimated(root, "--trainer.limit_val_batches=0", "--model.init_args.evaluation.audit=0")
+    assert without.evaluation_seconds < found.evaluation_seconds
+    assert found.parameters >= found.trained > 0
     assert found.memory > 4 * (found.parameters + 3 * found.trained)
-    assert found.clips_per_second > 0
-    assert found.seconds >= found.steps * found.step_seconds
 
 
-def test_activations_of_a_whole_batch_are_worked_out_from_small_ones(root):
-    cli = parsed(root)
-    estimate(cli)  # gives method and data their trainer
-    method = cli.model.train()
-    batch, _, _ = _read(cli.datamodule)
+def test_scoring_takes_what_the_blocks_of_an_evaluation_take():
+    """A few pairs alone take hundreds of times longer per pair."""
+    encoder = TinyClipEncoder(64, 32, text_layers=1, vision_layers=1, patch_size=16)
+    method = GARE(encoder, words=16, frames=4, gare=GAREOptions(temporal_layers=1))
+    items = 500
     torch.manual_seed(0)
-    assert _activations(method, batch, 32) == pytest.approx(_kept(method, _of_size(batch, 32)), rel=0.1)
+    text = TextFeatures(torch.randn(items, 64), torch.randn(items, 16, 64), torch.ones(items, 16, dtype=torch.bool))
+    video = VideoFeatures(torch.randn(items, 4, 64), torch.ones(items, 4, dtype=torch.bool))
+
+    def scored() -> float:
+        source = PairScores(method.eval().score, text, video, memory_budget_bytes=2**31, pair_bytes=256)
+        began = time.perf_counter()
+        assert sum(block.values.numel() for block in source.blocks()) == items**2
+        return time.perf_counter() - began
+
+    scored()
+    batch = random_batch(method, 4)
+    estimated = items**2 * measure_times(method, batch, items, items, 3, nullcontext).pair
+    ratio = estimated / min(scored() for _ in range(3))
+    assert 0.4 < ratio < 2.5
+
+
+def test_activations_of_a_whole_batch_are_estimated_from_small_ones(root):
+    cli = _EstimateCLI(args=words(root), run=False)
+    context = cli.trainer.precision_plugin.forward_context
+    batch = random_batch(cli.model, 8)
+    expected = saved_bytes(cli.model, random_batch(cli.model, 32), context)
+    assert activation_bytes(cli.model, batch, 32, context) == pytest.approx(expected, rel=0.1)
 
 
 def test_what_does_not_fit_is_said():
     numbers = dict.fromkeys(Estimate.__dataclass_fields__, 1)
-    big = Estimate(**{**numbers, "title": "A on B", "memory": 30e9, "checkpoints": 5e9, "room": 1e9, "device": "cpu"})
+    big = Estimate(**{**numbers, "title": "A on B", "memory": 30e9, "checkpoints": 5e9, "free": 1e9, "device": "cpu"})
     said = "\n".join(big.lines())
-    assert "It does not fit in 24 GB; a device with 40 GB is enough." in said
+    assert "a device with 40 GB is enough" in said
     assert "NOT ENOUGH" in said
 
 
 def test_a_run_without_end_or_without_a_batch_is_refused(root):
     with pytest.raises(RecipeError, match=r"The run has no end\. Set trainer\.max_epochs"):
-        estimate(parsed(root, "--trainer.max_epochs=-1"))
-    with pytest.raises(RecipeError, match=r"Lower data\.init_args\.batch_size"):
-        estimate(parsed(root, "--data.init_args.batch_size=64"))
+        estimated(root, "--trainer.max_epochs=-1")
+    with pytest.raises(Exception, match="batch_size 64 exceeds the 32 training samples"):
+        estimated(root, "--data.init_args.batch_size=64")
 
 
 @pytest.mark.slow
 def test_a_run_takes_within_a_factor_of_two_of_its_estimate(root, tmp_path):
     further = ("--trainer.max_epochs=30", f"--results.directory={tmp_path}", "--trainer.enable_progress_bar=false")
-    expected = estimate(parsed(root, *further)).seconds
+    expected = estimated(root, *further).seconds
     began = time.perf_counter()
     assert main(["fit", *words(root, *further)]) == 0
     taken = time.perf_counter() - began

@@ -79,15 +79,6 @@ def test_missing_data_suggest_the_recipe_that_was_named(tmp_path, capsys):
     assert f"tvr data stats --config {RECIPES / 'tcmgc.yaml'} --config recipes/fixture.yaml" in capsys.readouterr().err
 
 
-def test_measuring_without_weights_names_the_option_that_needs_none(tmp_path, capsys):
-    recipe = tmp_path / "here.yaml"
-    weights = tmp_path / "ViT-B-32.pt"
-    recipe.write_text(f"model: {{init_args: {{encoder: {{init_args: {{weights: {weights}}}}}}}}}\n")
-    found = said(["profile", f"--config={RECIPES / 'gare.yaml'}", f"--config={recipe}"], capsys)
-    assert "add --random_weights" in found
-    assert f"looked for at {weights}: no such file" in found
-
-
 def test_weights_that_no_architecture_has_are_a_sentence(tmp_path, capsys):
     options = ["fit", f"--config={RECIPES / 'clip4clip.yaml'}", f"--data.init_args.root={tmp_path}"]
     found = said([*options, "--model.init_args.encoder.init_args.weights=nosuchtag"], capsys)

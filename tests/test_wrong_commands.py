@@ -150,9 +150,37 @@ LATER = {
     "verify-released empty": "The papers' test videos are required.",
     "evaluate a.txt --ids a.txt": "a.txt",
     "caption --config data/msrvtt --out captions.csv": "out is captions.csv; it must be a .parquet file",
-    "extract --config clip4clip --config fixture --actors 2": "--actors and --address are options of the ray engine.",
     "index empty --ckpt_path a.txt --weights none": "--ckpt_path and --weights conflict, since a checkpoint",
 }
+
+
+NOT_APPLICABLE = {
+    "extract --config clip4clip --frames 8 --seed 0": "--frames, --seed cannot be used with --config.",
+    "extract --config clip4clip --architecture ViT-B-32": "--architecture cannot be used with --config.",
+    "extract --config clip4clip --weights none --sampling head": "--weights, --sampling cannot be used with",
+    "extract --config clip4clip --audio_weights none": "--audio_weights cannot be used with --config.",
+    "extract --config clip4clip empty": "Give either a recipe (--config FILE) or video files and folders",
+    "extract empty --data.init_args.frames=2": "--data.init_args.frames=2 overrides an option of a recipe.",
+    "extract empty --verify_sample 8": "--verify_sample can only be used for a verification. Add --verify.",
+    "extract empty --actors 1 --address auto": "--actors, --address can only be used with Ray. Add --engine ray.",
+    "extract empty --engine ray --verify": "--engine ray cannot be used with --verify",
+    "evaluate a.txt --ids a.txt --root empty": "--root cannot be used with --ids, which reads no dataset.",
+    "evaluate a.txt --ids a.txt --data.init_args.split 7k": "--data.init_args.split cannot be used with --ids",
+    "evaluate a.txt a.txt --ids a.txt --name mine": "--name cannot be used with two files of scores",
+    "evaluate a.txt --ids a.txt --bank_texts a.txt": "--bank_texts can only be used with a normalization",
+    "evaluate a.txt --ids a.txt --bank_videos a.txt --normalization DualSoftmax": "--bank_videos can only be used with",
+    "profile --config clip4clip --data.init_args.batch_size=8": "--data.init_args.batch_size cannot be used",
+    "profile --config clip4clip --trainer.max_epochs 1": "--trainer.max_epochs cannot be used in a profile",
+    "reproduce gare-1 --gpus 2": "--gpus can only be used for SLURM jobs. Add --engine slurm.",
+}
+
+
+@pytest.mark.parametrize("words", NOT_APPLICABLE)
+def test_an_option_that_does_not_apply_is_refused_and_not_dropped(words, capsys):
+    assert main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tvr: ")
+    assert NOT_APPLICABLE[words] in line
 
 
 @pytest.mark.parametrize("words", LATER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,21 @@ class OptionError(RecipeError):
     """A class or an option does not exist, or a value is of another type; names what there is, nearest first."""
 
     exit_status = 2  # as argparse ends
+
+
+def refuse_options(options: Mapping[str, object], reason: str) -> None:
+    """Refuse options that were given but do not apply; None and False are the values of those that were not.
+
+    Args:
+        options: Values by name.
+        reason: Rest of the sentence that begins with the names.
+
+    Raises:
+        OptionError: One was given.
+    """
+    given = [f"--{name}" for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise OptionError(f"{', '.join(given)} {reason}")
 
 
 CHECKPOINTS = ("null", "best", "last", "hpc", "registry")

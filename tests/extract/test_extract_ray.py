@@ -60,9 +60,3 @@ def test_ray_gives_the_store_of_one_machine_and_takes_up_an_interrupted_one(root
 def test_without_ray_the_error_names_the_extra(root, tmp_path):
     with pytest.raises(UserError, match=r"pip install 'tvr-lightning\[ray\]'"):
         extract(source(root), encoder(), None, options(tmp_path / "store", engine="ray"))
-
-
-@pytest.mark.parametrize("changes", [{"actors": 2}, {"address": "auto"}])
-def test_options_of_ray_without_ray_are_refused(changes, tmp_path):
-    with pytest.raises(ValueError, match="are options of the ray engine"):
-        options(tmp_path, **changes)

@@ -13,7 +13,7 @@ from tvr_lightning.methods.gaid import GAIDOptions, NoFusion
 from tvr_lightning.methods.gare import GAREOptions
 from tvr_lightning.reproduce.profile import verb
 from tvr_lightning.reproduce.profile.card import read_profiles
-from tvr_lightning.reproduce.profile.costs import Workload, measure_costs, random_batch
+from tvr_lightning.reproduce.profile.costs import measure_costs, random_batch
 from tvr_lightning.training.optim import OptimizerConfig
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
@@ -27,7 +27,7 @@ def module(kind, **options):
 
 
 def costs(made, batch=2):
-    return measure_costs(made, Workload(batch=batch, queries=8, repeats=1))
+    return measure_costs(made, batch, queries=8, repeats=1)
 
 
 def test_scoring_by_cosines_is_one_product():
@@ -71,13 +71,11 @@ def test_parameters_are_counted_once_and_frozen_ones_apart():
     assert found.parameters == sum(p.numel() for p in made.parameters()) == sum(found.parameters_by_module.values())
     assert found.parameters - found.trainable == found.parameters_by_module["temporal"]
     assert found.flops_by_stage["video_layers"] > 0
-    assert found.flops_by_module["temporal"] == found.flops_by_stage["video_layers"]
-    assert 0 < found.flops_by_module["head.psi"] <= found.flops_by_module["head"] == found.flops_by_stage["score"]
     assert found.ms_per_video == pytest.approx(found.encode_video_ms + found.score_ms_per_video)
 
 
 def test_sound_is_part_of_encoding_a_video():
-    batch = random_batch(module(GAID), Workload(batch=2))
+    batch = random_batch(module(GAID), 2)
     assert batch.video.video.audio.mask.all()
     hears, deaf = costs(module(GAID)), costs(module(GAID, gaid=GAIDOptions(fusion=NoFusion())))
     assert hears.flops_by_stage["encode_video"] > deaf.flops_by_stage["encode_video"]
@@ -87,9 +85,9 @@ def test_sound_is_part_of_encoding_a_video():
 def test_times_and_memory_are_those_of_the_given_precision_and_the_gradient_cache():
     made = module(CLIP4Clip, optimizer=OptimizerConfig(gradient_cache=1))
     kinds, encoded = [], []
-    made.score = watched(made.score, lambda *_: kinds.append(torch.is_autocast_enabled("cpu")))
+    made.text_features = watched(made.text_features, lambda *_: kinds.append(torch.is_autocast_enabled("cpu")))
     made.pair_features = watched(made.pair_features, lambda batch: encoded.append(len(batch.text.text)))
-    measure_costs(made, Workload(batch=2, queries=4, repeats=1), lambda: torch.autocast("cpu", torch.bfloat16))
+    measure_costs(made, 2, 4, 1, lambda: torch.autocast("cpu", torch.bfloat16))
     assert True in kinds  # timed; operations are counted without
     assert set(encoded) == {1}
 
@@ -127,13 +125,13 @@ def test_random_weights_are_those_of_every_encoder(tmp_path, monkeypatch):
         built.append(module)
         sys.exit()
 
-    monkeypatch.setattr(verb, "profile_card", stop)
+    monkeypatch.setattr(verb, "measure_costs", stop)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no weights are
     for audio in ("", "{audio_encoder: {class_path: WhisperEncoder, init_args: {size: small}}}"):
         overlay = tmp_path / "audio.yaml"
         overlay.write_text(f"model: {{init_args: {audio or '{}'}}}\n")
         with pytest.raises(SystemExit):
-            verb.run_profile([str(RECIPES / "gaid.yaml"), str(overlay)], random_weights=True, device="cpu")
+            verb.run_profile([str(RECIPES / "gaid.yaml"), str(overlay)], device="cpu")
     assert [module.audio_encoder.dimension for module in built] == [512, 768]
 
 

@@ -8,7 +8,7 @@ from parity.case import load_case
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.records import SYNTHETIC
-from tvr_lightning.reproduce.released import RELEASED, Line, measure, table_of
+from tvr_lightning.reproduce.released import RELEASED, ReleasedLine, measure, table_of
 from tvr_lightning.synthetic import synthesize
 
 VOCABULARY = 49408
@@ -73,7 +73,7 @@ def test_no_data_and_no_checkpoints_are_one_sentence_each(tmp_path, monkeypatch,
 
 
 def test_differences_count_where_both_numbers_are_there():
-    line = Line("gare", "gare, Table 1", {"t2v": 49.1, "v2t": 48.6}, {"t2v": 49.3, "v2t": 48.0})
+    line = ReleasedLine("gare", "gare, Table 1", {"t2v": 49.1, "v2t": 48.6}, {"t2v": 49.3, "v2t": 48.0})
     assert line.differences() == pytest.approx({"t2v": 0.2, "v2t": -0.6})
     assert table_of([line])[2] == "| gare | gare, Table 1 | t2v | 49.1 | 49.3 | +0.2 |  |"
-    assert Line("gare", "gare, Table 1", {"t2v": 49.1}).differences() == {}
+    assert ReleasedLine("gare", "gare, Table 1", {"t2v": 49.1}).differences() == {}

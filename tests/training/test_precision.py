@@ -34,7 +34,7 @@ def test_so_does_every_other_precision_with_such_weights(tmp_path, capsys, preci
     assert refused(capsys, ["fit", *words], precision)
     assert refused(capsys, ["fit", "--estimate", *words], precision)
     assert refused(capsys, ["test", *words], precision)
-    assert refused(capsys, ["profile", "--config=clip4clip", "--random_weights", f"--out={tmp_path}"], precision)
+    assert refused(capsys, ["profile", "--config=clip4clip", f"--out={tmp_path}"], precision)
 
 
 def test_python_is_refused_the_same(tmp_path):

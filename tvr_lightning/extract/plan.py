@@ -39,7 +39,7 @@ class ExtractOptions:
         address: of a running Ray cluster; None starts one on this machine.
 
     Raises:
-        ValueError: a number below its least value, nothing to extract, or an option of the other engine.
+        ValueError: a number below its least value, or nothing to extract.
     """
 
     out: str
@@ -59,8 +59,6 @@ class ExtractOptions:
         for name, least in (("batch_size", 1), ("shard_size", 1), ("num_workers", 0), ("actors", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.engine == "local" and (self.actors != 1 or self.address is not None):
-            raise ValueError("--actors and --address are options of the ray engine. Drop them, or set --engine ray.")
         if not self.what:
             raise ValueError(
                 f"There is nothing to extract. Set --parts to all, one of {', '.join(PARTS)}, or [text, frames]."

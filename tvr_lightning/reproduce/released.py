@@ -1,7 +1,7 @@
-"""The authors' released checkpoints, measured and set beside what is printed of them.
+"""`tvr verify-released`: the authors' released checkpoints, measured and compared with their published results.
 
-A checkpoint is the whole of what a paper's code trained, so that a difference beyond the rounding of one video in a
-thousand is this project's: in reading videos, in encoding, in scoring or in ranking.
+A larger difference than the rounding of one video in a thousand comes from this project: from reading, encoding,
+scoring, or ranking.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.run import RunCLI
 
 TOLERANCE = 0.3
-"""R@1 in percent that a measured number may differ from the printed one."""
+"""Maximum difference between measured and published R@1 in percentage points."""
 SUFFIXES = (".bin", ".pth", ".pt", ".safetensors")
 RELEASED = {
     "clip4clip": ("tc-mgc-1b", "clip4clip-seqTransf"),
@@ -36,33 +36,21 @@ RELEASED = {
     "tmass": ("gaid-1", "t-mass-as-released"),
     "gaid": ("gaid-1", "gaid-as-released"),
 }
-"""By the name of the checkpoint, which is the method's: the published table and the run in it that stand for it."""
-
-
-class ReleasedError(UserError, ValueError):
-    """There are no checkpoints or data to verify; says what is expected where."""
+"""Published table and its run, by the name of the checkpoint, which is the method's."""
 
 
 @dataclass
-class Line:
-    """One line of the table.
-
-    Attributes:
-        method: its name.
-        printed_in: paper and table.
-        published: R@1 in percent by direction, where it is printed.
-        measured: R@1 in percent by direction; empty where nothing was measured.
-        remark: why nothing was measured, or what to know of the number.
-    """
+class ReleasedLine:
+    """One line of the table, with R@1 in percent by direction."""
 
     method: str
-    printed_in: str
+    printed_in: str  # paper and table
     published: dict[str, float]
-    measured: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)  # empty if nothing was measured
     remark: str = ""
 
     def differences(self) -> dict[str, float]:
-        """Return measured less published R@1, by direction."""
+        """Return measured minus published R@1 by direction."""
         return {name: self.measured[name] - value for name, value in self.published.items() if name in self.measured}
 
 
@@ -75,11 +63,14 @@ def run_verify_released(checkpoints: Folder, tolerance: NotNegative = TOLERANCE,
         num_workers: number of processes that decode.
     """
     if not os.environ.get("TVR_DATA"):
-        raise ReleasedError("The papers' test videos are required. Set TVR_DATA to their parent folder.")
-    files = {name: _file(checkpoints, name) for name in RELEASED}
+        raise UserError("The papers' test videos are required. Set TVR_DATA to their parent folder.")
+    files = {
+        name: next((path for suffix in SUFFIXES if (path := checkpoints / f"{name}{suffix}").is_file()), None)
+        for name in RELEASED
+    }
     if not any(files.values()):
         expected = ", ".join(RELEASED)
-        raise ReleasedError(
+        raise UserError(
             f"{checkpoints} contains no checkpoint. Expected the authors' files, named by method ({expected}) with one "
             f"of the suffixes {', '.join(SUFFIXES)}."
         )
@@ -92,8 +83,8 @@ def run_verify_released(checkpoints: Folder, tolerance: NotNegative = TOLERANCE,
     return 1 if failed or apart else 0
 
 
-def table_of(lines: Sequence[Line]) -> list[str]:
-    """Return the table as lines of markdown: published, measured and difference, per method and direction."""
+def table_of(lines: Sequence[ReleasedLine]) -> list[str]:
+    """Return the lines of a Markdown table: published, measured, and difference per method and direction."""
     rows = [
         "| method | published in | direction | published R@1 | measured | difference | |",
         "|---|---|---|---|---|---|---|",
@@ -108,17 +99,13 @@ def table_of(lines: Sequence[Line]) -> list[str]:
     return rows
 
 
-def _file(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / f"{name}{suffix}" for suffix in SUFFIXES) if path.is_file()), None)
-
-
-def _verified(name: str, file: Path | None, workers: int) -> Line:
+def _verified(name: str, file: Path | None, workers: int) -> ReleasedLine:
     table_name, run_name = RELEASED[name]
     table = load_table(table_name, RECIPES)
     run = next(run for run in table.runs if run.name == run_name)
     rows = [row for row in table.published() if row.entry == run.entry and row.recall_1 is not None]
     published = {str(row.direction): float(row.recall_1 or 0) for row in rows}
-    line = Line(name, f"{table.paper}, Table {table.table}", published)
+    line = ReleasedLine(name, f"{table.paper}, Table {table.table}", published)
     if file is None:
         line.remark = "no checkpoint"
         return line
@@ -138,14 +125,8 @@ def _verified(name: str, file: Path | None, workers: int) -> Line:
 def measure(name: str, file: Path, workers: int) -> RetrievalModule:
     """Convert an authors' checkpoint, test it as `tvr test` does, and return the method with its evaluation.
 
-    Args:
-        name: Method that the checkpoint must belong to.
-        file: the authors' checkpoint.
-        workers: processes that decode.
-
     Raises:
-        UserError: another method's checkpoint, or no readable one.
-        MissingAssetError: the videos are absent, or weights that the authors' checkpoint does not hold.
+        UserError: The checkpoint belongs to another method or is unreadable, or videos or weights are missing.
     """
     with tempfile.TemporaryDirectory() as folder:
         converted = convert(file, Path(folder) / f"{name}.ckpt", method=name).path

@@ -1,4 +1,4 @@
-"""`tvr evaluate`: the table of any similarity matrix, whatever made it."""
+"""`tvr evaluate`: the results table of any similarity matrix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tvr_lightning.places import File, Folder, NewFolder
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count
 from tvr_lightning.recipe import data_from_recipe
-from tvr_lightning.recipe_files import OptionError
+from tvr_lightning.recipe_files import OptionError, refuse_options
 from tvr_lightning.training.run_folder import create_run
 
 
@@ -64,6 +64,14 @@ def evaluate_matrices(
     """
     if len(scores) > 2:
         raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
+    if len(scores) == 2:
+        refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
+    if normalization is None or not normalization.needs_bank:
+        banks_given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
+        refuse_options(banks_given, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
+    if ids is not None:
+        own = dict.fromkeys(option.removeprefix("--").partition("=")[0] for option in overrides)
+        refuse_options({"root": root} | dict.fromkeys(own, True), "cannot be used with --ids, which reads no dataset.")
     truth, video_ids = _split_of(data, config, [*overrides, *([f"--data.init_args.root={root}"] if root else [])], ids)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     banks = Banks(
@@ -82,7 +90,7 @@ def evaluate_matrices(
             raise
         except ValueError as error:
             raise ScoresError(f"{path}: {error}") from error
-        method = name if name and len(scores) == 1 else path.stem
+        method = name or path.stem
         results = results_of(
             evaluation,
             method=method,

@@ -1,4 +1,4 @@
-"""`tvr extract` and `tvr caption`: what is computed once of a dataset or of any videos."""
+"""`tvr extract` and `tvr caption`: features and descriptions that are computed once and stored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 
@@ -34,7 +34,7 @@ from tvr_lightning.places import NewFile, NewFolder, Place
 from tvr_lightning.progress import shown
 from tvr_lightning.ranges import Count, Range, Workers
 from tvr_lightning.recipe import data_from_recipe, from_recipe
-from tvr_lightning.recipe_files import RecipeError
+from tvr_lightning.recipe_files import OptionError, RecipeError, refuse_options
 from tvr_lightning.store import StoreDtype
 
 
@@ -43,20 +43,20 @@ def extract_features(
     config: list[str] | None = None,
     out: NewFolder = Path("features"),
     parts: What | list[What] = "all",
-    verify_sample: Count = 8,
+    verify_sample: Count | None = None,
     verify: bool = False,
-    architecture: str = "ViT-B-32",
-    weights: str = "openai",
+    architecture: str | None = None,
+    weights: str | None = None,
     audio_weights: str | None = None,
-    frames: Count = 12,
-    sampling: FrameSampling = "one-fps-uniform",
+    frames: Count | None = None,
+    sampling: FrameSampling | None = None,
     batch_size: Count = 32,
     num_workers: Workers = 2,
     dtype: StoreDtype = "float32",
     device: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     engine: Engine = "local",
-    actors: Count = 1,
+    actors: Count | None = None,
     address: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -67,28 +67,40 @@ def extract_features(
         config: recipe files, which set data and encoders; later ones override earlier ones.
         out: folder of the feature store.
         parts: parts to extract: text, frames, patches, or audio; several as `[text, frames]`; or all.
-        verify_sample: number of items that `--verify` recomputes.
+        verify_sample: number of items that `--verify` recomputes; 8 by default.
         verify: compare a sample of a finished store with recomputed features, and write nothing.
-        architecture: open_clip name of the encoder, without a recipe.
-        weights: weights of that encoder, without a recipe: a file, an open_clip tag, or none.
+        architecture: open_clip name of the encoder, without a recipe; ViT-B-32 by default.
+        weights: weights of that encoder, without a recipe: a file, an open_clip tag, or none; openai by default.
         audio_weights: Whisper weights for audio features, without a recipe: a file, or none.
-        frames: number of frames per video, without a recipe.
-        sampling: rule for selecting the frames, without a recipe.
+        frames: number of frames per video, without a recipe; 12 by default.
+        sampling: rule for selecting the frames, without a recipe; one-fps-uniform by default.
         batch_size: number of items per pass through an encoder.
         num_workers: number of processes that decode.
         dtype: data type of the stored features.
         device: device for the encoders; a GPU by default if available.
-        seed: seed for random weights, without a recipe.
+        seed: seed for random weights, without a recipe; 0 by default.
         engine: local, or ray for actors of a Ray cluster that read and encode while this process writes.
-        actors: number of Ray actors.
+        actors: number of Ray actors; 1 by default.
         address: address of a running Ray cluster that sees the videos under the same paths; by default a local one is
             started.
         overrides: options that override the recipes, such as `--data.init_args.batch_size=32`.
     """
     if bool(videos) == bool(config):
-        raise RecipeError("Give either a recipe (--config FILE) or video files and folders to extract from.")
-    if overrides and not config:
-        raise RecipeError(f"{overrides[0]} overrides an option of a recipe. Add --config FILE.")
+        raise OptionError("Give either a recipe (--config FILE) or video files and folders to extract from.")
+    of_files: dict[str, Any] = {
+        "architecture": architecture, "weights": weights, "audio_weights": audio_weights, "frames": frames,
+        "sampling": sampling, "seed": seed,
+    }  # fmt: skip
+    if config:
+        refuse_options(of_files, "cannot be used with --config. Set the recipe's own options instead.")
+    elif overrides:
+        raise OptionError(f"{overrides[0]} overrides an option of a recipe. Add --config FILE.")
+    if not verify:
+        refuse_options({"verify_sample": verify_sample}, "can only be used for a verification. Add --verify.")
+    if engine == "local":
+        refuse_options({"actors": actors, "address": address}, "can only be used with Ray. Add --engine ray.")
+    elif verify:
+        raise OptionError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
     options = ExtractOptions(
         str(out),
         what=[parts] if isinstance(parts, str) else parts,
@@ -98,18 +110,22 @@ def extract_features(
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
         command=shlex.join(["tvr", *sys.argv[1:]]),
         engine=engine,
-        actors=actors,
+        actors=actors or 1,
         address=address,
     )
     with shown("extract: loading the encoders"):
         source, encoder, audio_encoder = (
             _recipe_source(config, overrides)
             if config
-            else _file_source(videos, architecture, weights, audio_weights, frames, sampling, seed)
+            else _file_source(videos, **{name: value for name, value in of_files.items() if value is not None})
         )
     if verify:
-        with shown(f"extract: computing {verify_sample} items again"):
-            return _verify(source, encoder, audio_encoder, options, verify_sample)
+        sample = verify_sample or 8
+        with shown(f"extract: computing {sample} items again"):
+            deviations = compare_store(source, encoder, audio_encoder, options, sample=sample)
+        for name, deviation in deviations.items():
+            print(f"{name}: largest deviation {deviation:.1e}")
+        return 0
     for line in extract(source, encoder, audio_encoder, options).lines():
         print(line)
     print(f"Wrote {out}")
@@ -126,14 +142,14 @@ def _recipe_source(config: list[str], overrides: Sequence[str]) -> Parts:
 
 def _file_source(
     videos: Sequence[Path],
-    architecture: str,
-    weights: str,
-    audio_weights: str | None,
-    frames: int,
-    sampling: FrameSampling,
-    seed: int,
+    architecture: str = "ViT-B-32",
+    weights: str = "openai",
+    audio_weights: str | None = None,
+    frames: int = 12,
+    sampling: FrameSampling = "one-fps-uniform",
+    seed: int = 0,
 ) -> Parts:
-    torch.manual_seed(seed)  # random weights must be the same when an interrupted extraction goes on
+    torch.manual_seed(seed)  # random weights must be the same when an interrupted extraction resumes
     try:
         encoder = ClipEncoder(architecture, weights)
     except ValueError as error:
@@ -141,15 +157,6 @@ def _file_source(
     audio_encoder = None if audio_weights is None else WhisperEncoder(weights=audio_weights)
     audio = None if audio_encoder is None else AudioOptions("whisper")
     return source_of_files(videos, encoder.preparation, frames, sampling, audio), encoder, audio_encoder
-
-
-def _verify(
-    source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, options: ExtractOptions, sample: int
-) -> int:
-    deviations = compare_store(source, encoder, audio_encoder, options, sample=sample)
-    for name, deviation in deviations.items():
-        print(f"{name}: largest deviation {deviation:.1e}")
-    return 0
 
 
 def caption_videos(

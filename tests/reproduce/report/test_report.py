@@ -77,7 +77,7 @@ def profile(method):
     stages = dict.fromkeys(
         ("encode_text", "encode_video", "text_layers", "video_layers", "score", "training_step"), 16_000_000_000
     )
-    costs = Costs(92_620_000, 1, {"encoder": 1}, stages, {}, 10.0, 2.0, 1.0, 3.0, 5.0, 700.0, 900.0)
+    costs = Costs(92_620_000, 1, {"encoder": 1}, stages, 10.0, 2.0, 1.0, 3.0, 5.0, 700.0, 900.0)
     return ProfileCard(
         method.lower(), method, "ClipEncoder", {}, 16, 1000, 12, 32, 224, 3, "32-true", costs, {"device": "cpu"}
     )

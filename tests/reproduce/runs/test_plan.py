@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import tvr_lightning
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.runs.fingerprint import code_fingerprint
-from tvr_lightning.reproduce.runs.plan import Setting, make_plan, nested
+from tvr_lightning.reproduce.runs import plan as planning
+from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint, nested
+from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -71,8 +71,6 @@ def test_seeds_overlays_data_and_settings_change_the_key(setting, tmp_path):
 
 
 def test_data_are_recognised_by_annotations_and_videos(tmp_path):
-    from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint
-
     found = set()
     for name, caption, video in (("a", "x", b"1"), ("b", "y", b"1"), ("c", "x", b"22")):
         folder = tmp_path / name
@@ -85,8 +83,6 @@ def test_data_are_recognised_by_annotations_and_videos(tmp_path):
 
 
 def test_videos_behind_a_link_count_and_a_link_back_ends(tmp_path):
-    from tvr_lightning.reproduce.runs.fingerprint import data_fingerprint
-
     disk, found = tmp_path / "disk", []
     disk.mkdir()
     for name, content in (("a", b"1"), ("b", b"22")):
@@ -99,16 +95,29 @@ def test_videos_behind_a_link_count_and_a_link_back_ends(tmp_path):
     assert found[0] != found[1]
 
 
-def test_a_change_of_the_audit_makes_other_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(tvr_lightning, "__file__", str(tmp_path / "__init__.py"))
-    found = {}
-    for package in ("audit", "reproduce"):
-        (tmp_path / package).mkdir()
-        for version in ("1", "2"):
-            (tmp_path / package / "run.py").write_text(version)
-            found[package, version] = code_fingerprint.__wrapped__()
-    assert found["audit", "1"] != found["audit", "2"]
-    assert found["reproduce", "1"] == found["reproduce", "2"]
+def test_a_raised_version_makes_other_runs(setting, monkeypatch):
+    def keys() -> set[str]:
+        return set(plan(setting, "gare-1").runs)
+
+    now = keys()
+    assert keys() == now
+    for name in ("RESULTS_VERSION", "AUDIT_VERSION"):
+        with monkeypatch.context() as patch:
+            patch.setattr(planning, name, getattr(planning, name) + 1)
+            assert not now & keys()
+
+
+def test_recipes_that_resolve_to_the_same_values_make_the_same_run(setting, tmp_path):
+    overlay, found = tmp_path / "overlay.yaml", []
+    for content in (
+        "trainer: {max_epochs: 1}\n",
+        "# a comment\ntrainer:\n  max_epochs: 1\n",
+        "trainer: {max_epochs: 2}",
+    ):
+        overlay.write_text(content)
+        found.append(set(plan(replace(setting, overlay=overlay), "gare-1").runs))
+    assert found[0] == found[1]
+    assert not found[0] & found[2]
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tvr_lightning.command_line.parsing import parser_of
-from tvr_lightning.command_line.verbs import Verb
+from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
+from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.report.cells import view_table
-from tvr_lightning.reproduce.reproduce_verb import plan_lines, run_reproduce
+from tvr_lightning.reproduce.reproduce_verb import plan_lines
 from tvr_lightning.reproduce.runs.card import card_path, read_cards, read_ranks
-from tvr_lightning.reproduce.runs.engines import ForkingEngine, SlurmEngine, SlurmOptions
-from tvr_lightning.reproduce.runs.execute import RunTask, execute, read_task, run_task_logged, write_task
-from tvr_lightning.reproduce.runs.fingerprint import config_fingerprint
-from tvr_lightning.reproduce.runs.forecast import PROGRESS, beat, duration, open_runs, time_left
+from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
+from tvr_lightning.reproduce.runs.execute import PROGRESS, _earlier_seconds, execute, run_task
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
-from tvr_lightning.reproduce.runs.runner import Folders, RunnerError, run_plan
+from tvr_lightning.reproduce.runs.runner import Folders, _Progress, open_runs, run_plan, time_left, write_task
 from tvr_lightning.reproduce.tables import load_table
 from tvr_lightning.synthetic import synthesize
 
@@ -110,48 +108,47 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
 
 def test_a_run_ends_in_its_card_under_submitit_too(root, tmp_path):
     plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
-    engine = SlurmEngine(SlurmOptions(max_parallel_jobs=1), tmp_path / "jobs", cluster="local")
+    engine = SlurmEngine(tmp_path / "jobs", max_parallel_jobs=1, cluster="local")
     engine.poll_seconds = 0.2
     (card,) = run_plan(plan, folders, [].append, engine).values()
     assert card.status == "finished", card.error
-    task = folders.runs.absolute() / card.key / "run.json"
-    assert read_task(task).parent is None
     assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 1
-    assert not task.with_name("job.txt").exists()
+    assert not (folders.runs / card.key / "job.txt").exists()
 
 
-def outdated(folder):
-    """A task of another version of the code."""
-    run = {"name": "table/run", "configs": [], "settings": {}}
-    fingerprints = {"config": config_fingerprint([], {}), "code": "another"}
-    return RunTask(run | {"fingerprints": fingerprints}, [], str(folder / "cards"), str(folder))
+@pytest.fixture
+def outdated(root, tmp_path) -> Path:
+    """A task whose recipe changed after it was planned."""
+    (run,) = tiny_plan(root, tmp_path).runs.values()
+    task = write_task(run, Folders(tmp_path), {})
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("max_epochs: 1", "max_epochs: 2"))
+    return task
 
 
-def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(tmp_path):
-    engine = SlurmEngine(SlurmOptions(), tmp_path / "jobs", cluster="local")
-    task = tmp_path / "run" / "run.json"
-    write_task(outdated(tmp_path), task)
-    task.with_name("job.txt").write_text("12345678")
-    job = engine.start(task)
-    assert task.with_name("job.txt").read_text() != "12345678"
+CHANGED = "gaid-1/clip4clip: config changed after the run was planned"
+
+
+def test_a_job_that_ended_unseen_is_submitted_again_and_says_why_it_failed(outdated, tmp_path):
+    engine = SlurmEngine(tmp_path / "jobs", cluster="local")
+    outdated.with_name("job.txt").write_text("12345678")
+    job = engine.start(outdated)
+    assert outdated.with_name("job.txt").read_text() != "12345678"
     while (status := job()) is None:
         time.sleep(0.2)
     assert status == 1
-    assert "changed after the run was planned" in task.with_name("log.txt").read_text()
-    assert not task.with_name("job.txt").exists()
+    assert CHANGED in outdated.with_name("log.txt").read_text()
+    assert not outdated.with_name("job.txt").exists()
 
 
-def test_the_processes_of_a_job_write_into_one_log(tmp_path, ended):
+def test_the_processes_of_a_job_write_into_one_log(outdated, ended):
     """SLURM starts one per device; what any of them says before it dies is kept."""
-    task = tmp_path / "run.json"
-    write_task(outdated(tmp_path), task)
     context = multiprocessing.get_context("forkserver")
-    processes = [ended(context.Process(target=run_task_logged, args=(task, tmp_path / "log.txt"))) for _ in range(2)]
+    processes = [ended(context.Process(target=run_task, args=(outdated,))) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert (tmp_path / "log.txt").read_text().count("code changed after the run was planned") == 2
+    assert outdated.with_name("log.txt").read_text().count(CHANGED) == 2
 
 
 def test_question_answering_leaves_a_hit_or_miss_per_question(root, tmp_path):
@@ -177,9 +174,9 @@ def test_a_run_on_two_devices_ends_in_its_card(root, tmp_path):
 def test_two_invocations_do_not_share_a_folder(root, tmp_path):
     plan, folders = tiny_plan(root, tmp_path), Folders(tmp_path / "out")
 
-    class Second(ForkingEngine):
+    class Second(LocalEngine):
         def start(self, task):
-            with pytest.raises(RunnerError, match="Another tvr reproduce is running in"):
+            with pytest.raises(UserError, match="Another tvr reproduce is running in"):
                 run_plan(plan, folders, [].append)
             return super().start(task)
 
@@ -200,7 +197,7 @@ def test_on_a_disk_without_file_locks_runs_are_made_and_it_is_said(root, tmp_pat
 def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
     plan, folders, said = tiny_plan(root, tmp_path, only=("clip4clip", "x-pool")), Folders(tmp_path / "out"), []
 
-    class Refusing(ForkingEngine):
+    class Refusing(LocalEngine):
         refused = False
 
         def start(self, task):
@@ -214,31 +211,18 @@ def test_an_engine_that_refuses_costs_its_run_alone(root, tmp_path):
     assert second.status == "finished", second.error
 
 
-def test_a_run_is_not_made_with_recipes_that_changed_since(root, tmp_path):
-    (run,) = tiny_plan(root, tmp_path).runs.values()
-    task = RunTask(run.plain(), [], str(tmp_path / "cards"), str(tmp_path))
-    (tmp_path / "tiny.yaml").write_text(TINY.replace("max_epochs: 1", "max_epochs: 2"))
-    with pytest.raises(UserError, match=r"gaid-1/clip4clip: config changed after the run was planned"):
-        execute(task)
+def test_a_run_is_not_made_with_recipes_that_changed_since(outdated):
+    with pytest.raises(UserError, match=CHANGED):
+        execute(outdated)
 
 
-def test_seconds_of_interrupted_processes_count_up_to_their_checkpoint(tmp_path):
-    from tvr_lightning.reproduce.runs.execute import _earlier_seconds
-
-    checkpoints = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-
-    def write(name: str, step: int, after: float) -> None:
-        torch.save({"global_step": step, "hyper_parameters": {}}, checkpoints / name)
-        os.utime(checkpoints / name, (began + after, began + after))
-
-    assert _earlier_seconds(tmp_path) == 0
+def test_seconds_of_interrupted_processes_count_up_to_their_last_progress(tmp_path):
     began = time.time()
-    write("last.ckpt", 6, 40)
-    write("running.ckpt", 8, 60)  # from which the next process goes on
-    assert _earlier_seconds(tmp_path) == pytest.approx(60, abs=5)
-    (tmp_path / "attempts.json").write_text(f"[60.0, {began + 100}]")  # a second, killed before its first checkpoint
-    assert _earlier_seconds(tmp_path) == 60
+    assert _earlier_seconds(tmp_path, began) == 0
+    (tmp_path / PROGRESS).write_text("{}")
+    os.utime(tmp_path / PROGRESS, (began + 60, began + 60))
+    assert _earlier_seconds(tmp_path, began + 100) == pytest.approx(60)
+    assert _earlier_seconds(tmp_path, began + 200) == pytest.approx(60)  # killed before it reported any progress
 
 
 def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):
@@ -253,43 +237,48 @@ def test_a_run_that_fails_leaves_its_error_and_the_next_go_on(root, tmp_path):
     assert len(open_runs(plan, read_cards(folders.cards))) == 2
 
 
-def test_the_verb_shows_its_plan_without_running_anything(tmp_path, capsys, monkeypatch):
+def reproduce(tmp_path, *words) -> int:
+    return main(["reproduce", *words, "--dry_run", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"])
+
+
+def test_the_command_shows_its_plan_without_running_anything(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("TVR_DATA", raising=False)
-    verb = Verb("reproduce", "", "tvr_lightning.reproduce.reproduce_verb:run_reproduce", ("tables",))
-    words = ["gare-1", "ncl-1", "--dry_run", "--seeds", "0,1", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"]
-    assert run_reproduce(**parser_of(verb).parse_args(words).as_dict()) == 0
+    assert reproduce(tmp_path, "gare-1", "ncl-1", "--seeds", "0,1") == 0
     said = capsys.readouterr().out
     assert "SYNTHETIC FIXTURE" in said
     assert "gare-1/gare on msrvtt, seed 1" in said
     assert "ncl-1/ncl on activitynet, seed 0" in said
-    assert f"12 runs left, about {duration(12 * 371)} on two cores, estimated from other measurements" in said
+    assert said.endswith("12 runs left\n")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "status", "said"),
     [
-        ({"seeds": "0,x"}, "whole numbers separated by commas"),
-        ({"fixture_videos": 2}, "must be at least 8"),
-        ({"overlay": Path("absent.yaml")}, "--overlay absent.yaml: no such file"),
-        ({"tables": ["gare-0"]}, "names are .*gare-1"),
-        ({"gpus": 2}, "--gpus can only be used for SLURM jobs. Add --engine slurm"),
-        ({"engine": "slurm", "minutes": 0}, "--minutes is 0; it must be at least 1"),
+        (["--seeds=0,x"], 2, "whole numbers separated by commas"),
+        (["--fixture_videos=2"], 2, "must be at least 8"),
+        (["--overlay=absent.yaml"], 1, "--overlay absent.yaml: no such file"),
+        (["gare-0"], 1, "There is no table 'gare-0'. The most similar names are "),
+        (["--gpus=2", "--minutes=9"], 2, "--minutes, --gpus can only be used for SLURM jobs. Add --engine slurm."),
+        (["--engine=slurm", "--minutes=0"], 2, "must be at least 1"),
+        (["--only=gadi"], 2, "--only 'gadi' is not a run of these tables"),
     ],
 )
-def test_bad_options_end_in_one_sentence(tmp_path, monkeypatch, options, said):
+def test_bad_options_end_in_one_sentence(tmp_path, monkeypatch, capsys, options, status, said):
     monkeypatch.delenv("TVR_DATA", raising=False)
-    with pytest.raises(UserError, match=said):
-        run_reproduce(**({"tables": ["gare-1"], "recipes": RECIPES, "out": tmp_path, "dry_run": True} | options))
+    assert reproduce(tmp_path, "gare-1", *options) == status
+    assert said in capsys.readouterr().err
 
 
 def test_real_data_are_taken_where_they_are_and_named_when_absent(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TVR_DATA", str(tmp_path))
-    run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out")
+    assert reproduce(tmp_path, "gare-1") == 0
     assert "SYNTHETIC" not in capsys.readouterr().out
-    with pytest.raises(UserError, match="--share features is only for the synthetic datasets"):
-        run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out", share="features")
-    run_reproduce(["gare-1"], dry_run=True, recipes=RECIPES, out=tmp_path / "out", fixture=True)
+    assert reproduce(tmp_path, "gare-1", "--share=features") == 2
+    assert "--share features is only for the synthetic datasets" in capsys.readouterr().err
+    assert reproduce(tmp_path, "gare-1", "--fixture_videos=20") == 2
+    assert "--fixture_videos can only be used for synthetic datasets. Add --fixture." in capsys.readouterr().err
+    assert reproduce(tmp_path, "gare-1", "--fixture", "--fixture_videos=20") == 0
     assert "SYNTHETIC" in capsys.readouterr().out
 
 
@@ -299,28 +288,26 @@ def test_estimates_come_from_finished_runs_alone(root, tmp_path):
     plan = tiny_plan(root, tmp_path, table="gare-1", only=())
     first, *rest = plan.runs.values()
     card = make_card(first, tmp_path / "cards", 1.0, seconds=90.0)
-    before = f"{len(rest)} runs left, about {duration(371 * VIDEOS / 500 * len(rest))}"
-    assert time_left(rest, {}) == f"{before} on two cores, estimated from other measurements"
-    real = [replace(run, fixture_videos=None) for run in rest]
-    assert "shows the duration, or estimate it with tvr fit --config" in time_left(real, {})
-    assert time_left(rest, {card.key: card}) == f"{len(rest)} runs left, about {duration(90 * len(rest))}"
-    assert time_left(rest[:1], {card.key: card}) == f"1 run left, about {duration(90)}"
+    assert time_left(rest, {}) == f"{len(rest)} runs left"
+    assert time_left([replace(run, fixture_videos=None) for run in rest], {card.key: card}) == f"{len(rest)} runs left"
+    assert time_left(rest, {card.key: card}) == f"{len(rest)} runs left, about {clock(90 * len(rest))}"
+    assert time_left(rest, {card.key: card}, 2) == f"{len(rest)} runs left, about {clock(45 * len(rest))}"
+    assert time_left(rest[:1], {card.key: card}) == "1 run left, about 0:01:30"
     lines = plan_lines(plan, {card.key: card})
     assert sum(line.startswith("finished") for line in lines) == 1
-    assert duration(7300) == "2 h 2 min"
+    assert sum(line.endswith("about 0:01:30") for line in lines[:-1]) == len(rest)
 
 
-def test_what_is_under_way_says_how_long_all_of_it_takes(root, tmp_path):
-    first, *rest = [replace(run, fixture_videos=None) for run in tiny_plan(root, tmp_path, "gare-1", ()).runs.values()]
-    running = [(first, None, time.time() - 60)]
-    assert beat(running, rest, tmp_path, {}, 1) == f"{first.name}: starting, 1 min so far"
-    (tmp_path / first.key).mkdir()
-    (tmp_path / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
-    all_of_it = duration(120 + 180 * len(rest))
-    assert beat(running, rest, tmp_path, {}, 1) == (
-        f"{first.name}: training, step 2 of 6, 1 min so far, 2 min left; {len(rest)} more runs, "
-        f"about {all_of_it} left in total"
-    )
+def test_what_runs_says_how_long_all_of_it_takes(root, tmp_path):
+    first, *rest = tiny_plan(root, tmp_path, "gare-1", ()).runs.values()
+    folders = Folders(tmp_path)
+    progress = _Progress(folders, print, LocalEngine(), {}, rest, 1 + len(rest))
+    progress.running[first.key] = (first, None, time.time() - 60)
+    assert progress.state() == f"{first.name}: starting"
+    (folders.runs / first.key).mkdir(parents=True)
+    (folders.runs / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
+    total = clock(120 + 180 * len(rest))
+    assert progress.state() == f"{first.name}: training, step 2 of 6; about {total} left in total"
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""What a method costs: measured on random media, kept on a card, set beside the print by the report."""
+"""Costs of a method: measured on random media and written to a card, which the report compares with papers."""

@@ -8,14 +8,9 @@ from tvr_lightning.reproduce.runs.card import Card
 
 
 def command_of(card: Card) -> str:
-    """Return the `tvr reproduce` that makes a run and whatever it starts from.
-
-    Args:
-        card: of the run.
-    """
+    """Return the `tvr reproduce` command that makes a run and the runs that it needs."""
     run = card.run
-    claim = run["claims"][0] if run["claims"] else card.name
-    table, _, name = claim.partition("/")
+    table, _, name = (run["claims"] or [card.name])[0].partition("/")
     words = ["tvr", "reproduce", table, "--only", name]
     if run["seed"] is not None:
         words += ["--seeds", str(run["seed"])]

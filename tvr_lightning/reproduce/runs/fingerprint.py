@@ -1,4 +1,4 @@
-"""What decides a number, as short hashes: code, data, weights and options. A run with the same ones is not repeated."""
+"""Digests of what decides the results of a run: its recipe, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -10,72 +10,82 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tvr_lightning.recipe_files import read_recipe
 
-import tvr_lightning
-
-# These packages decide which runs there are and what is said of them, not what a run computes or its audit finds.
-WITHOUT_INFLUENCE = {"authors", "importing", "reproduce", "search", "cli.py", "verbs"}
-LOCAL_DIR = "local-dir:"  # what open_clip calls a folder with a whole model
+LOCAL_DIR = "local-dir:"  # open_clip's prefix for a folder with a whole model
 ANNOTATIONS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet"}
-LENGTH = 16
 
 
 def digest(*parts: Any) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of plain values.
-
-    Args:
-        parts: anything that JSON can hold.
-    """
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:LENGTH]
+    """Return 16 hexadecimal digits of the SHA-256 of values that JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-@cache
-def code_fingerprint() -> str:
-    """Return the fingerprint of the source of all packages that compute scores or audit them."""
-    folder = Path(tvr_lightning.__file__).parent
-    files = sorted(path for path in folder.rglob("*.py") if path.relative_to(folder).parts[0] not in WITHOUT_INFLUENCE)
-    return digest([[str(path.relative_to(folder)), _file(path)] for path in files])
-
-
-def config_fingerprint(recipes: Sequence[Path], settings: Mapping[str, Any]) -> str:
-    """Return the fingerprint of a run's recipes, by content, and of the table's own values on top of them.
-
-    Args:
-        recipes: files, later ones on top of earlier ones.
-        settings: nested as in a recipe.
-    """
-    return digest([read_recipe(path) for path in recipes], settings)
-
-
-def read_recipe(path: Path) -> dict[str, Any]:
-    """Return a recipe's values; empty for an empty file. Hundreds of runs share a few files, and YAML is slow."""
-    return _read(path, path.stat().st_mtime_ns)
+def resolve(recipes: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of recipes, later ones over earlier ones, with nested settings over all of them."""
+    found: dict[str, Any] = {}
+    for path in recipes:
+        found = _merge(found, _read(path, path.stat().st_mtime_ns))
+    return _merge(found, settings)
 
 
 @cache
 def _read(path: Path, _changed: int) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    return read_recipe(path)  # hundreds of runs share a few files, and YAML is slow
+
+
+def _merge(under: Any, over: Any) -> Any:
+    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**under, **{key: _merge(under.get(key), value) for key, value in over.items()}}
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted options, such as `{"data.init_args.split": "7k"}`, as nested mappings, as in a recipe."""
+    found: dict[str, Any] = {}
+    for option, value in settings.items():
+        for name in reversed(option.split(".")):
+            value = {name: value}
+        found = _merge(found, value)
+    return found
+
+
+def lookup(recipe: Any, option: str) -> Any:
+    """Return the value of a dotted option, or None if the recipe does not set it."""
+    for name in option.split("."):
+        recipe = recipe.get(name) if isinstance(recipe, dict) else None
+    return recipe
+
+
+def file_fingerprint(name: str, every_file: bool) -> str | None:
+    """Return the digest of a file or folder, or None if the name is neither.
+
+    Args:
+        name: Path, with or without the prefix `local-dir:`.
+        every_file: Whether all files of a folder are read. Otherwise only annotations are, and other files, such as
+            videos, count by name and size.
+    """
+    path = Path(name.removeprefix(LOCAL_DIR)).expanduser()
+    if path.is_file():
+        return _content(path, path.stat().st_mtime_ns)
+    if not path.is_dir():
+        return None
+    found: list[tuple[str, str | int]] = []
+    for file in sorted(_files(path)):
+        status, is_read = file.stat(), every_file or file.suffix.lower() in ANNOTATIONS
+        content = _content(file, status.st_mtime_ns) if is_read else status.st_size
+        found.append((str(file.relative_to(path)), content))
+    return digest(found)
 
 
 @cache
 def data_fingerprint(folder: Path) -> str:
-    """Return the fingerprint of a folder: annotations by content, anything else, such as videos, by name and size.
-
-    Args:
-        folder: of one dataset or feature store, links in it included. One that is not there is `absent`.
-    """
-    if not folder.is_dir():
-        return "absent"
-    found = []
-    for path in sorted(_files_below(folder)):
-        content = _file(path) if path.suffix.lower() in ANNOTATIONS else path.stat().st_size
-        found.append([str(path.relative_to(folder)), content])
-    return digest(found)
+    """Return the digest of a dataset's folder, or `absent`."""
+    return file_fingerprint(str(folder), every_file=False) or "absent"
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Every file; videos often lie on another disk, behind a link, which may not lead back to where it came from."""
+def _files(folder: Path) -> Iterator[Path]:
+    """Every file in a folder, including those in linked folders, which may link back."""
     seen: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
@@ -85,49 +95,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
         yield from (path for path in (Path(place) / name for name in names) if path.is_file())
 
 
-def named_fingerprint(name: str) -> str | None:
-    """Return the fingerprint of the file or folder that an option names; None where it names neither.
-
-    Args:
-        name: a path, or a tag such as `openai`.
-    """
-    path = Path(name).expanduser()
-    return _file(path) if path.is_file() else data_fingerprint(path) if path.is_dir() else None
-
-
-def model_fingerprint(name: str) -> str | None:
-    """Return the fingerprint of weights, a tokenizer or a whole model by the content of the files.
-
-    Args:
-        name: A file, a folder, or `local-dir:FOLDER`; None is returned for other names, such as a tag.
-    """
-    path = Path(name.removeprefix(LOCAL_DIR)).expanduser()
-    if path.is_dir():
-        return digest([[str(file.relative_to(path)), _file(file)] for file in sorted(_files_below(path))])
-    return _file(path) if path.is_file() else None
-
-
-def weights_fingerprint(weights: str | None) -> str:
-    """Return what names weights: the hash of a file, or the tag, whose file open_clip checks by its own checksum.
-
-    Args:
-        weights: of the encoder, as the recipe has them; None for random ones.
-    """
-    if weights is None or weights == "none":
-        return "random"
-    return model_fingerprint(weights) or f"tag {weights}"
-
-
-def _file(path: Path) -> str:
-    status = path.stat()
-    return _content(path, status.st_size, status.st_mtime_ns)
-
-
 @cache
-def _content(path: Path, _size: int, _changed: int) -> str:
-    """Hash a file; hundreds of runs share a few large ones."""
-    found = hashlib.sha256()
+def _content(path: Path, _changed: int) -> str:
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            found.update(chunk)
-    return found.hexdigest()[:LENGTH]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

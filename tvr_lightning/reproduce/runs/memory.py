@@ -1,4 +1,4 @@
-"""The memory that this process took."""
+"""Memory of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ except ImportError:  # Windows has no such module
 
 
 def peak_memory_mib() -> float | None:
-    """Return the largest resident memory of this process so far; None where the system does not tell it."""
+    """Return the maximum resident memory of this process so far, or None if the system does not measure it."""
     if resource is None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

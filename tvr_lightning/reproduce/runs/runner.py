@@ -1,278 +1,245 @@
-"""Carries out a plan: each run in a process of its own that an engine starts, skipping what a card says is done."""
+"""Carries out a plan: each open run in a separate process, whose card shows that it has finished."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import yaml
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import held
+from tvr_lightning.progress import clock, shown
 from tvr_lightning.reproduce.runs.card import Card, card_path, read_card, read_cards, write_card
-from tvr_lightning.reproduce.runs.engines import LOG, CommandEngine, Engine, ForkingEngine, Job
-from tvr_lightning.reproduce.runs.execute import RunTask, write_task
-from tvr_lightning.reproduce.runs.forecast import beat, duration, open_runs, time_left
+from tvr_lightning.reproduce.runs.engines import Engine, Job, LocalEngine
+from tvr_lightning.reproduce.runs.execute import LOG, PROGRESS, TASK
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Plan, PlannedRun
 from tvr_lightning.synthetic import synthesize
 
 ERROR_LINES = 15
-# A card written on another machine may take a while to be seen on a shared disk.
-CARD_SECONDS = 30.0
-FAR_SECONDS = 1.0
-TRAINED_IN = "--model.init_args.encoder.init_args.trained_in"
+CARD_SECONDS = 30.0  # until a card that another machine wrote is visible on a shared disk
 Log = Callable[[str], None]
 
 
-def nothing(_: str) -> None:
-    """Say nothing."""
-
-
-class RunnerError(UserError, RuntimeError):
-    """Runs cannot be made in this folder now; the message says why."""
-
-
-@dataclass(frozen=True)
 class Folders:
-    """Where an invocation leaves what it makes.
+    """Folders of the results of `tvr reproduce`: run cards, runs with their logs, and tables."""
 
-    Attributes:
-        out: parent of all.
-    """
-
-    out: Path
-
-    @property
-    def cards(self) -> Path:
-        """Folder of the run cards."""
-        return self.out / "cards"
-
-    @property
-    def runs(self) -> Path:
-        """Folder of checkpoints, stored features and logs of the runs."""
-        return self.out / "runs"
-
-    @property
-    def tables(self) -> Path:
-        """Folder of the written tables."""
-        return self.out / "tables"
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.cards, self.runs, self.tables = out / "cards", out / "runs", out / "tables"
 
 
-def run_plan(
-    plan: Plan, folders: Folders, log: Log = print, engine: Engine | None = None, far: Log = nothing
-) -> dict[str, Card]:
-    """Make every open run of a plan and return all its cards.
+def run_plan(plan: Plan, folders: Folders, log: Log = print, engine: Engine | None = None) -> dict[str, Card]:
+    """Make every open run of a plan, and return all its cards.
 
-    A run that fails leaves a card that says why; what needs its weights fails with it. Failed runs are made again by
-    the next invocation, finished ones never.
+    A failed run leaves a card with its error, as do the runs that need it. The next call makes them again.
 
     Args:
-        plan: the runs.
-        folders: where cards, checkpoints and logs go.
-        log: takes the lines of progress.
-        engine: starts the processes; by default this machine, one run after another.
-        far: takes a line that says how far the runs are, as often as they are looked at.
+        plan: The runs.
+        folders: Folders of cards, checkpoints, and logs.
+        log: Function that shows a line of progress.
+        engine: Starts the processes; by default on this machine.
 
     Raises:
-        CardError: a card in the folder cannot be used.
-        RunnerError: another invocation makes runs in the same folder.
+        CardError: A card in the folder is unusable.
+        UserError: Another process makes runs in the same folder.
     """
     folders.out.mkdir(parents=True, exist_ok=True)
-    # Two invocations would write into each other's runs.
-    busy = RunnerError(f"Another tvr reproduce is running in {folders.out}. Wait for it, or pass another --out.")
+    busy = UserError(f"Another tvr reproduce is running in {folders.out}. Wait for it, or pass another --out.")
     with held(folders.out / ".lock", busy, "do not start a second tvr reproduce in it", log):
         cards = read_cards(folders.cards)
         for key in cards.keys() & plan.runs.keys():
-            _add_claims(plan.runs[key], cards[key], folders)
-        todo, fixture = open_runs(plan, cards), plan.setting.fixture_videos
-        if fixture is not None:
+            claims = list(dict.fromkeys([*cards[key].run["claims"], *plan.runs[key].claims]))
+            if claims != cards[key].run["claims"]:  # from which a report finds the rows of a run
+                cards[key].run["claims"] = claims
+                write_card(cards[key], folders.cards)
+        todo = open_runs(plan, cards)
+        if (videos := plan.setting.fixture_videos) is not None:
             for dataset in dict.fromkeys(run.dataset for run in todo):
-                write_fixture(dataset, plan.setting.root, fixture, log)
-        if engine is None:
-            engine = CommandEngine() if fixture is None else ForkingEngine()
-        _Invocation(folders, log, far, engine, cards, waiting=todo, total=len(todo)).run_all()
+                write_fixture(dataset, plan.setting.root, videos, log)
+        progress = _Progress(folders, log, engine or LocalEngine(), cards, todo, len(todo))
+        with shown(progress.state):
+            progress.run_all()
         return {key: card for key, card in cards.items() if key in plan.runs}
 
 
-def _add_claims(run: PlannedRun, card: Card, folders: Folders) -> None:
-    """Have the card of an earlier invocation name the lines that the run stands for now: reports read cards alone."""
-    claims = list(dict.fromkeys([*card.run["claims"], *run.claims]))
-    if claims != card.run["claims"]:
-        card.run["claims"] = claims
-        write_card(card, folders.cards)
+def open_runs(plan: Plan, cards: Mapping[str, Card]) -> list[PlannedRun]:
+    """Return the runs without a card of a finished run."""
+    return [run for run in plan.runs.values() if run.key not in cards or cards[run.key].status != "finished"]
+
+
+def expected_seconds(run: PlannedRun, cards: Mapping[str, Card]) -> float | None:
+    """Return the median duration of finished runs of the same kind, on the same dataset if possible."""
+    alike = [
+        card
+        for card in cards.values()
+        if card.status == "finished"
+        and card.seconds
+        and (card.run["verb"], card.run["fixture_videos"]) == (run.verb, run.fixture_videos)
+        and (card.run["encoder_from"] is None) == (run.encoder_from is None)
+    ]
+    same = [card for card in alike if card.run["dataset"] == run.dataset] or alike
+    return median(card.seconds or 0.0 for card in same) if same else None
+
+
+def time_left(todo: list[PlannedRun], cards: Mapping[str, Card], parallel: int = 1) -> str:
+    """Return how many runs are left, and how long they will take, once a similar one has finished."""
+    if not todo:
+        return "nothing left to run"
+    known = [seconds for run in todo if (seconds := expected_seconds(run, cards)) is not None]
+    total = sum(known) / max(len(known), 1) * len(todo) / min(parallel, len(todo))
+    return f"{len(todo)} {'run' if len(todo) == 1 else 'runs'} left" + (f", about {clock(total)}" if known else "")
 
 
 @dataclass
-class _Invocation:
-    """The runs that are still to be made, those that run, and what has come of the others."""
+class _Progress:
+    """The runs of a plan that wait, that run, and that have ended."""
 
     folders: Folders
     log: Log
-    far: Log
     engine: Engine
     cards: dict[str, Card]
     waiting: list[PlannedRun]
     total: int
     running: dict[str, tuple[PlannedRun, Job, float]] = field(default_factory=dict)
-    started: int = 0
-    told: float = 0.0
 
     def run_all(self) -> None:
-        """Start what may start, and take in what has ended, until nothing is left."""
+        """Start and collect runs until none is left."""
         while self.waiting or self.running:
-            for run in [run for run in self.waiting if self._is_ready(run)]:
-                if len(self.running) < self.engine.at_once:
+            for run in list(self.waiting):
+                unfinished = {*(other.key for other in self.waiting), *self.running}
+                if len(self.running) < self.engine.max_parallel and not unfinished & set(run.needs.values()):
                     self.waiting.remove(run)
                     self._recorded(run, self._start)
             for run, _, _ in list(self.running.values()):
                 self._recorded(run, self._collect)
             if self.running:
-                self._say_far()
                 time.sleep(self.engine.poll_seconds)
 
-    def _say_far(self) -> None:
-        if time.monotonic() - self.told >= FAR_SECONDS:
-            self.told = time.monotonic()
-            running = list(self.running.values())
-            self.far(beat(running, self.waiting, self.folders.runs, self.cards, self.engine.at_once))
-
-    def _recorded(self, run: PlannedRun, step: Callable[[PlannedRun], None]) -> None:
-        """Whatever goes wrong with a run is its card's error, and the others go on."""
-        began = time.time()
+    def _recorded(self, run: PlannedRun, step: Callable[[PlannedRun], Card | None]) -> None:
+        """Do a step of a run, which returns its card at its end; an error becomes a card, and other runs continue."""
         try:
-            step(run)
-        except Exception as error:  # noqa: BLE001  a queue that refuses, a full disk: the card says it
+            card = step(run)
+        except Exception as error:  # noqa: BLE001  such as a full disk
+            card = self._failed(run, str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        if card is not None:
             self.running.pop(run.key, None)
-            said = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
-            self._finish(run, _failed(run, self.folders, said, began))
-
-    def _collect(self, run: PlannedRun) -> None:
-        _, job, began = self.running[run.key]
-        status = job()
-        if status is not None:
-            del self.running[run.key]
-            self._finish(run, self._card(run, status, began))
-
-    def _is_ready(self, run: PlannedRun) -> bool:
-        unfinished = {waiting.key for waiting in self.waiting} | set(self.running)
-        return not unfinished & set(run.needs.values())
+            self.cards[run.key] = card
+            left = [*self.waiting, *(other for other, _, _ in self.running.values())]
+            remaining = time_left(left, self.cards, self.engine.max_parallel)
+            self.log(f"[{self.total - len(left)}/{self.total}] {_outcome(card)}; {remaining}")
 
     def _start(self, run: PlannedRun) -> None:
-        self.started += 1
         seed = "" if run.seed is None else f", seed {run.seed}"
-        self.log(f"[{self.started}/{self.total}] {run.name}{seed} ...")
-        began = time.time()
-        taken = {name: self._made(name, key) for name, key in run.needs.items()}
-        folder = (self.folders.runs / run.key).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        cards = self.folders.cards.absolute()
-        if run.key in self.cards:  # of a failure, which is made good now
-            card_path(cards, run.key).unlink(missing_ok=True)
-        task = RunTask(run.plain(), arguments_of(run, folder, taken), str(cards), str(folder), self.engine.parent)
-        write_task(task, folder / "run.json")
-        self.running[run.key] = (run, self.engine.start(folder / "run.json"), began)
+        self.log(f"[{self.total - len(self.waiting)}/{self.total}] {run.name}{seed} ...")
+        card_path(self.folders.cards, run.key).unlink(missing_ok=True)  # of an earlier failure
+        inputs = {}
+        for name, key in run.needs.items():
+            made = self.cards.get(key)
+            path = None if made is None else made.features if name == "features" else made.checkpoint
+            if path is None:
+                raise UserError(f"the required {name} come from run {key}, which failed")
+            if not Path(path).exists():
+                raise UserError(f"the {name} {path} are missing. Also delete the card of their run.")
+            inputs[name] = path
+        task = write_task(run, self.folders, inputs)
+        task.with_name(LOG).write_text("", encoding="utf-8")
+        self.running[run.key] = (run, self.engine.start(task), time.time())
 
-    def _made(self, name: str, key: str) -> str:
-        """The weights or features that another run left.
-
-        Raises:
-            RunnerError: it failed, or they are gone.
-        """
-        card = self.cards.get(key)
-        path = None if card is None else card.features if name == "features" else card.checkpoint
-        if path is None:
-            raise RunnerError(f"the required {name} come from run {key}, which failed")
-        if not Path(path).exists():
-            raise RunnerError(f"the {name} {path} are missing. Also delete the card of their run.")
-        return path
-
-    def _card(self, run: PlannedRun, status: int, began: float) -> Card:
-        """The card that a run left; its process may still have stumbled at its own end."""
-        path = card_path(self.folders.cards, run.key)
-        deadline = time.monotonic() + CARD_SECONDS
+    def _collect(self, run: PlannedRun) -> Card | None:
+        status = self.running[run.key][1]()
+        if status is None:
+            return None
+        path, deadline = card_path(self.folders.cards, run.key), time.monotonic() + CARD_SECONDS
         while status == 0 and not path.is_file() and time.monotonic() < deadline:
             time.sleep(self.engine.poll_seconds)
-        if not path.is_file():
-            return _failed(run, self.folders, _tail(self.folders.runs / run.key, status), began)
-        return read_card(path)
+        if path.is_file():
+            return read_card(path)
+        lines = (self.folders.runs / run.key / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return self._failed(run, "\n".join([f"exit status {status}", *lines[-ERROR_LINES:]]))
 
-    def _finish(self, run: PlannedRun, card: Card) -> None:
-        self.cards[run.key] = card
-        left = [*self.waiting, *(other for other, _, _ in self.running.values())]
-        remains = time_left(left, self.cards, self.engine.at_once)
-        self.log(f"[{self.total - len(left)}/{self.total}] {_outcome(card)}; {remains}")
+    def _failed(self, run: PlannedRun, error: str) -> Card:
+        seconds = time.time() - self.running[run.key][2] if run.key in self.running else 0.0
+        card = Card(run.key, run.name, "failed", run.plain(), error=error, seconds=round(seconds, 1))
+        write_card(card, self.folders.cards)
+        return card
 
-
-def _tail(folder: Path, status: int) -> str:
-    """The end of what a process said; one that died at once said nothing."""
-    path = folder / LOG
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
-    return "\n".join([f"exit status {status}", *lines[-ERROR_LINES:]])
+    def state(self) -> str:
+        """Return the current activity of the runs, and the time until the last one ends."""
+        doing, left, durations = [], [], []
+        for run, _, began in list(self.running.values()):
+            elapsed, expected = time.time() - began, expected_seconds(run, self.cards)
+            try:
+                progress = json.loads((self.folders.runs / run.key / PROGRESS).read_text(encoding="utf-8"))
+            except (OSError, ValueError):  # not written yet
+                progress = {"doing": "starting", "left": None}
+            doing.append(f"{run.name}: {progress['doing']}")
+            durations.append(expected if progress["left"] is None else elapsed + progress["left"])
+            left.append(None if durations[-1] is None else max(durations[-1] - elapsed, 0.0))
+        for run in self.waiting:
+            left.append(expected_seconds(run, self.cards) or next(iter(durations), None))
+        known = [seconds for seconds in left if seconds is not None]
+        total = sum(known) / min(self.engine.max_parallel, max(len(left), 1))
+        about = [f"about {clock(total)} left in total"] if known and len(known) == len(left) else []
+        return "; ".join([*(doing or ["starting"]), *about])
 
 
 def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> None:
-    """Write a synthetic dataset unless it is there as a whole.
-
-    Args:
-        dataset: layout, such as `msrvtt`.
-        root: parent folder of the datasets.
-        videos: how many.
-        log: takes the lines of progress.
-    """
+    """Write a synthetic dataset, such as `msrvtt`, unless it is complete."""
     if not (root / dataset).is_dir():
         log(f"Writing the synthetic {dataset}: {videos} videos into {root}")
     synthesize(dataset, root, videos, FIXTURE_SEED, workers=os.cpu_count() or 1)  # type: ignore[arg-type]
 
 
-def arguments_of(run: PlannedRun, folder: Path, taken: Mapping[str, str]) -> list[str]:
-    """Return the command line of a run, and write the table's own values where it finds them.
+def write_task(run: PlannedRun, folders: Folders, inputs: Mapping[str, str]) -> Path:
+    """Write what a run does to its folder, and return the file.
 
     Args:
-        run: to be made.
-        folder: of the run.
-        taken: for each of the run's `needs` the checkpoint or the folder of features.
+        run: The run.
+        folders: Folders of runs and cards.
+        inputs: Checkpoint or folder of features for each of the run's `needs`.
     """
+    folder = (folders.runs / run.key).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "settings.yaml"
     settings.write_text(yaml.safe_dump(run.settings), encoding="utf-8")
-    options = {"encoder": TRAINED_IN, "features": "--data.init_args.features"}
-    what = [
-        *[f"--config={path}" for path in run.configs],
-        *([f"--config={settings}"] if run.settings else []),
-        *run.overrides,
-        *[f"{option}={taken[name]}" for name, option in options.items() if name in taken],
-    ]
-    if run.verb == "extract":
-        return what
-    return [
-        run.verb,
-        *what,
-        f"--results.directory={folder}",
-        *(["--checkpoints.resume=true"] if run.verb == "fit" else []),
-        *(["--trainer.devices=1"] if run.fixture_videos is not None else []),
-        "--trainer.enable_progress_bar=false",
-        "--trainer.enable_model_summary=false",
-        # A table's line may be about other options at test than in training.
-        *([f"--ckpt_path={taken['weights']}", "--override"] if "weights" in taken else []),
-    ]
-
-
-def _failed(run: PlannedRun, folders: Folders, error: str, began: float) -> Card:
-    card = Card(run.key, run.name, "failed", run.plain(), error=error, seconds=round(time.time() - began, 1))
-    write_card(card, folders.cards)
-    return card
+    arguments = [*(f"--config={path}" for path in (*run.configs, settings)), *run.overrides]
+    if "encoder" in inputs:
+        arguments.append(f"--model.init_args.encoder.init_args.trained_in={inputs['encoder']}")
+    if "features" in inputs:
+        arguments.append(f"--data.init_args.features={inputs['features']}")
+    if run.verb != "extract":
+        arguments = [
+            run.verb,
+            *arguments,
+            f"--results.directory={folder}",
+            "--trainer.enable_progress_bar=false",
+            "--trainer.enable_model_summary=false",
+        ]
+    if run.verb == "fit":
+        arguments.append("--checkpoints.resume=true")
+    if run.fixture_videos is not None and run.verb != "extract":
+        arguments.append("--trainer.devices=1")
+    if "weights" in inputs:  # tested with the options of their row, which may differ from those in training
+        arguments += [f"--ckpt_path={inputs['weights']}", "--override"]
+    task = {"run": run.plain(), "arguments": arguments, "cards": str(folders.cards.absolute())}
+    (folder / TASK).write_text(json.dumps(task, indent=2) + "\n", encoding="utf-8")
+    return folder / TASK
 
 
 def _outcome(card: Card) -> str:
     if card.status == "failed":
-        last = (card.error or "").strip().splitlines()[-1]
-        return f"{card.name} FAILED: {last}"
-    took = duration(card.seconds or 0.0)
-    if card.features is not None:
-        return f"{card.name}: features stored in {took}"
+        return f"{card.name} FAILED: {(card.error or '').strip().splitlines()[-1]}"
     accuracy = card.accuracy()
-    found = card.metrics("text_to_video").get("R@1")
-    said = f"accuracy {accuracy:.1f}" if accuracy is not None else f"text-to-video R@1 {found:.1f}"
-    return f"{card.name}: {said} in {took}"
+    if card.features is not None:
+        result = "features stored"
+    elif accuracy is not None:
+        result = f"accuracy {accuracy:.1f}"
+    else:
+        result = f"text-to-video R@1 {card.metrics('text_to_video')['R@1']:.1f}"
+    return f"{card.name}: {result} in {clock(card.seconds or 0.0)}"
