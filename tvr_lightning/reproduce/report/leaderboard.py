@@ -1,14 +1,20 @@
-"""The leaderboard: every run once, and what is only published, whichever table it is from."""
+"""Leaderboards: every run once, whichever tables it is from, next to the published R@1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tvr_lightning.reproduce.report.cells import DIRECTIONS, Line, TableView
-from tvr_lightning.reproduce.runs.card import Card
+import pandas as pd
 
-UNSAID = "not stated"
+from tvr_lightning.reproduce.published import printed_figure
+from tvr_lightning.reproduce.report.sources import Run
+from tvr_lightning.reproduce.report.table_view import DIRECTIONS, TableView, warnings_of
+from tvr_lightning.reproduce.report.uncertainty import Measured, measure
+
+METRICS = ("R@1", "R@5", "R@10")
+HEADINGS = {"t2v": "text to video", "v2t": "video to text"}
+NOT_STATED = "not stated"
 
 
 @dataclass
@@ -16,75 +22,74 @@ class Entry:
     """A method on a dataset.
 
     Attributes:
-        view: of the table whose lines it shows.
-        lines: by direction, `t2v` and `v2t`.
+        name: Method.
+        runs: Its runs, one per seed.
+        dataset, backbone: As published, else as its run states.
+        view: First table that publishes its R@1, or None for a run of no table.
+        published: Published R@1 by direction.
     """
 
-    view: TableView
-    lines: dict[str, Line]
+    name: str
+    runs: list[Run]
+    dataset: str
+    backbone: str
+    view: TableView | None = None
+    published: dict[str, float] = field(default_factory=dict)
 
     @property
-    def line(self) -> Line:
-        """Any of its lines; what they name is the same."""
-        return next(iter(self.lines.values()))
+    def warnings(self) -> list[str]:
+        """Warnings about its runs."""
+        return warnings_of(self.runs)
 
-    @property
-    def cards(self) -> list[Card]:
-        """Of its run, one per seed; empty where it is only published."""
-        return self.line.cards
+    def measured(self, direction: str, metric: str = "R@1") -> Measured | None:
+        """Return a metric of its runs."""
+        return measure(self.runs, DIRECTIONS[direction], metric)
 
-    @property
-    def dataset(self) -> str:
-        """As printed, else as its run says."""
-        said = (self.cards[0].results or {}).get("dataset") if self.cards else None
-        return str(self.line.published.dataset or said or UNSAID)
-
-    @property
-    def backbone(self) -> str:
-        """As printed."""
-        return self.line.published.backbone or UNSAID
-
-    def measured(self, direction: str) -> float | None:
-        """Return R@1 as measured in a direction; None without."""
-        found = self.lines[direction].measured("R@1") if direction in self.lines else None
-        return None if found is None else found.mean
-
-    def published(self, direction: str) -> float | None:
-        """Return R@1 as printed in a direction; None without."""
-        cell = self.lines[direction].cells.get("R@1") if direction in self.lines else None
-        return None if cell is None else cell.published
+    def row(self) -> dict[tuple[str, str], str]:
+        """Return its results as text, by direction and metric."""
+        cells = {}
+        for direction, heading in HEADINGS.items():
+            for metric in METRICS:
+                cells[heading, metric] = str(self.measured(direction, metric) or "–")
+                if metric == "R@1":
+                    printed = self.published.get(direction)
+                    cells[heading, "published"] = "–" if printed is None else printed_figure(printed)
+        return cells
 
 
-def leaderboard(views: Sequence[TableView]) -> list[Entry]:
-    """Return what the tables measured and print of R@1, the best measured text-to-video R@1 first.
-
-    A run that stands for lines of several tables is there once, beside the first print of its number. Question
-    answering ranks nothing and is left out.
+def leaderboards(views: Sequence[TableView], runs: Sequence[Run]) -> dict[str, list[Entry]]:
+    """Return the measured entries of each dataset, the highest text-to-video R@1 first.
 
     Args:
-        views: the tables.
+        views: Tables.
+        runs: All runs; without tables, each is an entry.
     """
-    found: dict[object, Entry] = {}
+    found: dict[str, Entry] = {}
     for view in views:
-        pairs: dict[object, dict[str, Line]] = {}
-        for line in [*view.lines, *view.unprinted]:
-            if line.published.direction in DIRECTIONS:
-                pairs.setdefault(line.published.entry, {})[line.published.direction] = line
-        for lines in pairs.values():
-            entry = Entry(view, lines)
-            printed = [entry.published(direction) for direction in DIRECTIONS]
-            measured = [entry.measured(direction) for direction in DIRECTIONS]
-            if not any(value is not None for value in printed + measured):
-                continue
-            own = entry.line.keys or (entry.line.published.method, entry.dataset, entry.backbone, *printed)
-            known = found.setdefault(own, entry)
-            if all(known.published(direction) is None for direction in DIRECTIONS):
+        for name, own in view.finished.items():
+            rows = view.results[view.results["run"] == name]
+            first, printed = rows.iloc[0], rows[rows["metric"] == "R@1"].set_index("direction")["published"].dropna()
+            entry = Entry(first["name"], own, first["dataset"] or own[0].dataset, first["backbone"] or NOT_STATED, view)
+            known = found.setdefault(first["cards"], entry)
+            if not known.published:
                 known.view = view
-            # A table of one direction does not hide what another one prints of the other.
-            known.lines.update({name: line for name, line in lines.items() if known.published(name) is None})
-    return sorted(found.values(), key=_place)
+            known.published = {**printed.to_dict(), **known.published}
+    if not views:
+        found = {run.key: _plain(run) for run in runs}
+    ranked = [(value.mean, entry) for entry in found.values() if (value := entry.measured("t2v")) is not None]
+    boards: dict[str, list[Entry]] = {}
+    for _, entry in sorted(ranked, key=lambda pair: -pair[0]):
+        boards.setdefault(entry.dataset, []).append(entry)
+    return boards
 
 
-def _place(entry: Entry) -> tuple[bool, float, float]:
-    measured, printed = entry.measured("t2v"), entry.published("t2v")
-    return measured is None, -(measured or 0.0), -(printed or 0.0)
+def _plain(run: Run) -> Entry:
+    encoder = run.results["config"].get("model", {}).get("init_args", {}).get("encoder") or {}
+    backbone = encoder.get("init_args", {}).get("architecture") or NOT_STATED
+    return Entry(f"{run.results['method']}, {run.title}", [run], run.dataset, backbone)
+
+
+def headings(entries: Sequence[Entry]) -> pd.DataFrame:
+    """Return the results of entries as one table of text, without empty columns."""
+    table = pd.DataFrame([entry.row() for entry in entries])
+    return table.loc[:, (table != "–").any()]

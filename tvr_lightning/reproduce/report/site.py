@@ -1,0 +1,211 @@
+"""The report as a folder of pages that needs no network: an overview, and one page per table, per run, and so on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from tvr_lightning.files import write_whole
+from tvr_lightning.reproduce.profile.card import ProfileCard
+from tvr_lightning.reproduce.report.efficiency import efficiency_table, profile_table
+from tvr_lightning.reproduce.report.figures.curves import draw_curves
+from tvr_lightning.reproduce.report.figures.drawing import FAILURES, Arrays, Chart, not_drawn
+from tvr_lightning.reproduce.report.figures.figure_types import draw
+from tvr_lightning.reproduce.report.leaderboard import Entry, headings, leaderboards
+from tvr_lightning.reproduce.report.run_comparisons import Comparisons, comparisons
+from tvr_lightning.reproduce.report.sources import Run
+from tvr_lightning.reproduce.report.table_charts import draw_table
+from tvr_lightning.reproduce.report.table_view import (
+    DIFFERENCE,
+    MEASURED,
+    TableView,
+    comma_separated,
+    is_synthetic,
+    latex,
+    legend_of,
+    without_synthetic,
+    write_tables,
+)
+
+PACKAGE = "tvr_lightning.reproduce.report"
+BLOCKS = {"t2v": "Text to video", "v2t": "Video to text", "t2v+v2t": "Both directions"}
+ORIGINS = {"Newest run": "date", "Versions": "versions", "Machines": "machine"}
+"""Facts about all runs that the overview states."""
+
+
+@cache
+def _environment() -> Environment:
+    loader = PackageLoader(PACKAGE)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+@dataclass
+class Site:
+    """Everything that the pages show.
+
+    Attributes:
+        folder: Folder of the pages.
+        views: Tables.
+        runs: Runs.
+        arrays: Arrays of the figures by key of the run.
+        missing: Reason why a run has no figures, by its key.
+        profiles: Costs of methods.
+    """
+
+    folder: Path
+    views: Sequence[TableView]
+    runs: Sequence[Run]
+    arrays: Mapping[str, Arrays] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    profiles: Sequence[ProfileCard] = ()
+
+    def write(self) -> list[Path]:
+        """Write all pages and files; return the entry page and the files of all tables."""
+        for name in ("style.css", "page.js"):
+            self._file(name, files(PACKAGE).joinpath("templates", name).read_bytes())
+        compared = comparisons(self.runs, self.arrays)
+        for view in self.views:
+            self._table(view)
+        for run in self.runs:
+            self._run(run)
+        if compared:
+            contests = [self._compared(place, one) for place, one in enumerate(compared)]
+            self._page("queries.html", "Queries: where one run is better than another", contests=contests)
+        if self.profiles:
+            costs = profile_table(self.profiles)
+            self._page("costs.html", "Cost of the methods", profiles=costs, lines=efficiency_table(costs, self.runs))
+        self._overview(bool(compared))
+        return [self.folder / "index.html", *(write_tables(self.views, self.folder / "report") if self.views else [])]
+
+    def _file(self, name: str, content: bytes) -> str:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+        return path.name
+
+    def _page(self, name: str, title: str, template: str = "", **values: Any) -> None:
+        root = "../" * name.count("/")
+        text = _environment().get_template(template or name).render(title=title, root=root, **values)
+        self._file(name, text.encode())
+
+    def _charts(self, page: str, charts: Sequence[Chart]) -> list[tuple[Chart, list[str]]]:
+        """Write the images of a page's charts; return each chart with their names."""
+        names = []
+        for place, chart in enumerate(charts):
+            own = [f"{page}-{place}-{part}{image.suffix}" for part, image in enumerate(chart.images)]
+            names.append([self._file(name, image.content) for name, image in zip(own, chart.images, strict=True)])
+        return list(zip(charts, names, strict=True))
+
+    def _overview(self, compared: bool) -> None:
+        boards = leaderboards(self.views, self.runs)
+        facts = [run.facts() for run in self.runs]
+        origins = {words: sorted({str(own[name]) for own in facts if name in own}) for words, name in ORIGINS.items()}
+        origins["Newest run"] = [_date(text) for text in origins["Newest run"][-1:]]
+        synthetic = [is_synthetic(run) for run in self.runs]
+        rows = {dataset: self._board(entries, all(synthetic)) for dataset, entries in boards.items()}
+        marks = [self._marks(entry, all(synthetic)) for entries in boards.values() for entry in entries]
+        self._page(
+            "index.html", "Text-video retrieval: published and measured", boards=rows, origins=origins,
+            legend=legend_of(marks), synthetic="" if not any(synthetic) else "All" if all(synthetic) else "Some",
+            views=self.views, runs=self.runs, missing=self.missing, compared=compared, profiles=self.profiles,
+        )  # fmt: skip
+
+    @staticmethod
+    def _marks(entry: Entry, synthetic: bool) -> str:
+        marks = ", ".join(entry.warnings)
+        return without_synthetic(marks) if synthetic else marks
+
+    def _board(self, entries: Sequence[Entry], synthetic: bool) -> pd.DataFrame:
+        """Return a leaderboard with links to runs and tables."""
+        table = headings(entries)
+        marks = [self._marks(entry, synthetic) for entry in entries]
+        links = [
+            _link(f"runs/{entry.runs[0].key}.html", entry.name, mark)
+            for entry, mark in zip(entries, marks, strict=True)
+        ]
+        table.insert(0, ("", "method"), links)
+        table["", "backbone"] = [entry.backbone for entry in entries]
+        if self.views:
+            views = [entry.view for entry in entries]
+            table["", "table"] = [_link(f"tables/{view.name}.html", view.name) if view else "–" for view in views]
+        return table
+
+    def _table(self, view: TableView) -> None:
+        folder = f"tables/{view.name}"
+        self._file(f"{folder}.csv", comma_separated(view).encode())
+        self._file(f"{folder}.tex", latex(view).encode())
+        try:
+            charts = draw_table(view, self.arrays)
+        except FAILURES as error:
+            charts = [not_drawn("Comparisons", error)]
+        runs = view.run_table()
+        keys = [run.key for own in view.runs.values() for run in own]
+        runs["run"] = [_link(f"../runs/{key}.html", name) for key, name in zip(keys, runs["run"], strict=True)]
+        explained = MEASURED + ("" if view.caution else DIFFERENCE)
+        self._page(
+            f"{folder}.html", view.title, "table.html", view=view, blocks=_blocks(view), run_table=runs,
+            explained=explained, charts=self._charts(folder, charts),
+        )  # fmt: skip
+
+    def _run(self, run: Run) -> None:
+        folder = f"runs/{run.key}"
+        curves = draw_curves([run])
+        charts = [*([curves] if curves else []), *draw(self.arrays.get(run.key, {}))]
+        config = run.results.get("config")
+        recipe = yaml.safe_dump(config, sort_keys=False, allow_unicode=True) if config else ""
+        if recipe:
+            self._file(f"{folder}.yaml", recipe.encode())
+        facts = {name: _date(value) if name == "date" else value for name, value in run.facts().items()}
+        self._page(
+            f"{folder}.html", f"Run {run.title}", "run.html", run=run, facts=facts, recipe=recipe,
+            missing=self.missing.get(run.key), charts=self._charts(folder, charts),
+            tables=[view for view in self.views if run in [one for own in view.runs.values() for one in own]],
+        )  # fmt: skip
+
+    def _compared(self, place: int, found: Comparisons) -> tuple[str, Sequence[str], Markup]:
+        """Write the frames of a comparison; return its title, runs, and data for the page's script."""
+        videos = {
+            name: f"queries/{self._file(f'queries/{place}-{number}{image.suffix}', image.content)}"
+            for number, (name, image) in enumerate(found.videos.items())
+        }
+        text = json.dumps({**found.__dict__, "videos": videos}, ensure_ascii=False)
+        return found.title, found.runs, Markup(text.replace("<", "\\u003c"))  # cannot end its element
+
+
+def _link(href: str, text: str, marks: str = "") -> Markup:
+    marked = Markup(' <small class="warn">{}</small>').format(marks) if marks else ""
+    return Markup('<a href="{}">{}</a>{}').format(href, text, marked)
+
+
+def _date(text: str) -> str:
+    found = datetime.fromisoformat(text).astimezone(UTC)
+    return f"{found.day} {found:%B %Y, %H:%M} UTC"
+
+
+def _blocks(view: TableView) -> dict[str, pd.DataFrame]:
+    """Return a table by direction, with links to runs, without columns that are empty or the same in every row."""
+    wide = view.wide()
+    first = view.results.drop_duplicates("line")
+    for line, run in zip(first["line"], first["run"], strict=True):
+        if run in view.finished:
+            name = wide.loc[line, ("method", "")]
+            wide.loc[line, ("method", "")] = _link(f"../runs/{view.finished[run][0].key}.html", name)
+    blocks = {}
+    for direction, block in wide.groupby(("direction", ""), sort=False):
+        same = [name for name in ("data", "backbone") if block[name, ""].nunique() == 1]
+        shared = [value for name in same if (value := block[name, ""].iloc[0]) != "-"]
+        shown = block.drop(columns=[("direction", ""), *((name, "") for name in same)])
+        title = ", ".join([BLOCKS.get(str(direction), "Results"), *shared])
+        blocks[title] = shown.loc[:, (shown != "-").any()]
+    return blocks

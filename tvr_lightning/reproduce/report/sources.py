@@ -1,0 +1,209 @@
+"""Runs of a report: cards of `tvr reproduce` or folders of `tvr fit`. Only this module depends on how they are stored."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, card_path, ranks_path, read_cards
+from tvr_lightning.reproduce.runs.card import read_ranks as read_card_ranks
+from tvr_lightning.reproduce.runs.commands import command_of
+from tvr_lightning.reproduce.runs.fingerprint import digest
+from tvr_lightning.reproduce.runs.runner import Folders
+from tvr_lightning.run_page import RANKS
+from tvr_lightning.training.curves import FILE as METRICS
+
+FACTS: dict[str, tuple[str, ...]] = {
+    "seed": ("results.seed", "run.seed"),
+    "state": ("status",),
+    "dataset": ("results.dataset",),
+    "protocol": ("results.protocol",),
+    "encoder frozen": ("results.config.model.init_args.encoder.init_args.freeze",),
+    "encoder from run": ("run.encoder_from",),
+    "read from stored features": ("run.store",),
+    "weights selected on": ("results.select_on", "results.weights.kind"),
+    "post-processing": ("results.post_processing",),
+    "precision": ("results.precision",),
+    "steps": ("steps",),
+    "epochs": ("epochs",),
+    "seconds": ("seconds",),
+    "peak memory, MiB": ("peak_memory_mib",),
+    "peak memory of the GPU, MiB": ("peak_device_memory_mib",),
+    "texts": ("results.texts",),
+    "videos": ("results.videos",),
+    "data": ("run.fingerprints.data",),
+    "weights": ("run.fingerprints.weights",),
+    "code": ("run.fingerprints.code",),
+    "versions": ("results.environment.packages.tvr-lightning",),
+    "machine": ("results.environment.machine",),
+    "date": ("results.environment.date",),
+}
+"""What a reader needs to judge a run: fields of its card, of which the first that is set counts."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        card: Its card. For a folder of `tvr fit`, a card made from results.json.
+        file: Parquet file with the ranks of its queries.
+        log: Table of the metrics logged in training, or None if the run did not train.
+        command: Command that repeats the run.
+    """
+
+    card: Card
+    file: Path
+    log: Path | None
+    command: str
+
+    @property
+    def key(self) -> str:
+        """Name of the files about the run."""
+        return self.card.key
+
+    @property
+    def title(self) -> str:
+        """Name of the run, with its seed if it was given one."""
+        return self.card.words
+
+    @property
+    def claims(self) -> list[str]:
+        """Every `<table>/<run>` that the run stands for."""
+        return list(self.card.run["claims"])
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """Content of its results.json; empty for a failed run."""
+        return self.card.results or {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run ended with an evaluation or with stored features."""
+        return self.card.status == "finished"
+
+    @property
+    def data(self) -> str:
+        """Fingerprint of the data that it ranked."""
+        return str(self.card.run["fingerprints"]["data"])
+
+    @property
+    def dataset(self) -> str:
+        """Name of its dataset."""
+        return str(self.results.get("dataset", self.card.run["dataset"]))
+
+    def value(self, direction: CardDirection, metric: str) -> float:
+        """Return a metric, NaN if the run does not have it. SumR belongs to both directions."""
+        if (accuracy := self.card.accuracy()) is not None:
+            return accuracy if metric == "accuracy" else math.nan
+        if metric == "SumR":
+            return float(self.results.get("sum_of_recalls", math.nan))
+        return self.card.metrics(direction).get(metric, math.nan)
+
+    def ranks(self, kind: QueryKind) -> tuple[Ranks, Tensor]:
+        """Return the ranks of its queries by increasing index, and the (Q,) int64 video of each query."""
+        return read_ranks(self.file, self.written, kind)
+
+    @property
+    def written(self) -> int:
+        """Time at which the ranks were written: caches depend on it."""
+        return self.file.stat().st_mtime_ns
+
+    def facts(self) -> dict[str, Any]:
+        """Return those of FACTS that are set."""
+        fields = {words: [_field(self.card, path) for path in paths] for words, paths in FACTS.items()}
+        first = {words: next((value for value in own if value is not None), None) for words, own in fields.items()}
+        return {words: value for words, value in first.items() if value is not None}
+
+
+def _field(record: Any, path: str) -> Any:
+    for name in path.split("."):
+        record = record.get(name) if isinstance(record, dict) else getattr(record, name, None)
+    return record
+
+
+@lru_cache(maxsize=256)
+def read_ranks(file: Path, _written: int, kind: QueryKind) -> tuple[Ranks, Tensor]:
+    """Return the ranks of one kind of query by increasing index, and the (Q,) int64 video of each query."""
+    if file.name != RANKS:
+        return read_card_ranks(file.stem, file.parent, kind)
+    frame = pd.read_parquet(file)
+    frame = frame[frame["direction"] == kind.replace("_", "-")]
+    rank = frame["rank"].to_numpy() - 1
+    # The file of `tvr fit` has only expected ranks: a half rank is read as a tie of two items.
+    better, tied = np.floor(rank).astype(np.int64), 1 + (rank % 1 > 0).astype(np.int64)
+    video = torch.tensor(pd.factorize(frame["video"], sort=True)[0])
+    return Ranks(torch.tensor(better), torch.tensor(tied), torch.arange(len(frame))), video
+
+
+def run_of_card(card: Card, folder: Path) -> Run:
+    """Return the run of a card.
+
+    Args:
+        card: Card of a run of `tvr reproduce`.
+        folder: Folder of the cards.
+    """
+    trained = card.checkpoint is not None and card.run["verb"] == "fit"
+    log = Path(str(card.checkpoint)).parent.parent / METRICS if trained else None
+    return Run(card, ranks_path(card_path(folder, card.key)), log, command_of(card))
+
+
+def read_runs(directory: Path) -> list[Run]:
+    """Read the cards of `tvr reproduce`, or else the results of all runs of `tvr fit` in a folder.
+
+    Raises:
+        UserError: The folder contains no runs, a card cannot be used, or two cards stand for the same row and seed.
+    """
+    folder = Folders(directory).cards
+    runs = [run_of_card(card, folder) for card in read_cards(folder).values()]
+    runs = runs or [run for file in sorted(directory.rglob("results.json")) if (run := _fitted(file, directory))]
+    if not runs:
+        raise UserError(
+            f"{directory} contains no run cards and no results.json. Create runs with `tvr reproduce TABLE --out "
+            f"{directory}` or with `tvr fit --results.directory {directory}`."
+        )
+    claimed: dict[tuple[str, int | None], Run] = {}
+    for run in runs:
+        for claim in run.claims:
+            other = claimed.setdefault((claim, run.card.run["seed"]), run)
+            if other is not run:
+                raise UserError(
+                    f"{card_path(folder, other.key)} and {card_path(folder, run.key)} are both cards of the run "
+                    f"{claim} with seed {run.card.run['seed']}. Delete the one with older code or other settings."
+                )
+    return sorted(runs, key=lambda run: (run.card.name, run.card.run["seed"] or 0))
+
+
+def _fitted(file: Path, directory: Path) -> Run | None:
+    """Return the run of a results.json; None if the file is not from a run."""
+    folder, results = file.parent, json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(results, dict) or not {"config", "dataset", "environment"} <= set(results):
+        return None
+    name = str(folder.relative_to(directory)) if folder != directory else directory.absolute().name
+    ranks, log = folder / RANKS, folder / METRICS
+    queries = pd.read_parquet(ranks, columns=["query", "video"]).to_numpy().tolist() if ranks.is_file() else name
+    planned = {
+        "claims": [], "seed": None, "dataset": results["dataset"], "fixture_videos": None, "overlay": None,
+        "fingerprints": {"data": digest(queries)}, "configs": [],
+    }  # fmt: skip
+    key = name.replace("/", "--")
+    card = Card(key, name, "finished", planned, results=results, checkpoint=results["checkpoint"])
+    return Run(card, ranks, log if log.is_file() else None, results["environment"]["command"])
+
+
+def of_table(runs: Sequence[Run], claim: str) -> list[Run]:
+    """Return the runs that stand for `<table>/<run>`, by seed."""
+    own = [run for run in runs if claim in run.claims]
+    return sorted(own, key=lambda run: cast("int", run.card.run["seed"]) if run.card.run["seed"] is not None else -1)
