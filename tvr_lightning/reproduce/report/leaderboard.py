@@ -12,7 +12,6 @@ from tvr_lightning.reproduce.report.sources import Run
 from tvr_lightning.reproduce.report.table_view import DIRECTIONS, TableView, warnings_of
 from tvr_lightning.reproduce.report.uncertainty import Measured, measure
 
-METRICS = ("R@1", "R@5", "R@10")
 HEADINGS = {"t2v": "text to video", "v2t": "video to text"}
 NOT_STATED = "not stated"
 
@@ -36,25 +35,23 @@ class Entry:
     view: TableView | None = None
     published: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings about its runs."""
-        return warnings_of(self.runs)
-
     def measured(self, direction: str, metric: str = "R@1") -> Measured | None:
         """Return a metric of its runs."""
         return measure(self.runs, DIRECTIONS[direction], metric)
 
-    def row(self) -> dict[tuple[str, str], str]:
-        """Return its results as text, by direction and metric."""
-        cells = {}
+    def row(self, synthetic: bool) -> dict[tuple[str, str], str]:
+        """Return the entry as text by columns; warnings about synthetic data only if `synthetic`."""
+        marks = [mark for mark in warnings_of(self.runs) if synthetic or mark != "synthetic"]
+        cells = {("method", ""): self.name + (f" [{', '.join(marks)}]" if marks else "")}
         for direction, heading in HEADINGS.items():
-            for metric in METRICS:
-                cells[heading, metric] = str(self.measured(direction, metric) or "–")
-                if metric == "R@1":
-                    printed = self.published.get(direction)
-                    cells[heading, "published"] = "–" if printed is None else printed_figure(printed)
-        return cells
+            found, printed = self.measured(direction), self.published.get(direction)
+            cells[heading, "R@1"] = str(found or "–")
+            cells[heading, "published"] = "–" if printed is None else printed_figure(printed)
+            for metric in ("R@5", "R@10"):
+                cells[heading, metric] = (
+                    "–" if (other := self.measured(direction, metric)) is None else f"{other.mean:.1f}"
+                )
+        return cells | {("backbone", ""): self.backbone, ("table", ""): self.view.title if self.view else "–"}
 
 
 def leaderboards(views: Sequence[TableView], runs: Sequence[Run]) -> dict[str, list[Entry]]:
@@ -89,7 +86,8 @@ def _plain(run: Run) -> Entry:
     return Entry(f"{run.results['method']}, {run.title}", [run], run.dataset, backbone)
 
 
-def headings(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return the results of entries as one table of text, without empty columns."""
-    table = pd.DataFrame([entry.row() for entry in entries])
+def board(entries: Sequence[Entry], synthetic: bool) -> pd.DataFrame:
+    """Return a leaderboard as text, without empty columns."""
+    table = pd.DataFrame([entry.row(synthetic) for entry in entries])
+    table.columns = pd.MultiIndex.from_tuples(table.columns)
     return table.loc[:, (table != "–").any()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -22,7 +22,7 @@ from tvr_lightning.reproduce.report.efficiency import efficiency_table, profile_
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.drawing import FAILURES, Arrays, Chart, not_drawn
 from tvr_lightning.reproduce.report.figures.figure_types import draw
-from tvr_lightning.reproduce.report.leaderboard import Entry, headings, leaderboards
+from tvr_lightning.reproduce.report.leaderboard import board, leaderboards
 from tvr_lightning.reproduce.report.run_comparisons import Comparisons, comparisons
 from tvr_lightning.reproduce.report.sources import Run
 from tvr_lightning.reproduce.report.table_charts import draw_table
@@ -34,7 +34,7 @@ from tvr_lightning.reproduce.report.table_view import (
     is_synthetic,
     latex,
     legend_of,
-    without_synthetic,
+    warnings_of,
     write_tables,
 )
 
@@ -108,38 +108,20 @@ class Site:
         return list(zip(charts, names, strict=True))
 
     def _overview(self, compared: bool) -> None:
-        boards = leaderboards(self.views, self.runs)
         facts = [run.facts() for run in self.runs]
         origins = {words: sorted({str(own[name]) for own in facts if name in own}) for words, name in ORIGINS.items()}
         origins["Newest run"] = [_date(text) for text in origins["Newest run"][-1:]]
-        synthetic = [is_synthetic(run) for run in self.runs]
-        rows = {dataset: self._board(entries, all(synthetic)) for dataset, entries in boards.items()}
-        marks = [self._marks(entry, all(synthetic)) for entries in boards.values() for entry in entries]
+        synthetic = {is_synthetic(run) for run in self.runs}
+        boards = {
+            dataset: (board(entries, len(synthetic) > 1), [f"runs/{entry.runs[0].key}.html" for entry in entries])
+            for dataset, entries in leaderboards(self.views, self.runs).items()
+        }
+        marks = [mark for run in self.runs for mark in warnings_of([run]) if mark != "synthetic"]
         self._page(
-            "index.html", "Text-video retrieval: published and measured", boards=rows, origins=origins,
-            legend=legend_of(marks), synthetic="" if not any(synthetic) else "All" if all(synthetic) else "Some",
-            views=self.views, runs=self.runs, missing=self.missing, compared=compared, profiles=self.profiles,
+            "index.html", "Text-video retrieval: published and measured", boards=boards, origins=origins,
+            legend=legend_of(marks), synthetic="" if True not in synthetic else "Some" if len(synthetic) > 1 else "All",
+            views=self.views, runs=self.runs, compared=compared, profiles=self.profiles,
         )  # fmt: skip
-
-    @staticmethod
-    def _marks(entry: Entry, synthetic: bool) -> str:
-        marks = ", ".join(entry.warnings)
-        return without_synthetic(marks) if synthetic else marks
-
-    def _board(self, entries: Sequence[Entry], synthetic: bool) -> pd.DataFrame:
-        """Return a leaderboard with links to runs and tables."""
-        table = headings(entries)
-        marks = [self._marks(entry, synthetic) for entry in entries]
-        links = [
-            _link(f"runs/{entry.runs[0].key}.html", entry.name, mark)
-            for entry, mark in zip(entries, marks, strict=True)
-        ]
-        table.insert(0, ("", "method"), links)
-        table["", "backbone"] = [entry.backbone for entry in entries]
-        if self.views:
-            views = [entry.view for entry in entries]
-            table["", "table"] = [_link(f"tables/{view.name}.html", view.name) if view else "–" for view in views]
-        return table
 
     def _table(self, view: TableView) -> None:
         folder = f"tables/{view.name}"
@@ -149,12 +131,10 @@ class Site:
             charts = draw_table(view, self.arrays)
         except FAILURES as error:
             charts = [not_drawn("Comparisons", error)]
-        runs = view.run_table()
-        keys = [run.key for own in view.runs.values() for run in own]
-        runs["run"] = [_link(f"../runs/{key}.html", name) for key, name in zip(keys, runs["run"], strict=True)]
         explained = MEASURED + ("" if view.caution else DIFFERENCE)
         self._page(
-            f"{folder}.html", view.title, "table.html", view=view, blocks=_blocks(view), run_table=runs,
+            f"{folder}.html", view.title, "table.html", view=view, blocks=_blocks(view),
+            run_table=view.run_table(), run_links=[f"../runs/{run.key}.html" for own in view.runs.values() for run in own],
             explained=explained, charts=self._charts(folder, charts),
         )  # fmt: skip
 
@@ -183,29 +163,19 @@ class Site:
         return found.title, found.runs, Markup(text.replace("<", "\\u003c"))  # cannot end its element
 
 
-def _link(href: str, text: str, marks: str = "") -> Markup:
-    marked = Markup(' <small class="warn">{}</small>').format(marks) if marks else ""
-    return Markup('<a href="{}">{}</a>{}').format(href, text, marked)
-
-
 def _date(text: str) -> str:
     found = datetime.fromisoformat(text).astimezone(UTC)
     return f"{found.day} {found:%B %Y, %H:%M} UTC"
 
 
-def _blocks(view: TableView) -> dict[str, pd.DataFrame]:
-    """Return a table by direction, with links to runs, without columns that are empty or the same in every row."""
+def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[str | None]]]:
+    """Return a table by direction, without columns that are empty or the same in every row, and the links of rows."""
     wide = view.wide()
-    first = view.results.drop_duplicates("line")
-    for line, run in zip(first["line"], first["run"], strict=True):
-        if run in view.finished:
-            name = wide.loc[line, ("method", "")]
-            wide.loc[line, ("method", "")] = _link(f"../runs/{view.finished[run][0].key}.html", name)
-    blocks = {}
+    run_of = view.results.drop_duplicates("line").set_index("line")["run"]
     for direction, block in wide.groupby(("direction", ""), sort=False):
         same = [name for name in ("data", "backbone") if block[name, ""].nunique() == 1]
         shared = [value for name in same if (value := block[name, ""].iloc[0]) != "-"]
         shown = block.drop(columns=[("direction", ""), *((name, "") for name in same)])
-        title = ", ".join([BLOCKS.get(str(direction), "Results"), *shared])
-        blocks[title] = shown.loc[:, (shown != "-").any()]
-    return blocks
+        runs = [view.finished.get(run_of[line]) for line in block.index]
+        links = [f"../runs/{own[0].key}.html" if own else None for own in runs]
+        yield ", ".join([BLOCKS.get(str(direction), "Results"), *shared]), shown.loc[:, (shown != "-").any()], links

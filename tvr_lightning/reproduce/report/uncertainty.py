@@ -126,7 +126,7 @@ def _drawn(run: Run, direction: CardDirection, metric: str) -> Tensor | None:
 
 
 # A baseline is compared with many runs.
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _resampled(file: Path, written: int, kind: QueryKind, metric: str) -> Tensor:
     ranks, video = read_ranks(file, written, kind)
     return resample(_per_query(metric)(ranks), video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
