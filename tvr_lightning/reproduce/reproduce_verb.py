@@ -17,8 +17,8 @@ from tvr_lightning.places import NewFolder
 from tvr_lightning.progress import SECONDS
 from tvr_lightning.ranges import Count, Range
 from tvr_lightning.recipe_files import find_recipe, recipes_folder
-from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
-from tvr_lightning.reproduce.report.formats import write_tables
+from tvr_lightning.reproduce.report.sources import run_of_card
+from tvr_lightning.reproduce.report.table_view import NOT_COMPARABLE, view_table, write_tables
 from tvr_lightning.reproduce.runs.card import Card, read_cards
 from tvr_lightning.reproduce.runs.engines import Engine, EngineError, EngineName, SlurmEngine, SlurmOptions
 from tvr_lightning.reproduce.runs.forecast import duration, estimate, open_runs, state_of, time_left
@@ -100,9 +100,9 @@ def run_reproduce(
 
     with _far(console) as far:
         cards = run_plan(plan, folders, log, starts, far)
+    runs = [run_of_card(card, folders.cards) for card in cards.values()]
     for table in plan.tables:
-        made = {name: [(run, cards.get(run.key)) for run in runs] for name, runs in plan.runs_of(table).items()}
-        for path in write_tables([view_table(table, made, folders.cards)], folders.tables / table.name):
+        for path in write_tables([view_table(table, runs)], folders.tables / table.name):
             console.print(f"Wrote {path}", markup=False)
     return 1 if any(card.status == "failed" for card in cards.values()) else 0
 

@@ -42,7 +42,7 @@ def profile_table(profiles: Sequence[ProfileCard]) -> pd.DataFrame:
             "MiB, training": costs.peak_training_mib,
         }
         first = {"method": profile.method, "encoder": profile.encoder, "device": str(profile.environment["device"])}
-        texts = {name: "–" if value is None else f"{value:.2f}" for name, value in values.items()}
+        texts = {name: "-" if value is None else f"{value:.2f}" for name, value in values.items()}
         rows[profile.name] = first | {"batch": str(profile.batch)} | texts
     return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -67,8 +67,8 @@ def efficiency_table(profiles: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFram
                 "method": row.method if row.paper == "GARE" else row.full_method,
                 "table": f"{row.paper} {row.table}",
             }
-            measured = {column: " / ".join(own[column]) or "–" for column in COMPARED}
-            rows.append({**named, "published": words, **measured, "training, s": " / ".join(seconds) or "–"})
+            measured = {column: " / ".join(own[column]) or "-" for column in COMPARED}
+            rows.append({**named, "published": words, **measured, "training, s": " / ".join(seconds) or "-"})
     return pd.DataFrame(rows)
 
 

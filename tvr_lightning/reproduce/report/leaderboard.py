@@ -3,91 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pandas as pd
 
 from tvr_lightning.reproduce.published import printed_figure
 from tvr_lightning.reproduce.report.sources import Run
-from tvr_lightning.reproduce.report.table_view import DIRECTIONS, TableView, warnings_of
-from tvr_lightning.reproduce.report.uncertainty import Measured, measure
+from tvr_lightning.reproduce.report.table_view import DIRECTIONS, TableView, is_synthetic, warnings_of
+from tvr_lightning.reproduce.report.uncertainty import measure
 
+Row = dict[tuple[str, str], str]
 HEADINGS = {"t2v": "text to video", "v2t": "video to text"}
-NOT_STATED = "not stated"
 
 
-@dataclass
-class Entry:
-    """A method on a dataset.
-
-    Attributes:
-        name: Method.
-        runs: Its runs, one per seed.
-        dataset, backbone: As published, else as its run states.
-        view: First table that publishes its R@1, or None for a run of no table.
-        published: Published R@1 by direction.
-    """
-
-    name: str
-    runs: list[Run]
-    dataset: str
-    backbone: str
-    view: TableView | None = None
-    published: dict[str, float] = field(default_factory=dict)
-
-    def measured(self, direction: str, metric: str = "R@1") -> Measured | None:
-        """Return a metric of its runs."""
-        return measure(self.runs, DIRECTIONS[direction], metric)
-
-    def row(self, synthetic: bool) -> dict[tuple[str, str], str]:
-        """Return the entry as text by columns; warnings about synthetic data only if `synthetic`."""
-        marks = [mark for mark in warnings_of(self.runs) if synthetic or mark != "synthetic"]
-        cells = {("method", ""): self.name + (f" [{', '.join(marks)}]" if marks else "")}
-        for direction, heading in HEADINGS.items():
-            found, printed = self.measured(direction), self.published.get(direction)
-            cells[heading, "R@1"] = str(found or "–")
-            cells[heading, "published"] = "–" if printed is None else printed_figure(printed)
-            for metric in ("R@5", "R@10"):
-                cells[heading, metric] = (
-                    "–" if (other := self.measured(direction, metric)) is None else f"{other.mean:.1f}"
-                )
-        return cells | {("backbone", ""): self.backbone, ("table", ""): self.view.title if self.view else "–"}
-
-
-def leaderboards(views: Sequence[TableView], runs: Sequence[Run]) -> dict[str, list[Entry]]:
-    """Return the measured entries of each dataset, the highest text-to-video R@1 first.
+def leaderboards(views: Sequence[TableView], runs: Sequence[Run]) -> dict[str, tuple[pd.DataFrame, list[Run]]]:
+    """Return for each dataset the measured runs as text, the highest text-to-video R@1 first, and those runs.
 
     Args:
         views: Tables.
-        runs: All runs; without tables, each is an entry.
+        runs: All runs; without tables, each is a row.
     """
-    found: dict[str, Entry] = {}
+    found: dict[str, tuple[dict[str, str], dict[str, float], list[Run]]] = {}
     for view in views:
         for name, own in view.finished.items():
             rows = view.results[view.results["run"] == name]
-            first, printed = rows.iloc[0], rows[rows["metric"] == "R@1"].set_index("direction")["published"].dropna()
-            entry = Entry(first["name"], own, first["dataset"] or own[0].dataset, first["backbone"] or NOT_STATED, view)
-            known = found.setdefault(first["cards"], entry)
-            if not known.published:
-                known.view = view
-            known.published = {**printed.to_dict(), **known.published}
+            printed = rows[rows["metric"] == "R@1"].set_index("direction")["published"].dropna().to_dict()
+            first = rows.iloc[0]
+            words = {
+                "method": first["name"],
+                "data": first["dataset"],
+                "backbone": first["backbone"],
+                "table": view.title,
+            }
+            known = found.setdefault(first["cards"], (words, {}, own))
+            if not known[1]:
+                known[0]["table"] = view.title
+            known[1].update({str(key): value for key, value in printed.items() if key not in known[1]})
     if not views:
-        found = {run.key: _plain(run) for run in runs}
-    ranked = [(value.mean, entry) for entry in found.values() if (value := entry.measured("t2v")) is not None]
-    boards: dict[str, list[Entry]] = {}
-    for _, entry in sorted(ranked, key=lambda pair: -pair[0]):
-        boards.setdefault(entry.dataset, []).append(entry)
-    return boards
+        found = {run.key: (_words(run), {}, [run]) for run in runs}
+    mixed = len({is_synthetic(run) for run in runs}) > 1
+    boards: dict[str, list[tuple[float, Row, Run]]] = {}
+    for words, published, own in found.values():
+        if (best := measure(own, "text_to_video", "R@1")) is not None:
+            row = _row(words, published, own, mixed)
+            boards.setdefault(words["data"] or own[0].dataset, []).append((best.mean, row, own[0]))
+    return {dataset: _board(sorted(entries, key=lambda entry: -entry[0])) for dataset, entries in boards.items()}
 
 
-def _plain(run: Run) -> Entry:
+def _board(entries: list[tuple[float, Row, Run]]) -> tuple[pd.DataFrame, list[Run]]:
+    columns = pd.MultiIndex.from_tuples(list(entries[0][1]))
+    table = pd.DataFrame([list(row.values()) for _, row, _ in entries], columns=columns)
+    return table.loc[:, (table != "-").any()], [run for *_, run in entries]
+
+
+def _words(run: Run) -> dict[str, str]:
     encoder = run.results["config"].get("model", {}).get("init_args", {}).get("encoder") or {}
-    backbone = encoder.get("init_args", {}).get("architecture") or NOT_STATED
-    return Entry(f"{run.results['method']}, {run.title}", [run], run.dataset, backbone)
+    backbone = encoder.get("init_args", {}).get("architecture")
+    return {"method": f"{run.results['method']}, {run.title}", "data": "", "backbone": backbone, "table": ""}
 
 
-def board(entries: Sequence[Entry], synthetic: bool) -> pd.DataFrame:
-    """Return a leaderboard as text, without empty columns."""
-    table = pd.DataFrame([entry.row(synthetic) for entry in entries])
-    table.columns = pd.MultiIndex.from_tuples(table.columns)
-    return table.loc[:, (table != "–").any()]
+def _row(words: dict[str, str], published: dict[str, float], own: Sequence[Run], mixed: bool) -> Row:
+    marks = [mark for mark in warnings_of(own) if mixed or mark != "synthetic"]
+    cells = {("method", ""): words["method"] + (f" [{', '.join(marks)}]" if marks else "")}
+    for direction, heading in HEADINGS.items():
+        found = {metric: measure(own, DIRECTIONS[direction], metric) for metric in ("R@1", "R@5", "R@10")}
+        cells[heading, "R@1"] = str(found["R@1"] or "-")
+        cells[heading, "published"] = printed_figure(published[direction]) if direction in published else "-"
+        cells |= {
+            (heading, metric): f"{one.mean:.1f}" if one else "-" for metric, one in found.items() if metric != "R@1"
+        }
+    return cells | {(name, ""): words[name] or "-" for name in ("backbone", "table")}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +11,10 @@ from rich.console import Console
 from tvr_lightning.errors import UserError
 from tvr_lightning.places import Place
 from tvr_lightning.progress import shown
+from tvr_lightning.quiet import quieten
 from tvr_lightning.recipe_files import recipes_folder
 from tvr_lightning.reproduce.profile.card import read_profiles
-from tvr_lightning.reproduce.report.figures.drawing import FAILURES, Arrays, shortened
+from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, shortened
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.site import Site
 from tvr_lightning.reproduce.report.sources import Run, read_runs
@@ -36,37 +35,28 @@ def run_report(directory: Runs, recipes: Path = Path("recipes"), tables_only: bo
         tables_only: omit the figures that need weights and videos.
     """
     console = Console(highlight=False, soft_wrap=True)
+    quieten()
     runs = read_runs(directory)
     arrays: dict[str, Arrays] = {}
     missing: dict[str, str] = {}
     with shown(lambda: f"report: {len(arrays) + len(missing)} of {len(runs)} runs done", console):
         views = views_of(runs, recipes_folder(recipes))
         for place, run in enumerate(runs, start=1):
-            reason = _without_figures(run)
-            if reason is None and tables_only:
-                continue
-            if reason is None:
-                console.print(f"[{place}/{len(runs)}] figures of {run.card.name}", markup=False)
-                try:
-                    with _quiet():
-                        arrays[run.key] = figures_of(run, directory / "figures")
-                except FAILURES as error:  # the page states it; other runs keep their figures
-                    reason = shortened(error)
-            if reason is not None:
-                missing[run.key] = reason
-                console.print(f"No figures of {run.card.name}: {reason}", markup=False)
+            try:
+                if not run.finished or run.card.features is not None:
+                    raise ValueError("the run only stored features" if run.finished else "the run failed")
+                if not tables_only:
+                    console.print(f"[{place}/{len(runs)}] figures of {run.card.name}", markup=False)
+                    arrays[run.key] = figures_of(run, directory / "figures")
+            except FAILURES as error:  # the page states it; other runs keep their figures
+                missing[run.key] = shortened(error)
+                console.print(f"No figures of {run.card.name}: {missing[run.key]}", markup=False)
     with shown("report: comparing the runs and writing the pages", console):
-        site = Site(directory / "report", views, runs, arrays, missing, read_profiles(directory / "profiles"))
-        written = site.write()
+        profiles = read_profiles(directory / "profiles")
+        written = Site(directory / "report", views, runs, arrays, missing, profiles).write()
     for path in written:
         console.print(f"Wrote {path}", markup=False)
     return 0
-
-
-def _without_figures(run: Run) -> str | None:
-    if not run.finished:
-        return "the run failed"
-    return "the run only stored features" if run.card.features is not None else None
 
 
 def views_of(runs: Sequence[Run], recipes: Path) -> list[TableView]:
@@ -79,17 +69,3 @@ def views_of(runs: Sequence[Run], recipes: Path) -> list[TableView]:
     if unknown := sorted(claimed - set(known_tables(recipes))):
         raise UserError(f"The cards belong to tables that are missing in {recipes / 'tables'}: {', '.join(unknown)}")
     return [view_table(load_table(name, recipes), runs) for name in sorted(claimed)]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning from announcing a trainer for every run."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvr_lightning.reproduce.report.figures.drawing import Arrays, Image, frames
-from tvr_lightning.reproduce.report.sources import Run
+from tvr_lightning.reproduce.report.drawing import Arrays, Image, frames
+from tvr_lightning.reproduce.report.sources import Run, read_ranks
 
 
 @dataclass
@@ -43,14 +43,14 @@ def comparisons(runs: Sequence[Run], arrays: Mapping[str, Arrays]) -> list[Compa
     groups: dict[tuple[str, tuple[int, ...]], list[Run]] = {}
     for run in runs:
         if "failures.query" in arrays.get(run.key, {}):
-            ranks, _ = run.ranks("text_to_video")
+            ranks, _ = read_ranks(run, "text_to_video")
             groups.setdefault((run.data, tuple(ranks.index.tolist())), []).append(run)
     return [_compared(list(index), own, arrays) for (_, index), own in groups.items() if len(own) > 1]
 
 
 def _compared(index: list[int], runs: list[Run], arrays: Mapping[str, Arrays]) -> Comparisons:
     place = {query: row for row, query in enumerate(index)}
-    ranks = [run.ranks("text_to_video")[0].expected() for run in runs]
+    ranks = [read_ranks(run, "text_to_video")[0].expected() for run in runs]
     better = [[int((own < other).sum()) for other in ranks] for own in ranks]
     found = Comparisons(runs[0].dataset, [run.title for run in runs], better, len(index), {}, [], {})
     for run in runs:

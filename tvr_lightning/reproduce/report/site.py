@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,11 +17,11 @@ from markupsafe import Markup
 
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.profile.card import ProfileCard
+from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_drawn
 from tvr_lightning.reproduce.report.efficiency import efficiency_table, profile_table
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
-from tvr_lightning.reproduce.report.figures.drawing import FAILURES, Arrays, Chart, not_drawn
 from tvr_lightning.reproduce.report.figures.figure_types import draw
-from tvr_lightning.reproduce.report.leaderboard import board, leaderboards
+from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.run_comparisons import Comparisons, comparisons
 from tvr_lightning.reproduce.report.sources import Run
 from tvr_lightning.reproduce.report.table_charts import draw_table
@@ -40,8 +39,6 @@ from tvr_lightning.reproduce.report.table_view import (
 
 PACKAGE = "tvr_lightning.reproduce.report"
 BLOCKS = {"t2v": "Text to video", "v2t": "Video to text", "t2v+v2t": "Both directions"}
-ORIGINS = {"Newest run": "date", "Versions": "versions", "Machines": "machine"}
-"""Facts about all runs that the overview states."""
 
 
 @cache
@@ -108,18 +105,20 @@ class Site:
         return list(zip(charts, names, strict=True))
 
     def _overview(self, compared: bool) -> None:
-        facts = [run.facts() for run in self.runs]
-        origins = {words: sorted({str(own[name]) for own in facts if name in own}) for words, name in ORIGINS.items()}
-        origins["Newest run"] = [_date(text) for text in origins["Newest run"][-1:]]
-        synthetic = {is_synthetic(run) for run in self.runs}
-        boards = {
-            dataset: (board(entries, len(synthetic) > 1), [f"runs/{entry.runs[0].key}.html" for entry in entries])
-            for dataset, entries in leaderboards(self.views, self.runs).items()
+        boards = leaderboards(self.views, self.runs)
+        linked = [(dataset, table, [f"runs/{run.key}.html" for run in own]) for dataset, (table, own) in boards.items()]
+        made = [found for run in self.runs if (found := run.results.get("environment"))]
+        newest = pd.Timestamp(max((found["date"] for found in made), default="2000-01-01T00:00+00:00"))
+        origins = {
+            "Newest run": f"{newest.tz_convert('UTC'):%-d %B %Y, %H:%M} UTC",
+            "Versions": "; ".join(sorted({str(found["packages"]["tvr-lightning"]) for found in made})),
+            "Machines": "; ".join(sorted({found["machine"] for found in made})),
         }
-        marks = [mark for run in self.runs for mark in warnings_of([run]) if mark != "synthetic"]
+        synthetic = {is_synthetic(run) for run in self.runs}
         self._page(
-            "index.html", "Text-video retrieval: published and measured", boards=boards, origins=origins,
-            legend=legend_of(marks), synthetic="" if True not in synthetic else "Some" if len(synthetic) > 1 else "All",
+            "index.html", "Text-video retrieval: published and measured", boards=linked, origins=origins,
+            legend=legend_of(warnings_of(self.runs)),
+            synthetic="Some" if len(synthetic) > 1 else "All" if True in synthetic else "",
             views=self.views, runs=self.runs, compared=compared, profiles=self.profiles,
         )  # fmt: skip
 
@@ -131,26 +130,25 @@ class Site:
             charts = draw_table(view, self.arrays)
         except FAILURES as error:
             charts = [not_drawn("Comparisons", error)]
-        explained = MEASURED + ("" if view.caution else DIFFERENCE)
+        links = [f"../runs/{run.key}.html" for own in view.runs.values() for run in own]
         self._page(
             f"{folder}.html", view.title, "table.html", view=view, blocks=_blocks(view),
-            run_table=view.run_table(), run_links=[f"../runs/{run.key}.html" for own in view.runs.values() for run in own],
-            explained=explained, charts=self._charts(folder, charts),
+            explained=MEASURED + ("" if view.caution else DIFFERENCE), run_table=view.run_table(), run_links=links,
+            charts=self._charts(folder, charts),
         )  # fmt: skip
 
     def _run(self, run: Run) -> None:
         folder = f"runs/{run.key}"
         curves = draw_curves([run])
         charts = [*([curves] if curves else []), *draw(self.arrays.get(run.key, {}))]
-        config = run.results.get("config")
-        recipe = yaml.safe_dump(config, sort_keys=False, allow_unicode=True) if config else ""
-        if recipe:
-            self._file(f"{folder}.yaml", recipe.encode())
-        facts = {name: _date(value) if name == "date" else value for name, value in run.facts().items()}
+        card = asdict(run.card)
+        config = (card["results"] or {}).pop("config", None)
+        recipe, text = (yaml.safe_dump(value, sort_keys=False, allow_unicode=True) for value in (config, card))
+        self._file(f"{folder}.yaml", recipe.encode())
         self._page(
-            f"{folder}.html", f"Run {run.title}", "run.html", run=run, facts=facts, recipe=recipe,
+            f"{folder}.html", f"Run {run.title}", "run.html", run=run, card=text, recipe=recipe,
             missing=self.missing.get(run.key), charts=self._charts(folder, charts),
-            tables=[view for view in self.views if run in [one for own in view.runs.values() for one in own]],
+            tables=[view for view in self.views if any(run in own for own in view.runs.values())],
         )  # fmt: skip
 
     def _compared(self, place: int, found: Comparisons) -> tuple[str, Sequence[str], Markup]:
@@ -161,11 +159,6 @@ class Site:
         }
         text = json.dumps({**found.__dict__, "videos": videos}, ensure_ascii=False)
         return found.title, found.runs, Markup(text.replace("<", "\\u003c"))  # cannot end its element
-
-
-def _date(text: str) -> str:
-    found = datetime.fromisoformat(text).astimezone(UTC)
-    return f"{found.day} {found:%B %Y, %H:%M} UTC"
 
 
 def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[str | None]]]:

@@ -1,4 +1,7 @@
-"""Runs of a report: cards of `tvr reproduce` or folders of `tvr fit`. Only this module depends on how they are stored."""
+"""Runs of a report: cards of `tvr reproduce` or folders of `tvr fit`, and the profiles next to them.
+
+Only this module depends on how runs and profiles are stored.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,42 +21,16 @@ from torch import Tensor
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, card_path, ranks_path, read_cards
-from tvr_lightning.reproduce.runs.card import read_ranks as read_card_ranks
+from tvr_lightning.reproduce.runs.card import read_ranks as read_ranks_of_card
 from tvr_lightning.reproduce.runs.commands import command_of
 from tvr_lightning.reproduce.runs.fingerprint import digest
-from tvr_lightning.reproduce.runs.runner import Folders
 from tvr_lightning.run_page import RANKS
 from tvr_lightning.training.curves import FILE as METRICS
 
-FACTS: dict[str, tuple[str, ...]] = {
-    "seed": ("results.seed", "run.seed"),
-    "state": ("status",),
-    "dataset": ("results.dataset",),
-    "protocol": ("results.protocol",),
-    "encoder frozen": ("results.config.model.init_args.encoder.init_args.freeze",),
-    "encoder from run": ("run.encoder_from",),
-    "read from stored features": ("run.store",),
-    "weights selected on": ("results.select_on", "results.weights.kind"),
-    "post-processing": ("results.post_processing",),
-    "precision": ("results.precision",),
-    "steps": ("steps",),
-    "epochs": ("epochs",),
-    "seconds": ("seconds",),
-    "peak memory, MiB": ("peak_memory_mib",),
-    "peak memory of the GPU, MiB": ("peak_device_memory_mib",),
-    "texts": ("results.texts",),
-    "videos": ("results.videos",),
-    "data": ("run.fingerprints.data",),
-    "weights": ("run.fingerprints.weights",),
-    "code": ("run.fingerprints.code",),
-    "versions": ("results.environment.packages.tvr-lightning",),
-    "machine": ("results.environment.machine",),
-    "date": ("results.environment.date",),
-}
-"""What a reader needs to judge a run: fields of its card, of which the first that is set counts."""
+__all__ = ["Card", "CardDirection", "QueryKind", "Run", "of_table", "read_ranks", "read_runs", "run_of_card"]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Run:
     """One run.
 
@@ -69,40 +46,15 @@ class Run:
     log: Path | None
     command: str
 
-    @property
-    def key(self) -> str:
-        """Name of the files about the run."""
-        return self.card.key
-
-    @property
-    def title(self) -> str:
-        """Name of the run, with its seed if it was given one."""
-        return self.card.words
-
-    @property
-    def claims(self) -> list[str]:
-        """Every `<table>/<run>` that the run stands for."""
-        return list(self.card.run["claims"])
-
-    @property
-    def results(self) -> dict[str, Any]:
-        """Content of its results.json; empty for a failed run."""
-        return self.card.results or {}
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run ended with an evaluation or with stored features."""
-        return self.card.status == "finished"
-
-    @property
-    def data(self) -> str:
-        """Fingerprint of the data that it ranked."""
-        return str(self.card.run["fingerprints"]["data"])
-
-    @property
-    def dataset(self) -> str:
-        """Name of its dataset."""
-        return str(self.results.get("dataset", self.card.run["dataset"]))
+    def __post_init__(self) -> None:
+        self.key, self.title, self.planned = self.card.key, self.card.words, self.card.run
+        self.results: dict[str, Any] = self.card.results or {}
+        self.finished = self.card.status == "finished"
+        self.claims: list[str] = self.planned["claims"]
+        self.seed: int | None = self.planned["seed"]
+        self.dataset = str(self.results.get("dataset", self.planned["dataset"]))
+        self.data = str(self.planned["fingerprints"]["data"])
+        self.fingerprint = digest(self.card.results, self.card.checkpoint)
 
     def value(self, direction: CardDirection, metric: str) -> float:
         """Return a metric, NaN if the run does not have it. SumR belongs to both directions."""
@@ -112,34 +64,13 @@ class Run:
             return float(self.results.get("sum_of_recalls", math.nan))
         return self.card.metrics(direction).get(metric, math.nan)
 
-    def ranks(self, kind: QueryKind) -> tuple[Ranks, Tensor]:
-        """Return the ranks of its queries by increasing index, and the (Q,) int64 video of each query."""
-        return read_ranks(self.file, self.written, kind)
-
-    @property
-    def written(self) -> int:
-        """Time at which the ranks were written: caches depend on it."""
-        return self.file.stat().st_mtime_ns
-
-    def facts(self) -> dict[str, Any]:
-        """Return those of FACTS that are set."""
-        fields = {words: [_field(self.card, path) for path in paths] for words, paths in FACTS.items()}
-        first = {words: next((value for value in own if value is not None), None) for words, own in fields.items()}
-        return {words: value for words, value in first.items() if value is not None}
-
-
-def _field(record: Any, path: str) -> Any:
-    for name in path.split("."):
-        record = record.get(name) if isinstance(record, dict) else getattr(record, name, None)
-    return record
-
 
 @lru_cache(maxsize=256)
-def read_ranks(file: Path, _written: int, kind: QueryKind) -> tuple[Ranks, Tensor]:
+def read_ranks(run: Run, kind: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of one kind of query by increasing index, and the (Q,) int64 video of each query."""
-    if file.name != RANKS:
-        return read_card_ranks(file.stem, file.parent, kind)
-    frame = pd.read_parquet(file)
+    if run.file.name != RANKS:
+        return read_ranks_of_card(run.key, run.file.parent, kind)
+    frame = pd.read_parquet(run.file)
     frame = frame[frame["direction"] == kind.replace("_", "-")]
     rank = frame["rank"].to_numpy() - 1
     # The file of `tvr fit` has only expected ranks: a half rank is read as a tie of two items.
@@ -149,12 +80,7 @@ def read_ranks(file: Path, _written: int, kind: QueryKind) -> tuple[Ranks, Tenso
 
 
 def run_of_card(card: Card, folder: Path) -> Run:
-    """Return the run of a card.
-
-    Args:
-        card: Card of a run of `tvr reproduce`.
-        folder: Folder of the cards.
-    """
+    """Return the run of a card in a folder of cards."""
     trained = card.checkpoint is not None and card.run["verb"] == "fit"
     log = Path(str(card.checkpoint)).parent.parent / METRICS if trained else None
     return Run(card, ranks_path(card_path(folder, card.key)), log, command_of(card))
@@ -166,7 +92,7 @@ def read_runs(directory: Path) -> list[Run]:
     Raises:
         UserError: The folder contains no runs, a card cannot be used, or two cards stand for the same row and seed.
     """
-    folder = Folders(directory).cards
+    folder = directory / "cards"
     runs = [run_of_card(card, folder) for card in read_cards(folder).values()]
     runs = runs or [run for file in sorted(directory.rglob("results.json")) if (run := _fitted(file, directory))]
     if not runs:
@@ -177,13 +103,12 @@ def read_runs(directory: Path) -> list[Run]:
     claimed: dict[tuple[str, int | None], Run] = {}
     for run in runs:
         for claim in run.claims:
-            other = claimed.setdefault((claim, run.card.run["seed"]), run)
-            if other is not run:
+            if (other := claimed.setdefault((claim, run.seed), run)) is not run:
                 raise UserError(
                     f"{card_path(folder, other.key)} and {card_path(folder, run.key)} are both cards of the run "
-                    f"{claim} with seed {run.card.run['seed']}. Delete the one with older code or other settings."
+                    f"{claim} with seed {run.seed}. Delete the one with older code or other settings."
                 )
-    return sorted(runs, key=lambda run: (run.card.name, run.card.run["seed"] or 0))
+    return sorted(runs, key=lambda run: (run.card.name, run.seed or 0))
 
 
 def _fitted(file: Path, directory: Path) -> Run | None:
@@ -194,7 +119,7 @@ def _fitted(file: Path, directory: Path) -> Run | None:
     name = str(folder.relative_to(directory)) if folder != directory else directory.absolute().name
     ranks, log = folder / RANKS, folder / METRICS
     queries = pd.read_parquet(ranks, columns=["query", "video"]).to_numpy().tolist() if ranks.is_file() else name
-    planned = {
+    planned: dict[str, Any] = {
         "claims": [], "seed": None, "dataset": results["dataset"], "fixture_videos": None, "overlay": None,
         "fingerprints": {"data": digest(queries)}, "configs": [],
     }  # fmt: skip
@@ -206,4 +131,4 @@ def _fitted(file: Path, directory: Path) -> Run | None:
 def of_table(runs: Sequence[Run], claim: str) -> list[Run]:
     """Return the runs that stand for `<table>/<run>`, by seed."""
     own = [run for run in runs if claim in run.claims]
-    return sorted(own, key=lambda run: cast("int", run.card.run["seed"]) if run.card.run["seed"] is not None else -1)
+    return sorted(own, key=lambda run: -1 if run.seed is None else run.seed)

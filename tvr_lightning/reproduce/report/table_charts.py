@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tvr_lightning.reproduce.report.figures.curves import draw_curves
-from tvr_lightning.reproduce.report.figures.drawing import (
+from tvr_lightning.reproduce.report.drawing import (
     COLORS,
     NEGATIVE,
     POSITIVE,
@@ -20,6 +19,7 @@ from tvr_lightning.reproduce.report.figures.drawing import (
     in_style,
     new_panels,
 )
+from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.ncl import DIRECTIONS
 from tvr_lightning.reproduce.report.figures.tcmgc import boxes
 from tvr_lightning.reproduce.report.sources import Run
@@ -91,8 +91,7 @@ def _recalls(view: TableView) -> Chart | None:
             )
         axis.set_yticks(places, own["run"])
         axis.invert_yaxis()
-        axis.set_xlabel("R@1, %")
-        axis.set_title(title)
+        axis.set(xlabel="R@1, %", title=title)
         axis.figure.legend(loc="outside lower left", ncols=2)
     alt = "Dots of the measured R@1 of each run with intervals, next to the published R@1; the table lists the values."
     note = "Bars are 95 % intervals over queries; the papers publish none."
@@ -107,8 +106,7 @@ def _scores(pair: Pair, arrays: Mapping[str, Arrays], note: str) -> Chart:
         for kind, pairs, color in (("positive", "matching", POSITIVE), ("negative", "other", NEGATIVE)):
             density = own[f"similarity.{kind}"] / np.diff(edges)  # bins of two runs are not equally wide
             axis.stairs(density, edges, color=color, linestyle=dashes, label=f"{name}, {pairs}")
-    axis.set_xlabel("score before post-processing")
-    axis.set_ylabel("density of the pairs")
+    axis.set(xlabel="score before post-processing", ylabel="density of the pairs")
     axis.figure.legend(loc="outside lower left", ncols=2)
     alt = "Histograms of the scores of matching and other pairs of two runs on one axis."
     title = f"Scores: {pair[1].title} against {pair[0].title}"
@@ -123,8 +121,7 @@ def _errors(pairs: list[Pair], arrays: Mapping[str, Arrays]) -> Chart:
             errors = [float(one.get(f"balance.normalized.{name}.error", one[f"balance.{name}.error"])) for one in own]
             axis.bar(np.arange(len(pairs)) + 0.4 * side - 0.2, errors, 0.38, color=COLORS[1 - side], label=label)
         axis.set_xticks(range(len(pairs)), [method.dataset for _, method in pairs])
-        axis.set_ylabel("normalization error")
-        axis.set_title(words)
+        axis.set(ylabel="normalization error", title=words)
         axis.figure.legend(loc="outside lower left", ncols=2)
     alt = "Bars of the normalization error of the baseline and of NCL, one pair per dataset."
     note = (
@@ -143,13 +140,13 @@ def _with_and_without(runs: list[Run], arrays: Mapping[str, Arrays]) -> Iterator
         axes = new_panels(2)
         for axis, run, words in zip(axes, pair, ("without", "with"), strict=True):
             boxes(axis, own[run.key]["contrasts.softmax"], own[run.key]["contrasts.names"])
-            axis.set_title(f"{run.card.name.partition('/')[2]}, {words} SDR")
-            axis.set_ylabel("share of the similarity")
-            axis.set_ylim(0, 1)
+            axis.set(
+                title=f"{run.card.name.partition('/')[2]}, {words} SDR", ylabel="share of the similarity", ylim=(0, 1)
+            )
         alt = "Box plots over matching pairs of similarities normalized over the contrasts."
         note = (
-            "TC-MGC, Fig. 12, over all matching pairs; normalized by a softmax over the contrasts, since the paper does "
-            "not specify the normalization."
+            "TC-MGC, Fig. 12, over all matching pairs; normalized by a softmax over the contrasts, since the paper "
+            "does not specify the normalization."
         )
         title = f"Balance of the contrasts with and without SDR: {pair[0].title} and {pair[1].title}"
         yield Chart(title, drawings(axes, alt), note=note)
@@ -161,6 +158,6 @@ def _settings(run: Run) -> dict[str, Any]:
     options = ("max_epochs", "max_steps", "precision", "gradient_clip_val", "accumulate_grad_batches")
     kept = {name: config.get(name) for name in ("seed_everything", "model", "data")}
     kept |= {name: trainer.get(name) for name in options}
-    flat = pd.json_normalize(kept).iloc[0].astype(str).to_dict()
+    flat = {str(name): str(value) for name, value in pd.json_normalize(kept).iloc[0].items()}
     apart = {name: value for name, value in flat.items() if ".decorrelation" not in name and not name.endswith(_PLACES)}
     return apart | {"fingerprint of the data": run.data}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tvr_lightning.evaluation.statistics import effective_queries, recall_values
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
-from tvr_lightning.reproduce.report.sources import CardDirection, Run, of_table
+from tvr_lightning.reproduce.report.sources import CardDirection, Run, of_table, read_ranks
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
 from tvr_lightning.reproduce.tables import TableRecipe
 
@@ -39,12 +40,26 @@ COLUMNS = [
     "against_baseline_p", "baseline", "run", "cards", "warnings", "remarks",
 ]  # fmt: skip
 """Columns of the CSV file."""
-TEXTS = ["line", "name", "text", "difference_text"]
+TEXTS = ["line", "name", "published_text", "text", "difference_text"]
 """Further columns of the results, from which the other formats are made."""
-RUN_COLUMNS = (
-    "seed", "state", "protocol", "weights selected on", "post-processing", "precision", "steps", "epochs", "seconds",
-    "peak memory, MiB", "data", "weights", "code",
-)  # fmt: skip
+RUN_COLUMNS = {
+    "run": "name",
+    "seed": "results.seed",
+    "state": "status",
+    "protocol": "results.protocol",
+    "weights selected on": "results.select_on",
+    "post-processing": "results.post_processing",
+    "precision": "results.precision",
+    "steps": "steps",
+    "epochs": "epochs",
+    "seconds": "seconds",
+    "peak memory, MiB": "peak_memory_mib",
+    "data": "run.fingerprints.data",
+    "weights": "run.fingerprints.weights",
+    "code": "run.fingerprints.code",
+    "card": "key",
+}
+"""Columns of the table of runs and the fields of a run card that they show."""
 
 
 @dataclass
@@ -76,38 +91,27 @@ class TableView:
 
     def wide(self) -> pd.DataFrame:
         """Return the results as text: one row per published row, columns by metric, without empty columns."""
-        found = self.results
-        names = found.drop_duplicates("line").set_index("line")
-        marks = [f" [{shown}]" if (shown := without_synthetic(marked)) else "" for marked in names["warnings"]]
-        texts = pd.DataFrame({
-            "line": found["line"],
-            "metric": found["metric"],
-            "published": [printed_figure(value) if value == value else "" for value in found["published"]],
-            "here": found["text"],
-            "difference": found["difference_text"].where(found["metric"] == "R@1", ""),
-        })  # fmt: skip
-        cells = texts.pivot(index="line", columns="metric")
-        shown = [
-            (metric, column)
-            for metric in dict.fromkeys(found["metric"])
-            for column in ("published", "here", "difference")
-            if cells[column, metric].any()
+        columns = ["published_text", "text", "difference_text"]
+        cells = self.results.pivot(index="line", columns="metric", values=columns).fillna("")
+        names = self.results.drop_duplicates("line").set_index("line")
+        table = {(name, ""): names["dataset" if name == "data" else name].fillna("-") for name in NAMES}
+        table["method", ""] = names["name"] + [
+            shown and f" [{shown}]" for shown in map(without_synthetic, names["warnings"])
         ]
-        columns = {("method", ""): names["name"] + marks}
-        columns |= {(name, ""): names["dataset" if name == "data" else name].fillna("-") for name in NAMES[1:]}
-        columns |= {(metric, column): cells[column, metric].replace("", "-") for metric, column in shown}
-        return pd.DataFrame(columns)
+        for metric in dict.fromkeys(self.results["metric"]):
+            for column, heading in zip(columns, ("published", "here", "difference"), strict=True):
+                if cells[column, metric].any() and (column != "difference_text" or metric == "R@1"):
+                    table[metric, heading] = cells[column, metric].replace("", "-")
+        return pd.DataFrame(table)
 
     def run_table(self) -> pd.DataFrame:
-        """Return the facts about each run, one row per seed."""
-        rows = []
-        for name, runs in self.runs.items():
-            for run in runs:
-                facts = run.facts()
-                values = [facts.get(column, "-") for column in RUN_COLUMNS]
-                texts = [f"{value:.0f}" if isinstance(value, float) else str(value) for value in values]
-                rows.append([name, *texts, f"{run.key}.json"])
-        return pd.DataFrame(rows, columns=["run", *RUN_COLUMNS, "card"])
+        """Return facts about each run as text, one row per seed."""
+        cards = [asdict(run.card) for own in self.runs.values() for run in own]
+        table = pd.json_normalize(cards).reindex(columns=list(RUN_COLUMNS.values())).astype(object)
+        table.columns = pd.Index(RUN_COLUMNS)
+        return table.map(
+            lambda value: "-" if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
+        )
 
 
 def without_synthetic(marks: str) -> str:
@@ -160,7 +164,7 @@ def view_table(table: TableRecipe, runs: Sequence[Run]) -> TableView:
 
 def _caution(made: Mapping[str, Sequence[Run]]) -> str:
     runs = [run for own in made.values() for run in own]
-    overlays = [run.card.run["overlay"]["path"] for run in runs if run.card.run["overlay"] is not None]
+    overlays = [run.planned["overlay"]["path"] for run in runs if run.planned["overlay"] is not None]
     synthetic = [NOT_COMPARABLE] if any(is_synthetic(run) for run in runs) else []
     overlaid = [f"every run with the overlay {path}, not with the published settings" for path in overlays[:1]]
     return "; ".join(synthetic + overlaid)
@@ -168,7 +172,7 @@ def _caution(made: Mapping[str, Sequence[Run]]) -> str:
 
 def is_synthetic(run: Run) -> bool:
     """Return whether a run used synthetic data."""
-    return run.card.run["fixture_videos"] is not None or SYNTHETIC in run.results.get("warnings", [])
+    return run.planned["fixture_videos"] is not None or SYNTHETIC in run.results.get("warnings", [])
 
 
 def _cell(
@@ -176,16 +180,17 @@ def _cell(
 ) -> dict[str, Any]:
     """Return the columns of one metric of a row. Its baseline is the one that ranked the same queries."""
     published, direction = row.printed(metric), DIRECTIONS.get(row.direction or "", "text_to_video")
-    cell: dict[str, Any] = {"metric": metric, "published": published, "text": "", "difference_text": ""}
+    cell: dict[str, Any] = {"metric": metric, "published": published}
+    cell["published_text"] = "" if published is None else printed_figure(published)
     belongs = (
         metric != "accuracy" if row.direction in DIRECTIONS else metric == ("SumR" if row.direction else "accuracy")
     )
     found = measure(own, direction, metric) if belongs else None
     if found is None:
         return cell
-    low, high = (found.interval.low, found.interval.high) if found.interval else (None, None)
-    cell |= {"measured": found.mean, "low": low, "high": high, "deviation": found.deviation, "seeds": found.seeds,
-             "text": str(found)}  # fmt: skip
+    interval = asdict(found.interval) if found.interval else {"low": math.nan, "high": math.nan}
+    cell |= {"measured": found.mean, "low": interval["low"], "high": interval["high"], "text": str(found),
+             "deviation": found.deviation, "seeds": found.seeds}  # fmt: skip
     for name, base in baselines.items():
         if base and (compared := compare_runs(base, own, direction, metric)) is not None:
             d = compared.difference
@@ -193,8 +198,8 @@ def _cell(
                      "against_baseline_high": d.high, "against_baseline_p": compared.p_value}  # fmt: skip
     if published is not None and not apart:
         cell["difference"] = found.mean - published
-        interval = "" if low is None else f" [{low - published:+.1f}, {high - published:+.1f}]"
-        cell["difference_text"] = f"{found.mean - published:+.1f}{interval}"
+        ends = f" [{interval['low'] - published:+.1f}, {interval['high'] - published:+.1f}]" if found.interval else ""
+        cell["difference_text"] = f"{found.mean - published:+.1f}{ends}"
     return cell
 
 
@@ -223,12 +228,12 @@ def legend_of(marks: Iterable[str]) -> str:
 def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[Run]]) -> list[str]:
     """Return the smallest resolved difference at the best R@1 of each test set."""
     best: dict[tuple[str, str, int, int], tuple[float, float]] = {}
-    measured = results[(results["metric"] == "R@1") & results["text"].astype(bool)]
-    for row in measured.itertuples():
-        ranks, video = finished[str(row.run)][0].ranks(DIRECTIONS[str(row.direction)])
-        key = str(row.direction), row.dataset or "the test set", len(ranks), len(video.unique())
+    measured = results[(results["metric"] == "R@1") & results["measured"].notna()]
+    for row in measured.to_dict("records"):
+        ranks, video = read_ranks(finished[row["run"]][0], DIRECTIONS[row["direction"]])
+        key = row["direction"], row["dataset"] or "the test set", len(ranks), len(video.unique())
         worth = effective_queries(recall_values(1)(ranks), video)
-        best[key] = max(best.get(key, (-1.0, worth)), (float(row.measured), worth), key=lambda pair: pair[0])
+        best[key] = max(best.get(key, (-1.0, worth)), (row["measured"], worth), key=lambda pair: pair[0])
     sentences = []
     for (direction, dataset, queries, videos), (recall, worth) in sorted(best.items()):
         of_videos = f" on {videos} videos (effectively {worth:.0f} unrelated ones)" if videos < queries else ""
@@ -241,13 +246,14 @@ def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[Run]]) ->
 
 def _differences(results: pd.DataFrame) -> list[str]:
     rows = results[(results["metric"] == "R@1") & results["against_baseline"].notna()]
-    sentences = [
-        f"{row.run} against {row.baseline}, {row.direction} R@1: {row.against_baseline:+.1f} "
-        f"[{row.against_baseline_low:+.1f}, {row.against_baseline_high:+.1f}] points, p {row.against_baseline_p:.2g}, "
-        "paired over queries, "
-        + ("resolved" if row.against_baseline_low > 0 or row.against_baseline_high < 0 else "not resolved")
-        for row in rows.itertuples()
-    ]
+    sentences = []
+    for row in rows.to_dict("records"):
+        d, low, high, p = (row[f"against_baseline{name}"] for name in ("", "_low", "_high", "_p"))
+        verdict = "resolved" if low > 0 or high < 0 else "not resolved"
+        sentences.append(
+            f"{row['run']} against {row['baseline']}, {row['direction']} R@1: {d:+.1f} [{low:+.1f}, {high:+.1f}] "
+            f"points, p {p:.2g}, paired over queries, {verdict}"
+        )
     return [*dict.fromkeys(sentences), *(["Differences in the other metrics are in the CSV file"] if sentences else [])]
 
 
@@ -301,7 +307,7 @@ def _notes_of_run(run: Run) -> list[str]:
 
 def _shared(runs: Sequence[Run]) -> list[str]:
     """Return what runs on synthetic data share, and how long they train."""
-    planned = [run.card.run for run in runs]
+    planned = [run.planned for run in runs]
     shared = {run["share"] for run in planned}
     encoders = ", ".join(sorted({f"{run['encoder_from']}.json" for run in planned if run["encoder_from"]}))
     epochs = ", ".join(map(str, sorted({run.card.epochs for run in runs if run.card.epochs}))) or "no"

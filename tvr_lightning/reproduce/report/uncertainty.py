@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from statistics import NormalDist, mean, stdev
 
 import torch
@@ -82,7 +81,7 @@ def compare_runs(
         return None
     shares, groups = [], []
     for kind, part in _parts(direction, metric):
-        stored = [run.ranks(kind) for run in runs]
+        stored = [read_ranks(run, kind) for run in runs]
         if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
             return None
         shares.append(_difference([_per_query(part)(ranks) for ranks, _ in stored], len(first)) / len(stored[0][1]))
@@ -119,16 +118,16 @@ def _drawn(run: Run, direction: CardDirection, metric: str) -> Tensor | None:
     if math.isnan(run.value(direction, metric)) or not run.file.is_file():
         return None
     parts = _parts(direction, metric)
-    videos = [run.ranks(kind)[1].unique() for kind, _ in parts]
+    videos = [read_ranks(run, kind)[1].unique() for kind, _ in parts]
     if not torch.equal(videos[0], videos[-1]):
         return None
-    return torch.stack([_resampled(run.file, run.written, *part) for part in parts]).sum(0)
+    return torch.stack([_resampled(run, *part) for part in parts]).sum(0)
 
 
 # A baseline is compared with many runs.
 @lru_cache(maxsize=1024)
-def _resampled(file: Path, written: int, kind: QueryKind, metric: str) -> Tensor:
-    ranks, video = read_ranks(file, written, kind)
+def _resampled(run: Run, kind: QueryKind, metric: str) -> Tensor:
+    ranks, video = read_ranks(run, kind)
     return resample(_per_query(metric)(ranks), video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from tvr_lightning.reproduce.report.figures.drawing import COLORS, Chart, drawings, in_style, new_panels, not_drawn
+from tvr_lightning.reproduce.report.drawing import COLORS, Chart, drawings, in_style, new_panels, not_drawn
 from tvr_lightning.reproduce.report.sources import Run
 
 TITLE = "Training curves"
@@ -61,8 +61,7 @@ def draw_curves(runs: Sequence[Run]) -> Chart | None:
             kept = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
             dashes = ("-", "--", ":")[place // len(COLORS) % 3]
             axis.plot(kept.index, kept, dashes, marker="o" if len(kept) < 3 else None, label=name)
-        axis.set_title(title)
-        axis.set_xlabel("optimizer step")
+        axis.set(title=title, xlabel="optimizer step")
         if len(found) > 1:
             axis.figure.legend(loc="outside lower left")
     missing = [title for title, found in panels.items() if not found]

@@ -14,15 +14,7 @@ from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.dpdv.clustering import dpc_knn
 from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging, PatchMergingStage
-from tvr_lightning.reproduce.report.figures.drawing import (
-    COLORS,
-    Arrays,
-    Chart,
-    drawings,
-    frames,
-    histogram,
-    new_panels,
-)
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 SHOWN_VIDEOS = 2
@@ -145,10 +137,9 @@ def measure_unmatched(encoded: EncodedSplit) -> Arrays:
 def draw_unmatched(arrays: Arrays) -> Iterator[Chart]:
     """Draw the histogram of the frames' margins."""
     (axis,) = new_panels(1)
-    histogram(axis, arrays["histogram"], arrays["edges"], COLORS[2])
+    axis.stairs(arrays["histogram"], arrays["edges"], fill=True, alpha=0.5, color=COLORS[2])
     axis.axvline(0, color=COLORS[1], linewidth=1)
-    axis.set_xlabel("best cosine, own caption minus others'")
-    axis.set_ylabel("share of the frames")
+    axis.set(xlabel="best cosine, own caption minus others'", ylabel="share of the frames")
     alt = "A histogram over frames of how much better they match the words of their own caption than those of others."
     facts = [f"frames that match no word of their caption better than words of others: {arrays['share']:.3g} %"]
     note = (

@@ -22,7 +22,7 @@ from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.recipe_files import RecipeError
-from tvr_lightning.reproduce.report.sources import Run
+from tvr_lightning.reproduce.report.sources import Run, read_ranks
 
 MOST_PAIRS = 256
 """Matching pairs that pairwise figures use; more would not change what a figure shows."""
@@ -107,7 +107,7 @@ def encode_run(run: Run) -> EncodedSplit:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoded = encode_test_split(module.to(device).eval(), data)
     encoded.post_processing = results["post_processing"]
-    ranks, _ = run.ranks("text_to_video")
+    ranks, _ = read_ranks(run, "text_to_video")
     if torch.equal(ranks.index, encoded.text_index):  # else the run omitted texts
         encoded.ranks = ranks.expected().double()
     return encoded

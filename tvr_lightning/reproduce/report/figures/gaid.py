@@ -11,16 +11,7 @@ from tvr_lightning.media.audio import read_audio
 from tvr_lightning.methods import GAID
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gaid.model import Gate
-from tvr_lightning.reproduce.report.figures.drawing import (
-    COLORS,
-    NEGATIVE,
-    Arrays,
-    Chart,
-    drawings,
-    frames,
-    histogram,
-    new_panels,
-)
+from tvr_lightning.reproduce.report.drawing import COLORS, NEGATIVE, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 COLUMNS = 240
@@ -82,9 +73,8 @@ def _example(encoded: EncodedSplit, row: int, weights: np.ndarray) -> Arrays:
 def draw_gate(arrays: Arrays) -> Iterator[Chart]:
     """Draw the histogram of the gate, and its weights over the waveforms of two videos."""
     (axis,) = new_panels(1)
-    histogram(axis, arrays["histogram"], arrays["edges"], COLORS[0])
-    axis.set_xlabel("weight of the audio in a frame")
-    axis.set_ylabel("share of the frames")
+    axis.stairs(arrays["histogram"], arrays["edges"], fill=True, alpha=0.5, color=COLORS[0])
+    axis.set(xlabel="weight of the audio in a frame", ylabel="share of the frames")
     alt = "A histogram, over the frames with audio, of the weight that the gate gives the audio."
     facts = [f"mean weight of the audio: {arrays['mean']:.3g}"]
     if not np.isnan(arrays["silent_mean"]):
@@ -94,12 +84,10 @@ def draw_gate(arrays: Arrays) -> Iterator[Chart]:
         (wave,) = new_panels(1)
         seconds = np.linspace(0, float(arrays["durations"][place]), arrays["low"].shape[1])
         wave.fill_between(seconds, arrays["low"][place], arrays["high"][place], color=COLORS[5], alpha=0.5, lw=0)
-        wave.set_xlabel("seconds")
-        wave.set_ylabel("waveform")
+        wave.set(xlabel="seconds", ylabel="waveform")
         gate = wave.twinx()
         gate.plot(arrays["times"][place], arrays["weights"][place], marker="o", color=NEGATIVE)
-        gate.set_ylim(0, 1)
-        gate.set_ylabel("weight of the audio")
+        gate.set(ylim=(0, 1), ylabel="weight of the audio")
         alt = "A waveform over time with the gate's weight of each frame as a line above it."
         images = [frames(arrays["strips"][place], "The frames of its video"), *drawings([wave], alt)]
         title = f"The video with the {'smallest' if place else 'largest'} audio weight: “{caption}”"

@@ -16,15 +16,7 @@ from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
-from tvr_lightning.reproduce.report.figures.drawing import (
-    COLORS,
-    NEGATIVE,
-    POSITIVE,
-    Arrays,
-    Chart,
-    drawings,
-    new_panels,
-)
+from tvr_lightning.reproduce.report.drawing import COLORS, NEGATIVE, POSITIVE, Arrays, Chart, drawings, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 BINS = 40
@@ -87,8 +79,7 @@ def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
             for kind, pairs, color in (("positive", "matching", POSITIVE), ("negative", "other", NEGATIVE)):
                 label, dashes = (f"{pairs}, before", "--") if before else (pairs, "-")
                 axis.stairs(arrays[f"{name}.{kind}"], arrays[f"{name}.edges"], color=color, ls=dashes, label=label)
-        axis.set_xlabel(words)
-        axis.set_ylabel("share of the pairs")
+        axis.set(xlabel=words, ylabel="share of the pairs")
         axis.legend()
     alt = (
         "Histograms over matching and other pairs of the increments' angles and lengths, and of the distances of texts "
@@ -110,8 +101,8 @@ def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
 def measure_gradients(encoded: EncodedSplit) -> Arrays:
     """Return the gradients of text-to-video InfoNCE on the anchors and on their corrected texts, by dimension.
 
-    The pooled videos are held constant. `anchor` is the gradient of t_i through the corrected texts of all its pairs with
-    the increments held constant, `total` through psi too, `positive` and `negative` those of the increment and the
+    The pooled videos are held constant. `anchor` is the gradient of t_i through the corrected texts of all its pairs
+    with the increments held constant, `total` through psi too, `positive` and `negative` those of the increment and the
     corrected text of the matching pair and, added up, of the others; `plain_*` are the same without increments.
 
     Returns:
@@ -120,7 +111,7 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
     """
     method = gare_of(encoded.module)
     assert method is not None
-    text, video = (features[:MOST_GRADIENTS] for features in encoded.paired())
+    text, video = _batch(encoded)
     scale = method.temperature().detach()
     sentence = text.sentence.detach().clone().requires_grad_(True)
     text.sentence = sentence
@@ -140,6 +131,11 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
             arrays[f"{start}{name}.deviation"] = array.std(0)
             arrays[f"{start}{name}.size"] = np.linalg.norm(array, axis=1).mean()
     return arrays
+
+
+def _batch(encoded: EncodedSplit) -> tuple[TextFeatures, VideoFeatures]:
+    text, video = encoded.paired()
+    return text[:MOST_GRADIENTS], video[:MOST_GRADIENTS]
 
 
 def _pairs(method: GARE, text: TextFeatures, video: VideoFeatures) -> tuple[DensePairVectors, DensePairVectors, Tensor]:
@@ -165,9 +161,7 @@ def draw_gradients(arrays: Arrays) -> Iterator[Chart]:
             dimensions = np.arange(len(mean))
             axis.fill_between(dimensions, mean - deviation, mean + deviation, color=color, alpha=0.25, linewidth=0)
             axis.plot(dimensions, mean, color=color, linewidth=0.8, label=words)
-        axis.set_title(title)
-        axis.set_xlabel("dimension")
-        axis.set_ylabel("gradient")
+        axis.set(title=title, xlabel="dimension", ylabel="gradient")
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
         axis.legend()
     alt = "Mean and deviation over texts of the gradient in every dimension."
@@ -186,8 +180,8 @@ def draw_gradients(arrays: Arrays) -> Iterator[Chart]:
 def measure_steps(encoded: EncodedSplit) -> Arrays:
     """Return the distance of AdamW's steps of the increments from the analytic step, |eta - alpha| (Eq. 43).
 
-    A copy of psi is trained for a few steps on one batch of matching pairs at the recipe's rate. eta is the length of an
-    increment's change in a step; alpha comes from Eq. 41 with the longest increment of the text as radius.
+    A copy of psi is trained for a few steps on one batch of matching pairs at the recipe's rate. eta is the length of
+    an increment's change in a step; alpha comes from Eq. 41 with the longest increment of the text as radius.
 
     Returns:
         `positive` and `negative` (STEPS,), means over matching and other pairs; NaN if there are none. Pairs whose
@@ -195,9 +189,9 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
     """
     method = gare_of(encoded.module)
     assert method is not None
-    text, video = (features[:MOST_GRADIENTS].detach() for features in encoded.paired())
+    text, video = _batch(encoded)
     rows = torch.arange(len(text), device=text.sentence.device)
-    pairs = PairedFeatures(text, video, rows, rows)
+    pairs = PairedFeatures(text.detach(), video.detach(), rows, rows)
     trained = copy.deepcopy(method.head)
     original, method.head = method.head, trained
     optimizer = torch.optim.AdamW(trained.parameters(), lr=method.optimizer_config.lr)
@@ -244,14 +238,13 @@ def draw_steps(arrays: Arrays) -> Iterator[Chart]:
     panels = (("positive", "matching pairs", POSITIVE), ("negative", "other pairs", NEGATIVE))
     for axis, (kind, title, color) in zip(axes, panels, strict=True):
         axis.plot(np.arange(1, len(arrays[kind]) + 1), arrays[kind], marker="o", markersize=3, color=color)
-        axis.set_title(title)
+        axis.set(title=title)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set_xlabel("step")
-        axis.set_ylabel("|eta - alpha|")
+        axis.set(xlabel="step", ylabel="|eta - alpha|")
     alt = "A line chart of the mean error of AdamW's step against the analytic step."
     note = (
         "GARE, Fig. 9 and Eqs. 41 to 43, for additional steps that train a copy of the trained weights on one fixed "
-        "batch of matching test pairs, with AdamW's defaults at the recipe's learning rate; the radius, which the paper "
-        "does not specify, is the text's longest increment. The paper shows the training itself."
+        "batch of matching test pairs, with AdamW's defaults at the recipe's learning rate; the radius, which the "
+        "paper does not specify, is the text's longest increment. The paper shows the training itself."
     )
     yield Chart("", drawings(axes, alt), note=note)

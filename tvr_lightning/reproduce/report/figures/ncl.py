@@ -14,15 +14,7 @@ from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.contrast import EmptyQueueError
-from tvr_lightning.reproduce.report.figures.drawing import (
-    COLORS,
-    NEGATIVE,
-    POSITIVE,
-    Arrays,
-    Chart,
-    drawings,
-    new_panels,
-)
+from tvr_lightning.reproduce.report.drawing import COLORS, NEGATIVE, POSITIVE, Arrays, Chart, drawings, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 LEAST_POINTS = 4
@@ -97,19 +89,16 @@ def draw_balance(arrays: Arrays) -> Iterator[Chart]:
                 )
         spread.legend()
         spread.axvline(1.0, color=COLORS[2], linewidth=1)
-        spread.set_title(f"{words}: spread of the mass")
+        spread.set(title=f"{words}: spread of the mass")
         spread.set_xticks(range(MOST_MASS + 1), ticks)
-        spread.set_xlabel("mass over share")
-        spread.set_ylabel("items")
+        spread.set(xlabel="mass over share", ylabel="items")
         where = np.flatnonzero(arrays[f"{name}.items"] > 0)
         for field, color in (("false_negative", POSITIVE), ("false_positive", NEGATIVE)):
             values = 100 * arrays[f"{name}.{field}"][where]
             rates.plot(where, values, marker="o", markersize=3, color=color, label=field.replace("_", " "))
         edges = arrays[f"{name}.edges"]
         rates.set_xticks(range(len(edges)), [f"{edge:g}" for edge in edges], rotation=60)
-        rates.set_title(f"{words}: errors at rank 1")
-        rates.set_xlabel("mass over share, from")
-        rates.set_ylabel("errors, %")
+        rates.set(title=f"{words}: errors at rank 1", xlabel="mass over share, from", ylabel="errors, %")
         rates.legend()
     alt = (
         "For each direction a histogram of the items' retrieval mass relative to their share, and lines of the false "
@@ -168,8 +157,7 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     axes = new_panels(2 if "map" in arrays else 1)
     axes[0].bar([*bars.values()], [float(arrays[name]) for name in bars], color=COLORS[: len(bars)])
     axes[0].axhline(0, color=COLORS[4], linewidth=0.6)
-    axes[0].set_title("means over pairs")
-    axes[0].set_ylabel("cosine")
+    axes[0].set(title="means over pairs", ylabel="cosine")
     note = (
         "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning on each "
         "other."
@@ -177,9 +165,9 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     if "map" in arrays:
         texts, videos = arrays["map"]
         axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
-        axes[1].scatter(*texts.T, s=9, color=POSITIVE, label="texts")
-        axes[1].scatter(*videos.T, s=9, color=NEGATIVE, marker="s", label="videos")
-        axes[1].set_title("principal components, lines join matching pairs")
+        axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=POSITIVE, label="texts")
+        axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=NEGATIVE, marker="s", label="videos")
+        axes[1].set(title="principal components, lines join matching pairs")
         axes[1].set_xticks([])
         axes[1].set_yticks([])
         axes[1].legend()

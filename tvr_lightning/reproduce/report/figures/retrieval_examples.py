@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
-from tvr_lightning.reproduce.report.figures.drawing import Arrays, Chart, Image, frames
+from tvr_lightning.reproduce.report.drawing import Arrays, Chart, Image, frames
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 SHEET_QUERIES, SHEET_VIDEOS = 4, 3
@@ -62,9 +62,8 @@ def draw_sheet(arrays: Arrays) -> Iterator[Chart]:
         "and 14). Ranks are those of the run card; tied videos share a rank. "
     )
     if post_processing := str(arrays["post_processing"]):
-        note += f"The best videos and their scores are those before post-processing; ranks are those after {post_processing}."
-    else:
-        note += "The run's scores are not post-processed."
+        note += "The best videos and their scores are those before post-processing; ranks are those after "
+    note += f"{post_processing}." if post_processing else "The run's scores are not post-processed."
     for query, caption in enumerate(arrays["captions"]):
         clips = [clip(query, place, f"{place}.") for place in range(1, arrays["names"].shape[1])]
         if not arrays["correct"][query, 1:].any():

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tvr_lightning.reproduce.report.figures.drawing import (
-    NEGATIVE,
-    POSITIVE,
-    Arrays,
-    Chart,
-    drawings,
-    histogram,
-    new_panels,
-)
+from tvr_lightning.reproduce.report.drawing import NEGATIVE, POSITIVE, Arrays, Chart, drawings, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 BINS = 60
@@ -33,7 +25,7 @@ def measure_similarity(encoded: EncodedSplit) -> Arrays:
     own[torch.arange(len(scores)), encoded.matching] = True
     positive, negative = scores[own].double().numpy(), np.sort(scores[~own].double().numpy())
     edges = np.linspace(float(scores.min()), float(scores.max()) + 1e-6, BINS + 1)
-    below = sum(np.searchsorted(negative, positive, side=side) for side in ("left", "right"))
+    below = np.searchsorted(negative, positive, side="left") + np.searchsorted(negative, positive, side="right")
     return {
         "edges": edges,
         "positive": np.histogram(positive, edges)[0] / len(positive),
@@ -47,10 +39,9 @@ def measure_similarity(encoded: EncodedSplit) -> Arrays:
 def draw_similarity(arrays: Arrays) -> Iterator[Chart]:
     """Draw both histograms over one axis."""
     (axis,) = new_panels(1)
-    histogram(axis, arrays["positive"], arrays["edges"], POSITIVE, "matching pairs")
-    histogram(axis, arrays["negative"], arrays["edges"], NEGATIVE, "all other pairs")
-    axis.set_xlabel("score before post-processing")
-    axis.set_ylabel("share of the pairs")
+    axis.stairs(arrays["positive"], arrays["edges"], fill=True, alpha=0.5, color=POSITIVE, label="matching pairs")
+    axis.stairs(arrays["negative"], arrays["edges"], fill=True, alpha=0.5, color=NEGATIVE, label="all other pairs")
+    axis.set(xlabel="score before post-processing", ylabel="share of the pairs")
     axis.legend()
     alt = "Two histograms of scores: of texts with their own videos, and of texts with other videos."
     facts = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.methods import TCMGC
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.pairwise import DensePairVectors, TextConditionedAttention
-from tvr_lightning.reproduce.report.figures.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 ATTENDED = 2
@@ -68,8 +68,7 @@ def draw_contrasts(arrays: Arrays) -> Iterator[Chart]:
     axes = new_panels(len(shown))
     for axis, name in zip(axes, shown, strict=True):
         boxes(axis, arrays[name], arrays["names"])
-        axis.set_title(panels[name][0])
-        axis.set_ylabel(panels[name][1])
+        axis.set(title=panels[name][0], ylabel=panels[name][1])
     names = ", ".join(arrays["names"]).replace("_", "-")
     alt = f"Box plots over matching pairs of the scores of {names}, or of their weights."
     facts = [
@@ -79,7 +78,7 @@ def draw_contrasts(arrays: Arrays) -> Iterator[Chart]:
     yield Chart("", drawings(axes, alt), facts, "TC-MGC, Fig. 13, over all matching pairs of the test split.")
 
 
-def boxes(axis: Axes, values: np.ndarray, names: Sequence[str]) -> None:
+def boxes(axis: Axes, values: np.ndarray, names: Iterable[str]) -> None:
     """Draw box plots (G, B) of contrasts such as `video_word`."""
     line = {"color": COLORS[4]}
     drawn = axis.boxplot(
@@ -87,7 +86,7 @@ def boxes(axis: Axes, values: np.ndarray, names: Sequence[str]) -> None:
     )
     for box, color in zip(drawn["boxes"], COLORS, strict=False):
         box.set(facecolor=color, alpha=0.6, edgecolor=color)
-    axis.set_xticks(range(1, len(names) + 1), [name.replace("_", "-\n") for name in names])
+    axis.set_xticks(range(1, len(values) + 1), [name.replace("_", "-\n") for name in names])
 
 
 @torch.no_grad()
@@ -139,7 +138,7 @@ def draw_attention(arrays: Arrays) -> Iterator[Chart]:
         image = axis.imshow(weights, aspect="auto", vmin=0, extent=(0.5, count + 0.5, len(words) - 0.5, -0.5))
         axis.set_yticks(range(len(words)), words)
         axis.set_xticks(range(1, count + 1, 1 + (count - 1) // 12))
-        axis.set_xlabel("frame")
+        axis.set(xlabel="frame")
         axis.figure.colorbar(image, ax=axis).ax.set_title("weight", loc="left")
         alt = "A heat map with one row each for the sentence and the words, over the frames."
         note = "TC-MGC, Fig. 11, which connects words and frames with lines; weights are means over heads."

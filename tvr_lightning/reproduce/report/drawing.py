@@ -115,6 +115,7 @@ def drawings(panels: Sequence[Axes], alt: str) -> list[Image]:
     found = []
     for axis in panels:
         file = io.StringIO()
+        assert isinstance(axis.figure, Figure)
         axis.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         content = file.getvalue().replace("<defs>", f"<defs>{_DARK}", 1).encode()
         title = axis.get_title() or axis.get_xlabel()
@@ -127,12 +128,6 @@ def frames(strip: np.ndarray, alt: str, caption: str = "", own: bool = False) ->
     file = io.BytesIO()
     Pixels.fromarray(np.concatenate(list(strip), axis=1)).save(file, format="JPEG", quality=78)
     return Image(file.getvalue(), ".jpg", alt, caption, own)
-
-
-def histogram(axis: Axes, shares: np.ndarray, edges: np.ndarray, color: str, label: str | None = None) -> None:
-    """Draw a filled histogram."""
-    axis.stairs(shares, edges, fill=True, alpha=0.45, color=color, label=label)
-    axis.stairs(shares, edges, color=color)
 
 
 def in_style() -> Any:
