@@ -1,6 +1,6 @@
 """Draw docs/images/overview.webp: a report's leaderboard and the search page, side by side, in a real browser.
 
-Command: python benchmarks/screenshots.py --report FOLDER/report/index.html --index INDEX --out docs/images/overview.webp
+Command: python benchmarks/screenshots.py --report FOLDER/report/index.html --index INDEX --out overview.webp
 """
 
 from __future__ import annotations
