@@ -48,6 +48,11 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    monkeypatch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 100)
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Cards of three rows of a table with two seeds, a run that failed, a run of questions, and a profile."""

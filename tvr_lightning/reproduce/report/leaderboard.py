@@ -46,7 +46,8 @@ def leaderboards(views: Sequence[TableView], runs: Sequence[Run]) -> dict[str, t
         if (best := measure(own, "text_to_video", "R@1")) is not None:
             row = _row(words, published, own, mixed)
             boards.setdefault(words["data"] or own[0].dataset, []).append((best.mean, row, own[0]))
-    return {dataset: _board(sorted(entries, key=lambda entry: -entry[0])) for dataset, entries in boards.items()}
+    ordered = sorted(boards.items(), key=lambda board: -len(board[1]))
+    return {dataset: _board(sorted(entries, key=lambda entry: -entry[0])) for dataset, entries in ordered}
 
 
 def _board(entries: list[tuple[float, Row, Run]]) -> tuple[pd.DataFrame, list[Run]]:
