@@ -60,7 +60,9 @@ def site_of(out, chosen, **setting):
         run.log = out / "metrics.csv"
     rows = [f"0,{step},train/loss,{3 - step / 5}" for step in range(10)]
     (out / "metrics.csv").write_text("\n".join(["epoch,step,name,value", *rows]))
-    Site(out / "report", views_of(runs, RECIPES), runs, {run.key: ARRAYS for run in runs}).write()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 100)
+        Site(out / "report", views_of(runs, RECIPES), runs, {run.key: ARRAYS for run in runs}).write()
     return out, runs
 
 
@@ -286,17 +288,14 @@ def test_axe_finds_no_serious_violation(driver, site, width, scheme):
         assert not [(page, one["id"], one["nodes"][0]["html"]) for one in serious]
 
 
-def test_the_overview_of_forty_runs_is_small(driver, tmp_path, monkeypatch):
+def test_the_overview_of_forty_runs_is_small(driver, tmp_path):
     """Three screens of 900 pixels and 300 kB, with one line per entry of the contents."""
-    monkeypatch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 100)
     tables = ("gare-1", "tc-mgc-1a", "gaid-1", "ncl-1")
     folder, runs = site_of(tmp_path, {name: [run.name for run in load_table(name, RECIPES).runs] for name in tables})
-    print("RUNS", len(runs))
     assert len(runs) >= 40
     assert (folder / "report" / "index.html").stat().st_size < 300_000
     browser = opened(driver, folder, 1400)
     assert sum(len(lines(browser, place)) for place in range(2)) >= 40
-    print("H", browser.execute_script("return document.documentElement.scrollHeight"), (folder / "report" / "index.html").stat().st_size)
     assert browser.execute_script("return document.documentElement.scrollHeight") <= 3 * 900
     entries = browser.execute_script("return [...document.querySelectorAll('nav li')].map(e => e.clientHeight)")
     assert len(entries) == 6

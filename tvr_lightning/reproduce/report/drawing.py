@@ -29,9 +29,8 @@ FAILURES = (UserError, ArithmeticError, LookupError, OSError, RuntimeError, Type
 """Errors of one figure after which the report continues."""
 ERROR_LENGTH = 300
 
-_NAMED = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
 STYLE: Any = {
-    **dict.fromkeys(_NAMED, TEXT),
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), TEXT),
     "svg.fonttype": "none",
     "svg.hashsalt": "tvr",
     "font.family": "sans-serif",
@@ -55,15 +54,7 @@ _DARK = (
 
 @dataclass
 class Image:
-    """A file that a page shows.
-
-    Attributes:
-        content: Content of the file.
-        suffix: Suffix of its name.
-        alt: Alternative text.
-        caption: Text below it.
-        own: Whether it shows the video that matches the query.
-    """
+    """A file that a page shows; `own` marks the video that matches a query."""
 
     content: bytes
     suffix: str
@@ -74,14 +65,7 @@ class Image:
 
 @dataclass
 class Chart:
-    """A figure of a page.
-
-    Attributes:
-        title: Heading.
-        images: Its panels; empty if it is not drawn and `note` states why.
-        facts: Values below it.
-        note: What it corresponds to and how it was computed.
-    """
+    """A figure of a page, with values and a note below it. If there are no images, the note states why."""
 
     title: str
     images: list[Image] = field(default_factory=list)
@@ -106,12 +90,7 @@ def new_panels(count: int, height: float = 2.4) -> list[Axes]:
 
 
 def drawings(panels: Sequence[Axes], alt: str) -> list[Image]:
-    """Return panels as SVG files.
-
-    Args:
-        panels: Axes made by `new_panels`.
-        alt: Alternative text; the title of a panel is added if there are several.
-    """
+    """Return panels as SVG files; the title of a panel is added to the alternative text if there are several."""
     found = []
     for axis in panels:
         file = io.StringIO()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pandas as pd
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.profile.card import ProfileCard
@@ -22,7 +19,7 @@ from tvr_lightning.reproduce.report.efficiency import efficiency_table, profile_
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
-from tvr_lightning.reproduce.report.run_comparisons import Comparisons, comparisons
+from tvr_lightning.reproduce.report.run_comparisons import comparisons
 from tvr_lightning.reproduce.report.sources import Run
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import (
@@ -41,24 +38,14 @@ PACKAGE = "tvr_lightning.reproduce.report"
 BLOCKS = {"t2v": "Text to video", "v2t": "Video to text", "t2v+v2t": "Both directions"}
 
 
-@cache
-def _environment() -> Environment:
-    loader = PackageLoader(PACKAGE)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+PAGES = Environment(
+    loader=PackageLoader(PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
 
 
 @dataclass
 class Site:
-    """Everything that the pages show.
-
-    Attributes:
-        folder: Folder of the pages.
-        views: Tables.
-        runs: Runs.
-        arrays: Arrays of the figures by key of the run.
-        missing: Reason why a run has no figures, by its key.
-        profiles: Costs of methods.
-    """
+    """Content of the pages in `folder`: `arrays` of the figures, or why they are missing, by the key of the run."""
 
     folder: Path
     views: Sequence[TableView]
@@ -76,9 +63,14 @@ class Site:
             self._table(view)
         for run in self.runs:
             self._run(run)
+        for place, (data, videos) in enumerate(compared):
+            data["videos"] = {
+                name: f"queries/{self._file(f'queries/{place}-{number}{image.suffix}', image.content)}"
+                for number, (name, image) in enumerate(videos.items())
+            }
         if compared:
-            contests = [self._compared(place, one) for place, one in enumerate(compared)]
-            self._page("queries.html", "Queries: where one run is better than another", contests=contests)
+            title = "Queries: where one run is better than another"
+            self._page("queries.html", title, contests=[data for data, _ in compared])
         if self.profiles:
             costs = profile_table(self.profiles)
             self._page("costs.html", "Cost of the methods", profiles=costs, lines=efficiency_table(costs, self.runs))
@@ -93,7 +85,7 @@ class Site:
 
     def _page(self, name: str, title: str, template: str = "", **values: Any) -> None:
         root = "../" * name.count("/")
-        text = _environment().get_template(template or name).render(title=title, root=root, **values)
+        text = PAGES.get_template(template or name).render(title=title, root=root, **values)
         self._file(name, text.encode())
 
     def _charts(self, page: str, charts: Sequence[Chart]) -> list[tuple[Chart, list[str]]]:
@@ -150,15 +142,6 @@ class Site:
             missing=self.missing.get(run.key), charts=self._charts(folder, charts),
             tables=[view for view in self.views if any(run in own for own in view.runs.values())],
         )  # fmt: skip
-
-    def _compared(self, place: int, found: Comparisons) -> tuple[str, Sequence[str], Markup]:
-        """Write the frames of a comparison; return its title, runs, and data for the page's script."""
-        videos = {
-            name: f"queries/{self._file(f'queries/{place}-{number}{image.suffix}', image.content)}"
-            for number, (name, image) in enumerate(found.videos.items())
-        }
-        text = json.dumps({**found.__dict__, "videos": videos}, ensure_ascii=False)
-        return found.title, found.runs, Markup(text.replace("<", "\\u003c"))  # cannot end its element
 
 
 def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[str | None]]]:

@@ -42,24 +42,12 @@ COLUMNS = [
 """Columns of the CSV file."""
 TEXTS = ["line", "name", "published_text", "text", "difference_text"]
 """Further columns of the results, from which the other formats are made."""
-RUN_COLUMNS = {
-    "run": "name",
-    "seed": "results.seed",
-    "state": "status",
-    "protocol": "results.protocol",
-    "weights selected on": "results.select_on",
-    "post-processing": "results.post_processing",
-    "precision": "results.precision",
-    "steps": "steps",
-    "epochs": "epochs",
-    "seconds": "seconds",
-    "peak memory, MiB": "peak_memory_mib",
-    "data": "run.fingerprints.data",
-    "weights": "run.fingerprints.weights",
-    "code": "run.fingerprints.code",
-    "card": "key",
-}
-"""Columns of the table of runs and the fields of a run card that they show."""
+RUN_FIELDS = [
+    "name", "results.seed", "status", "results.protocol", "results.select_on", "results.post_processing",
+    "results.precision", "steps", "epochs", "seconds", "peak_memory_mib", "run.fingerprints.data",
+    "run.fingerprints.weights", "run.fingerprints.code", "key",
+]  # fmt: skip
+"""Fields of a run card in the table of runs."""
 
 
 @dataclass
@@ -107,11 +95,9 @@ class TableView:
     def run_table(self) -> pd.DataFrame:
         """Return facts about each run as text, one row per seed."""
         cards = [asdict(run.card) for own in self.runs.values() for run in own]
-        table = pd.json_normalize(cards).reindex(columns=list(RUN_COLUMNS.values())).astype(object)
-        table.columns = pd.Index(RUN_COLUMNS)
-        return table.map(
-            lambda value: "-" if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
-        )
+        table = pd.json_normalize(cards).reindex(columns=RUN_FIELDS).astype(object)
+        table.columns = pd.Index([field.rpartition(".")[2].replace("_", " ") for field in RUN_FIELDS])
+        return table.map(lambda value: "-" if pd.isna(value) else str(value))
 
 
 def without_synthetic(marks: str) -> str:

@@ -29,14 +29,7 @@ RECALLS = (1, 5, 10)
 
 @dataclass(frozen=True)
 class Measured:
-    """A metric over the seeds of a run.
-
-    Attributes:
-        mean: Mean over the seeds.
-        deviation: Standard deviation over the seeds, or None for one seed.
-        interval: Interval over queries of the mean, or None if no ranks are stored.
-        seeds: Number of seeds.
-    """
+    """A metric over the seeds of a run: the interval over queries is None if no ranks are stored."""
 
     mean: float
     deviation: float | None
@@ -53,10 +46,7 @@ class Measured:
 def measure(runs: Sequence[Run], direction: CardDirection, metric: str) -> Measured | None:
     """Return a metric over the seeds of a run, or None if the runs do not have it.
 
-    Args:
-        runs: Finished runs that differ only in the seed.
-        direction: Direction of the metric.
-        metric: R@K, RSum (the sum of R@1, R@5, and R@10), MnR, MdR, SumR (of both directions), or accuracy.
+    `metric` is R@K, RSum (the sum of R@1, R@5, and R@10), MnR, MdR, SumR (of both directions), or accuracy.
     """
     values = [value for run in runs if not math.isnan(value := run.value(direction, metric))]
     if not values:
@@ -69,11 +59,9 @@ def measure(runs: Sequence[Run], direction: CardDirection, metric: str) -> Measu
 def compare_runs(
     first: Sequence[Run], second: Sequence[Run], direction: CardDirection, metric: str
 ) -> Comparison | None:
-    """Compare two runs on the same queries, second minus first, each over its seeds.
+    """Compare two runs on the same queries, second minus first, each over its seeds; None if their queries differ.
 
-    Returns:
-        None if they did not rank the same queries. The p-value exchanges values per query; it is NaN for MdR, which has
-        no such values.
+    The p-value exchanges values per query; it is NaN for MdR, which has no such values.
     """
     runs = [*first, *second]
     drawn = [found for run in runs if (found := _drawn(run, direction, metric)) is not None]
@@ -137,11 +125,6 @@ def smallest_difference(recall: float, queries: float, confidence: float = 0.95)
     Half the width of the interval of the difference of two shares, z sqrt(2 p (1 - p) / (Q + 2)), where p counts one
     additional success and failure so that it is valid near 0 and 100 % (Agresti and Caffo, 2000). Systems that fail on
     the same queries resolve smaller ones: see `compare_runs`.
-
-    Args:
-        recall: Recall of both, in percent.
-        queries: Number Q of unrelated queries.
-        confidence: Confidence of the interval, in (0, 1).
 
     Raises:
         ValueError: There is no query, or the recall is not a percentage.

@@ -33,11 +33,7 @@ def read_curves(run: Run) -> dict[str, pd.Series]:
 
 @in_style()
 def draw_curves(runs: Sequence[Run]) -> Chart | None:
-    """Draw what one run logged, or compare loss and validation recall of several.
-
-    Returns:
-        None if no run trained.
-    """
+    """Draw what one run logged, or compare loss and validation recall of several; None if no run trained."""
     curves = {run.title: found for run in runs if (found := read_curves(run))}
     if not curves:
         return not_drawn(TITLE, "the training log of the run is missing") if any(run.log for run in runs) else None

@@ -30,14 +30,7 @@ VERSION = 5
 
 @dataclass(frozen=True)
 class FigureType:
-    """One type of figure.
-
-    Attributes:
-        title: Title of its charts that have none of their own.
-        measure: Function from a run's encoded test split to arrays.
-        draw: Function from those arrays to charts.
-        applies: Function that returns None for methods without the figure.
-    """
+    """One type of figure; `applies` returns None for methods without it."""
 
     title: str
     measure: Callable[[EncodedSplit], Arrays]
