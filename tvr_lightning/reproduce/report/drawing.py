@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -18,13 +18,12 @@ from tvr_lightning.errors import UserError
 
 TEXT, DARK_TEXT = "#1d2430", "#e4e8ee"
 COLORS = ("#3b82c4", "#d9812b", "#3f9e6b", "#b8569b", "#8a7cd0", "#a08a2c")
-"""Middle tones, legible on a light and on a dark background."""
-POSITIVE, NEGATIVE = COLORS[0], COLORS[1]
+"""Middle tones, legible on a light and on a dark background. The first is for matching pairs, the second for others."""
 PANEL = 3.2
 """Width of a panel in inches, so narrow that its words can be read on a phone."""
 
 Arrays = dict[str, np.ndarray]
-"""What figures are drawn from, by name."""
+"""Input of the drawing of figures, by name."""
 FAILURES = (UserError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 """Errors of one figure after which the report continues."""
 ERROR_LENGTH = 300
@@ -38,6 +37,10 @@ STYLE: Any = {
     "axes.titlesize": 9.0,
     "axes.facecolor": "none",
     "savefig.transparent": True,
+    "figure.subplot.left": 0.23,
+    "figure.subplot.right": 0.93,
+    "figure.subplot.bottom": 0.26,
+    "figure.subplot.top": 0.87,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "axes.spines.top": False,
@@ -84,9 +87,12 @@ def shortened(error: object) -> str:
     return text if len(text) <= ERROR_LENGTH else text[:ERROR_LENGTH] + " ..."
 
 
-def new_panels(count: int, height: float = 2.4) -> list[Axes]:
-    """Return the axes of panels, each a figure of its own, so that a page can arrange them."""
-    return [Figure(figsize=(PANEL, height), layout="constrained").subplots() for _ in range(count)]
+def new_panels(count: int, height: float = 2.4, layout: Literal["constrained"] | None = None) -> list[Axes]:
+    """Return the axes of panels, each a separate figure, so that a page can arrange them.
+
+    The layout "constrained" makes room for anything but doubles the time of drawing; the default has fixed margins.
+    """
+    return [Figure(figsize=(PANEL, height), layout=layout).subplots() for _ in range(count)]
 
 
 def drawings(panels: Sequence[Axes], alt: str) -> list[Image]:

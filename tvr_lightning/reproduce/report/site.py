@@ -30,7 +30,6 @@ from tvr_lightning.reproduce.report.table_view import (
     is_synthetic,
     latex,
     legend_of,
-    warnings_of,
     write_tables,
 )
 
@@ -109,7 +108,7 @@ class Site:
         synthetic = {is_synthetic(run) for run in self.runs}
         self._page(
             "index.html", "Text-video retrieval: published and measured", boards=linked, origins=origins,
-            legend=legend_of(warnings_of(self.runs)),
+            legend=legend_of([run for run in self.runs if "text_to_video" in run.results]),
             synthetic="Some" if len(synthetic) > 1 else "All" if True in synthetic else "",
             views=self.views, runs=self.runs, compared=compared, profiles=self.profiles,
         )  # fmt: skip

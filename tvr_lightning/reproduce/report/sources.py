@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +26,7 @@ from tvr_lightning.reproduce.runs.fingerprint import digest
 from tvr_lightning.run_page import RANKS
 from tvr_lightning.training.curves import FILE as METRICS
 
-__all__ = ["Card", "CardDirection", "QueryKind", "Run", "of_table", "read_ranks", "read_runs", "run_of_card"]
+__all__ = ["Card", "CardDirection", "QueryKind", "Run", "read_ranks", "read_runs", "run_of_card"]
 
 
 @dataclass(eq=False)
@@ -126,9 +125,3 @@ def _fitted(file: Path, directory: Path) -> Run | None:
     key = name.replace("/", "--")
     card = Card(key, name, "finished", planned, results=results, checkpoint=results["checkpoint"])
     return Run(card, ranks, log if log.is_file() else None, results["environment"]["command"])
-
-
-def of_table(runs: Sequence[Run], claim: str) -> list[Run]:
-    """Return the runs that stand for `<table>/<run>`, by seed."""
-    own = [run for run in runs if claim in run.claims]
-    return sorted(own, key=lambda run: -1 if run.seed is None else run.seed)

@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tvr_lightning.reproduce.report.drawing import (
-    COLORS,
-    NEGATIVE,
-    POSITIVE,
-    Arrays,
-    Chart,
-    drawings,
-    in_style,
-    new_panels,
-)
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, in_style, new_panels
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.ncl import DIRECTIONS
 from tvr_lightning.reproduce.report.figures.tcmgc import boxes
@@ -39,26 +30,17 @@ _PLACES = ("encoder.init_args.trained_in", "data.init_args.root", "data.init_arg
 
 @in_style()
 def draw_table(view: TableView, arrays: Mapping[str, Arrays]) -> list[Chart]:
-    """Draw every comparison that the runs of a table allow.
-
-    Args:
-        view: The table.
-        arrays: Arrays of the figures by key of the run.
-    """
+    """Draw every comparison that the runs of a table, and the arrays of their figures by key, allow."""
     runs = [run for own in view.finished.values() for run in own]
     charts = [chart for chart in (_recalls(view), draw_curves(runs) if len(runs) > 1 else None) if chart]
     paper = view.title.partition(",")[0]
-    pairs = [pair for pair in pairs_of(view) if {run.key for run in pair} <= set(arrays)]
+    needed = "balance.t2v.error" if paper == "NCL" else "similarity.edges"
+    pairs = [pair for pair in pairs_of(view) if all(needed in arrays.get(run.key, {}) for run in pair)]
     if paper in OVERLAID:
-        charts += [
-            _scores(pair, arrays, OVERLAID[paper]) for pair in pairs if _all_have(pair, arrays, "similarity.edges")
-        ]
-    normalized = [pair for pair in pairs if paper == "NCL" and _all_have(pair, arrays, "balance.t2v.error")]
-    return [*charts, *([_errors(normalized, arrays)] if normalized else []), *_with_and_without(runs, arrays)]
-
-
-def _all_have(pair: Pair, arrays: Mapping[str, Arrays], name: str) -> bool:
-    return all(name in arrays[run.key] for run in pair)
+        charts += [_scores(pair, arrays, OVERLAID[paper]) for pair in pairs]
+    if paper == "NCL" and pairs:
+        charts.append(_errors(pairs, arrays))
+    return [*charts, *_with_and_without(runs, arrays)]
 
 
 def pairs_of(view: TableView) -> list[Pair]:
@@ -80,7 +62,7 @@ def _recalls(view: TableView) -> Chart | None:
     drawn = {words: own for name, words in DIRECTIONS.items() if len(own := rows[rows["direction"] == name])}
     if not drawn:
         return None
-    axes = new_panels(len(drawn), height=1.2 + 0.32 * max(map(len, drawn.values())))
+    axes = new_panels(len(drawn), height=1.2 + 0.32 * max(map(len, drawn.values())), layout="constrained")
     for axis, (title, own) in zip(axes, drawn.items(), strict=True):
         places = np.arange(len(own))
         axis.scatter(own["measured"], places, color=COLORS[0], s=22, label="measured")
@@ -99,11 +81,11 @@ def _recalls(view: TableView) -> Chart | None:
 
 
 def _scores(pair: Pair, arrays: Mapping[str, Arrays], note: str) -> Chart:
-    (axis,) = new_panels(1, height=3)
+    (axis,) = new_panels(1, height=3, layout="constrained")
     for run, dashes in zip(pair, ("--", "-"), strict=True):
         own, name = arrays[run.key], run.card.name.partition("/")[2]
         edges = own["similarity.edges"]
-        for kind, pairs, color in (("positive", "matching", POSITIVE), ("negative", "other", NEGATIVE)):
+        for kind, pairs, color in (("positive", "matching", COLORS[0]), ("negative", "other", COLORS[1])):
             density = own[f"similarity.{kind}"] / np.diff(edges)  # bins of two runs are not equally wide
             axis.stairs(density, edges, color=color, linestyle=dashes, label=f"{name}, {pairs}")
     axis.set(xlabel="score before post-processing", ylabel="density of the pairs")
@@ -114,7 +96,7 @@ def _scores(pair: Pair, arrays: Mapping[str, Arrays], note: str) -> Chart:
 
 
 def _errors(pairs: list[Pair], arrays: Mapping[str, Arrays]) -> Chart:
-    axes = new_panels(len(DIRECTIONS), height=3)
+    axes = new_panels(len(DIRECTIONS), height=3, layout="constrained")
     for axis, (name, words) in zip(axes, DIRECTIONS.items(), strict=True):
         for side, label in enumerate(("without NCL", "with NCL")):
             own = [arrays[pair[side].key] for pair in pairs]
@@ -153,7 +135,7 @@ def _with_and_without(runs: list[Run], arrays: Mapping[str, Arrays]) -> Iterator
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Return what determined a run, except its decorrelation and where it was made."""
+    """Return the settings that determined a run, except its decorrelation and its folders."""
     config, trainer = run.results["config"], run.results["config"].get("trainer") or {}
     options = ("max_epochs", "max_steps", "precision", "gradient_clip_val", "accumulate_grad_batches")
     kept = {name: config.get(name) for name in ("seed_everything", "model", "data")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tvr_lightning.evaluation.statistics import effective_queries, recall_values
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
-from tvr_lightning.reproduce.report.sources import CardDirection, Run, of_table, read_ranks
+from tvr_lightning.reproduce.report.sources import CardDirection, Run, read_ranks
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
 from tvr_lightning.reproduce.tables import TableRecipe
 
@@ -83,9 +83,9 @@ class TableView:
         cells = self.results.pivot(index="line", columns="metric", values=columns).fillna("")
         names = self.results.drop_duplicates("line").set_index("line")
         table = {(name, ""): names["dataset" if name == "data" else name].fillna("-") for name in NAMES}
-        table["method", ""] = names["name"] + [
-            shown and f" [{shown}]" for shown in map(without_synthetic, names["warnings"])
-        ]
+        # The title states once that a table is synthetic.
+        marks = names["warnings"].str.removesuffix("synthetic").str.removesuffix(", ")
+        table["method", ""] = names["name"] + marks.map(lambda shown: shown and f" [{shown}]")
         for metric in dict.fromkeys(self.results["metric"]):
             for column, heading in zip(columns, ("published", "here", "difference"), strict=True):
                 if cells[column, metric].any() and (column != "difference_text" or metric == "R@1"):
@@ -100,11 +100,6 @@ class TableView:
         return table.map(lambda value: "-" if pd.isna(value) else str(value))
 
 
-def without_synthetic(marks: str) -> str:
-    """Return the warnings of a row except "synthetic", which the title states once."""
-    return ", ".join(mark for mark in marks.split(", ") if mark != "synthetic")
-
-
 def view_table(table: TableRecipe, runs: Sequence[Run]) -> TableView:
     """Compare a table's runs with its published rows.
 
@@ -112,13 +107,17 @@ def view_table(table: TableRecipe, runs: Sequence[Run]) -> TableView:
         table: Table with its published rows.
         runs: Runs of any table; those that stand for rows of this one are used.
     """
-    made = {run.name: of_table(runs, f"{table.name}/{run.name}") for run in table.runs}
+    runs = sorted(runs, key=lambda run: run.seed or 0)
+    made = {row.name: [run for run in runs if f"{table.name}/{row.name}" in run.claims] for row in table.runs}
     finished = {name: [run for run in own if run.finished] for name, own in made.items()}
     rows = table.published()
     shown = UNPRINTED if any(run.shows is not None for run in table.runs) else ()
     metrics = [name for name in PRINTED if name in shown or any(row.printed(name) is not None for row in rows)]
     number = table.table.replace("Fig", "Figure ") if table.table.startswith("Fig") else f"Table {table.table}"
-    caution = _caution(made)
+    own_runs = [run for own in made.values() for run in own]
+    overlays = [run.planned["overlay"]["path"] for run in own_runs if run.planned["overlay"] is not None]
+    cautions = [NOT_COMPARABLE] if any(is_synthetic(run) for run in own_runs) else []
+    cautions += [f"every run with the overlay {path}, not with the published settings" for path in overlays[:1]]
     run_of = {run.entry: run.name for run in table.runs}
     backbone_of = {run_of.get(row.entry): row.backbone for row in rows}
     records: list[dict[str, Any]] = []
@@ -137,23 +136,13 @@ def view_table(table: TableRecipe, runs: Sequence[Run]) -> TableView:
             "run": name, "cards": " ".join(f"{run.key}.json" for run in own), "warnings": ", ".join(warnings_of(own)),
             "remarks": "; ".join(row.remarks()),
         }  # fmt: skip
-        records += [{**common, **_cell(row, own, metric, baselines, bool(caution))} for metric in metrics]
+        records += [{**common, **_cell(row, own, metric, baselines, bool(cautions))} for metric in metrics]
     results = pd.DataFrame(records, columns=[*COLUMNS, *TEXTS])
-    view = TableView(table.name, records[0]["title"], caution, results, made, [], _notes(rows, made))
-    if table.note is not None:
-        view.notes.insert(0, table.note)
-    if legend := legend_of(without_synthetic(marks) for marks in results["warnings"]):
-        view.notes.append(legend)
-    view.statistics += [*_resolution(results, finished), *_differences(results)]
+    view = TableView(table.name, records[0]["title"], "; ".join(cautions), results, made, [], [])
+    notes = (table.note, *_notes(rows, made), *_shared(own_runs), legend_of(own_runs))
+    view.notes = [note for note in notes if note]
+    view.statistics = [*_resolution(results, finished), *_differences(results)]
     return view
-
-
-def _caution(made: Mapping[str, Sequence[Run]]) -> str:
-    runs = [run for own in made.values() for run in own]
-    overlays = [run.planned["overlay"]["path"] for run in runs if run.planned["overlay"] is not None]
-    synthetic = [NOT_COMPARABLE] if any(is_synthetic(run) for run in runs) else []
-    overlaid = [f"every run with the overlay {path}, not with the published settings" for path in overlays[:1]]
-    return "; ".join(synthetic + overlaid)
 
 
 def is_synthetic(run: Run) -> bool:
@@ -192,7 +181,7 @@ def _cell(
 def warnings_of(runs: Sequence[Run]) -> list[str]:
     """Return those of WARNINGS that apply to any of the runs."""
     found: set[str] = set()
-    for run in runs:
+    for run in (run for run in runs if run.finished):
         audit, warnings = run.results.get("audit"), run.results.get("warnings", [])
         holds = {
             "leaks": LEAKS in warnings or bool(audit and audit["leaks"]),
@@ -204,11 +193,10 @@ def warnings_of(runs: Sequence[Run]) -> list[str]:
     return [mark for mark in WARNINGS if mark in found]
 
 
-def legend_of(marks: Iterable[str]) -> str:
-    """Return the meaning of the warnings of rows as one sentence; empty without warnings."""
-    found = {mark for row in marks for mark in row.split(", ")}
-    meanings = "; ".join(f"{mark}: {meaning}" for mark, meaning in WARNINGS.items() if mark in found)
-    return f"Warnings: {meanings}." if meanings else ""
+def legend_of(runs: Sequence[Run]) -> str:
+    """Return the meaning of the warnings about runs as one sentence; empty without warnings."""
+    meanings = [f"{mark}: {WARNINGS[mark]}" for mark in warnings_of(runs) if mark != "synthetic"]
+    return f"Warnings: {'; '.join(meanings)}." if meanings else ""
 
 
 def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -263,12 +251,6 @@ def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[Run]]) -> l
     for dataset, found in sets.items():
         if len(found) > 1:
             notes += [f"Test set of {', '.join(dict.fromkeys(of))} on {dataset}: {name}" for name, of in found.items()]
-    runs = [run for own in made.values() for run in own]
-    notes += _shared(runs)
-    if any(is_synthetic(run) for run in runs):
-        notes.append(
-            "The fixture's tiny encoder replaces every backbone, so rows with different backbones share one run"
-        )
     return list(dict.fromkeys(notes))
 
 
@@ -292,20 +274,22 @@ def _notes_of_run(run: Run) -> list[str]:
 
 
 def _shared(runs: Sequence[Run]) -> list[str]:
-    """Return what runs on synthetic data share, and how long they train."""
-    planned = [run.planned for run in runs]
-    shared = {run["share"] for run in planned}
-    encoders = ", ".join(sorted({f"{run['encoder_from']}.json" for run in planned if run["encoder_from"]}))
+    """Return sentences about the encoders that runs on synthetic data share and how long they train."""
+    shared = {run.planned["share"] for run in runs}
+    encoders = ", ".join(sorted({f"{key}.json" for run in runs if (key := run.planned["encoder_from"])}))
     epochs = ", ".join(map(str, sorted({run.card.epochs for run in runs if run.card.epochs}))) or "no"
+    notes = []
     if "features" in shared:
-        return [
+        notes = [
             f"Heads are trained for {epochs} epochs on the stored features of one frozen encoder: {encoders}; the "
             "effect of a method on its encoder is not included in these results",
             "Runs with other backbones are omitted, since the fixture has only one encoder",
         ]
-    if "encoder" in shared:
-        return [f"Every run trains for {epochs} epochs, starting from the same trained encoder: {encoders}"]
-    return []
+    elif "encoder" in shared:
+        notes = [f"Every run trains for {epochs} epochs, starting from the same trained encoder: {encoders}"]
+    if any(is_synthetic(run) for run in runs):
+        notes.append("The fixture's tiny encoder replaces every backbone, so rows with other backbones share one run")
+    return notes
 
 
 def write_tables(views: Sequence[TableView], path: Path) -> list[Path]:

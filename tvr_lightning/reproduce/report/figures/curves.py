@@ -51,7 +51,7 @@ def draw_curves(runs: Sequence[Run]) -> Chart | None:
     if not drawn:
         return not_drawn(TITLE, "the run logged no loss, validation recall, temperature, or learning rates")
     most = max(map(len, drawn.values()))
-    axes = new_panels(len(drawn), height=2.4 + (0.17 * most if most > 1 else 0))
+    axes = new_panels(len(drawn), height=2.4 + (0.17 * most if most > 1 else 0), layout="constrained")
     for axis, (title, found) in zip(axes, drawn.items(), strict=True):
         for place, (name, curve) in enumerate(found.items()):
             kept = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]

@@ -38,10 +38,6 @@ class EncodedSplit:
     """A run's test split as its weights encode it.
 
     Attributes:
-        module: The method in evaluation mode, with the weights of the run.
-        data: Its data module.
-        split: The test split.
-        truth: Which video each text describes.
         texts, videos: Features of N texts and M videos, in the order of `text_index` and `video_index`.
         text_index, video_index: (N,), (M,) int64 positions in the split, increasing.
         similarity: (N, M) scores before post-processing, on the scale of a cosine.
@@ -91,8 +87,7 @@ def encode_run(run: Run) -> EncodedSplit:
     """Rebuild a run from its settings and weights, and encode its test split.
 
     Raises:
-        MissingAssetError: Its weights, data, or encoder weights are missing.
-        RecipeError: The run was not a retrieval run, or its weights do not belong to its settings.
+        UserError: Weights or data are missing, the run was not a retrieval run, or its weights do not fit its settings.
     """
     checkpoint, results = run.card.checkpoint, run.results
     if checkpoint is None or not Path(checkpoint).is_file():
@@ -115,12 +110,7 @@ def encode_run(run: Run) -> EncodedSplit:
 
 @torch.no_grad()
 def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> EncodedSplit:
-    """Encode the test split and score all its pairs.
-
-    Args:
-        module: Method in evaluation mode, on its device.
-        data: Data module of the run.
-    """
+    """Encode the test split with a method in evaluation mode, and score all its pairs."""
     seed_everything(0, verbose=False)
     # Stored features are read as the method needs them, and the reader asks the trainer for the method.
     data.trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="auto")
@@ -146,9 +136,8 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
 
 def _matching_pairs(matching: Tensor) -> Tensor:
     """Return the first text of every video, of evenly spread videos if there are many."""
-    first: dict[int, int] = {}
-    for text, video in enumerate(matching.tolist()):
-        first.setdefault(video, text)
+    texts = range(len(matching) - 1, -1, -1)
+    first = dict(zip(matching.flip(0).tolist(), texts, strict=True))  # the first text is the last of its video here
     videos = sorted(first)
     chosen = [videos[int(place)] for place in np.linspace(0, len(videos) - 1, min(len(videos), MOST_PAIRS))]
     return torch.tensor([[first[video], video] for video in chosen])

@@ -11,7 +11,7 @@ from tvr_lightning.media.audio import read_audio
 from tvr_lightning.methods import GAID
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gaid.model import Gate
-from tvr_lightning.reproduce.report.drawing import COLORS, NEGATIVE, Arrays, Chart, drawings, frames, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 COLUMNS = 240
@@ -81,12 +81,12 @@ def draw_gate(arrays: Arrays) -> Iterator[Chart]:
         facts.append(f"mean weight in frames without audio: {arrays['silent_mean']:.3g}")
     yield Chart("", drawings([axis], alt), facts, "Matching pairs of the test split.")
     for place, caption in enumerate(arrays.get("captions", [])):
-        (wave,) = new_panels(1)
+        (wave,) = new_panels(1, layout="constrained")
         seconds = np.linspace(0, float(arrays["durations"][place]), arrays["low"].shape[1])
         wave.fill_between(seconds, arrays["low"][place], arrays["high"][place], color=COLORS[5], alpha=0.5, lw=0)
         wave.set(xlabel="seconds", ylabel="waveform")
         gate = wave.twinx()
-        gate.plot(arrays["times"][place], arrays["weights"][place], marker="o", color=NEGATIVE)
+        gate.plot(arrays["times"][place], arrays["weights"][place], marker="o", color=COLORS[1])
         gate.set(ylim=(0, 1), ylabel="weight of the audio")
         alt = "A waveform over time with the gate's weight of each frame as a line above it."
         images = [frames(arrays["strips"][place], "The frames of its video"), *drawings([wave], alt)]

@@ -16,7 +16,7 @@ from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
-from tvr_lightning.reproduce.report.drawing import COLORS, NEGATIVE, POSITIVE, Arrays, Chart, drawings, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 BINS = 40
@@ -76,7 +76,7 @@ def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
     for axis, (words, names) in zip(axes, GEOMETRY.items(), strict=True):
         for name in names:
             before = len(names) > 1 and name == names[0]
-            for kind, pairs, color in (("positive", "matching", POSITIVE), ("negative", "other", NEGATIVE)):
+            for kind, pairs, color in (("positive", "matching", COLORS[0]), ("negative", "other", COLORS[1])):
                 label, dashes = (f"{pairs}, before", "--") if before else (pairs, "-")
                 axis.stairs(arrays[f"{name}.{kind}"], arrays[f"{name}.edges"], color=color, ls=dashes, label=label)
         axis.set(xlabel=words, ylabel="share of the pairs")
@@ -235,7 +235,7 @@ def _increment_gradient(method: GARE, pairs: PairedFeatures, increment: Tensor) 
 def draw_steps(arrays: Arrays) -> Iterator[Chart]:
     """Draw the step error over the steps."""
     axes = new_panels(2)
-    panels = (("positive", "matching pairs", POSITIVE), ("negative", "other pairs", NEGATIVE))
+    panels = (("positive", "matching pairs", COLORS[0]), ("negative", "other pairs", COLORS[1]))
     for axis, (kind, title, color) in zip(axes, panels, strict=True):
         axis.plot(np.arange(1, len(arrays[kind]) + 1), arrays[kind], marker="o", markersize=3, color=color)
         axis.set(title=title)

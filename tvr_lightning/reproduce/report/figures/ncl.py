@@ -14,7 +14,7 @@ from tvr_lightning.evaluation.sources import MatrixSource, TransposedSource
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.contrast import EmptyQueueError
-from tvr_lightning.reproduce.report.drawing import COLORS, NEGATIVE, POSITIVE, Arrays, Chart, drawings, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 LEAST_POINTS = 4
@@ -93,7 +93,7 @@ def draw_balance(arrays: Arrays) -> Iterator[Chart]:
         spread.set_xticks(range(MOST_MASS + 1), ticks)
         spread.set(xlabel="mass over share", ylabel="items")
         where = np.flatnonzero(arrays[f"{name}.items"] > 0)
-        for field, color in (("false_negative", POSITIVE), ("false_positive", NEGATIVE)):
+        for field, color in (("false_negative", COLORS[0]), ("false_positive", COLORS[1])):
             values = 100 * arrays[f"{name}.{field}"][where]
             rates.plot(where, values, marker="o", markersize=3, color=color, label=field.replace("_", " "))
         edges = arrays[f"{name}.edges"]
@@ -165,8 +165,8 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     if "map" in arrays:
         texts, videos = arrays["map"]
         axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
-        axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=POSITIVE, label="texts")
-        axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=NEGATIVE, marker="s", label="videos")
+        axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=COLORS[0], label="texts")
+        axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=COLORS[1], marker="s", label="videos")
         axes[1].set(title="principal components, lines join matching pairs")
         axes[1].set_xticks([])
         axes[1].set_yticks([])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tvr_lightning.reproduce.report.drawing import NEGATIVE, POSITIVE, Arrays, Chart, drawings, new_panels
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 BINS = 60
@@ -39,8 +39,8 @@ def measure_similarity(encoded: EncodedSplit) -> Arrays:
 def draw_similarity(arrays: Arrays) -> Iterator[Chart]:
     """Draw both histograms over one axis."""
     (axis,) = new_panels(1)
-    axis.stairs(arrays["positive"], arrays["edges"], fill=True, alpha=0.5, color=POSITIVE, label="matching pairs")
-    axis.stairs(arrays["negative"], arrays["edges"], fill=True, alpha=0.5, color=NEGATIVE, label="all other pairs")
+    axis.stairs(arrays["positive"], arrays["edges"], fill=True, alpha=0.5, color=COLORS[0], label="matching pairs")
+    axis.stairs(arrays["negative"], arrays["edges"], fill=True, alpha=0.5, color=COLORS[1], label="all other pairs")
     axis.set(xlabel="score before post-processing", ylabel="share of the pairs")
     axis.legend()
     alt = "Two histograms of scores: of texts with their own videos, and of texts with other videos."

@@ -134,7 +134,7 @@ def draw_attention(arrays: Arrays) -> Iterator[Chart]:
         words = [_MARKS.get(word, word) for word in shown if word]
         weights = all_weights[: len(words)]
         count = weights.shape[1]
-        (axis,) = new_panels(1, height=1.1 + 0.17 * len(words))
+        (axis,) = new_panels(1, height=1.1 + 0.17 * len(words), layout="constrained")
         image = axis.imshow(weights, aspect="auto", vmin=0, extent=(0.5, count + 0.5, len(words) - 0.5, -0.5))
         axis.set_yticks(range(len(words)), words)
         axis.set_xticks(range(1, count + 1, 1 + (count - 1) // 12))
