@@ -128,20 +128,21 @@ def test_a_figure_that_fails_is_stated_and_loses_nothing_else(folder, run, monke
 
 def test_folders_of_fit_have_a_report_too(folder, run, tmp_path):
     """The folder in which the card's run trained is one of `tvr fit`: same values, curves, and figures."""
-    for name in ("fit/version_0", "fit/version_1"):
+    for name in ("fit/version_0", "fit/100% #1"):
         shutil.copytree(Path(run.card.checkpoint).parent.parent, tmp_path / name)
     assert run_report(tmp_path, RECIPES) == 0
-    plain, _ = read_runs(tmp_path)
-    assert plain.key == "fit--version_0"
+    _, plain = read_runs(tmp_path)
+    assert plain.key == "fit-version_0"
     for metric in ("R@1", "R@5", "MnR"):
         expected, found = (measure([one], "video_to_text", metric) for one in (run, plain))
         assert (found.mean, found.interval) == (expected.mean, expected.interval)
     board = (tmp_path / "report" / "index.html").read_text()
     assert f"{run.card.metrics('text_to_video')['R@1']:.1f}" in board
     assert "All runs use synthetic data" in board
+    assert (tmp_path / "report" / "runs" / "fit-100---1.html").is_file()
     assert "Training curves" in page_of(tmp_path, plain)
     assert "Retrieval sheet: “" in page_of(tmp_path, plain)
-    assert "fit/version_1" in (tmp_path / "report" / "queries.html").read_text()
+    assert "fit/100% #1" in (tmp_path / "report" / "queries.html").read_text()
 
 
 def test_a_phone_shows_words_of_figures_that_can_be_read(folder, run, tmp_path):

@@ -133,7 +133,7 @@ class Site:
         curves = draw_curves([run])
         charts = [*([curves] if curves else []), *draw(self.arrays.get(run.key, {}))]
         card = asdict(run.card)
-        config = (card["results"] or {}).pop("config", None)
+        config = (card["results"] or {}).pop("config", {})
         recipe, text = (yaml.safe_dump(value, sort_keys=False, allow_unicode=True) for value in (config, card))
         self._file(f"{folder}.yaml", recipe.encode())
         self._page(

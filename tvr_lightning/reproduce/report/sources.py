@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -122,6 +123,7 @@ def _fitted(file: Path, directory: Path) -> Run | None:
         "claims": [], "seed": None, "dataset": results["dataset"], "fixture_videos": None, "overlay": None,
         "fingerprints": {"data": digest(queries)}, "configs": [],
     }  # fmt: skip
-    key = name.replace("/", "--")
-    card = Card(key, name, "finished", planned, results=results, checkpoint=results["checkpoint"])
+    card = Card(
+        re.sub(r"[^\w.-]", "-", name), name, "finished", planned, results=results, checkpoint=results["checkpoint"]
+    )
     return Run(card, ranks, log if log.is_file() else None, results["environment"]["command"])
