@@ -92,7 +92,9 @@ def test_a_run_whose_videos_are_missing_loses_only_the_figures_that_show_them(fo
     finally:
         hidden.rename(videos)
         shutil.rmtree(folder / "figures")
-    charts = re.findall(r'<section class="chart" aria-label="(.*?)">(.*?)</section>', page_of(folder, run), re.DOTALL)
+    charts = re.findall(
+        r'<section class="chart[^"]*" aria-label="(.*?)">(.*?)</section>', page_of(folder, run), re.DOTALL
+    )
     drawn = {title: "<img" in content for title, content in charts}
     assert drawn["Training curves"]
     assert drawn["Scores of matching and of other pairs"]

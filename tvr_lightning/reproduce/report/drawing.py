@@ -88,10 +88,8 @@ def shortened(error: object) -> str:
 
 
 def new_panels(count: int, height: float = 2.4, layout: Literal["constrained"] | None = None) -> list[Axes]:
-    """Return the axes of panels, each a separate figure, so that a page can arrange them.
-
-    The layout "constrained" makes room for anything but doubles the time of drawing; the default has fixed margins.
-    """
+    """Return the axes of panels, each a separate figure, so that a page can arrange them."""
+    # The layout "constrained" has no fixed margins but doubles the time of drawing.
     return [Figure(figsize=(PANEL, height), layout=layout).subplots() for _ in range(count)]
 
 

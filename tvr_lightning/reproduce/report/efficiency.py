@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from tvr_lightning.reproduce.profile.card import ProfileCard
-from tvr_lightning.reproduce.profile.costs import STAGES
 from tvr_lightning.reproduce.published import PublishedRow, published_rows
-from tvr_lightning.reproduce.report.sources import Run
+from tvr_lightning.reproduce.report.sources import STAGES, ProfileCard, Run
 
 TABLES = (
     ("TC-MGC", "14"), ("TC-MGC", "1a"), ("TC-MGC", "1b"), ("TC-MGC", "2"), ("TC-MGC", "3"),
@@ -59,16 +57,14 @@ def efficiency_table(profiles: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFram
         seconds = [
             f"{run.card.seconds:.1f}"
             for run in runs
-            if run.finished and run.card.run["verb"] == "fit" and run.results.get("method") == method
+            if run.finished and run.log is not None and run.results.get("method") == method
             and any(claim.startswith(start) for claim in run.claims)
         ]  # fmt: skip
         if len(own) or seconds:
-            named = {
-                "method": row.method if row.paper == "GARE" else row.full_method,
-                "table": f"{row.paper} {row.table}",
-            }
-            measured = {column: " / ".join(own[column]) or "-" for column in COMPARED}
-            rows.append({**named, "published": words, **measured, "training, s": " / ".join(seconds) or "-"})
+            found = {"method": row.method if row.paper == "GARE" else row.full_method}
+            found |= {"table": f"{row.paper} {row.table}", "published": words}
+            found |= {column: " / ".join(own[column]) or "-" for column in COMPARED}
+            rows.append({**found, "training, s": " / ".join(seconds) or "-"})
     return pd.DataFrame(rows)
 
 

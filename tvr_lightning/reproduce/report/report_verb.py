@@ -13,13 +13,11 @@ from tvr_lightning.places import Place
 from tvr_lightning.progress import shown
 from tvr_lightning.quiet import quieten
 from tvr_lightning.recipe_files import recipes_folder
-from tvr_lightning.reproduce.profile.card import read_profiles
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, shortened
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.site import Site
-from tvr_lightning.reproduce.report.sources import Run, read_runs
+from tvr_lightning.reproduce.report.sources import Run, known_tables, load_table, read_profiles, read_runs
 from tvr_lightning.reproduce.report.table_view import TableView, view_table
-from tvr_lightning.reproduce.tables import known_tables, load_table
 
 Runs = Annotated[Path, Place("folder", "create one with tvr reproduce TABLE --out {path}")]
 
@@ -60,11 +58,7 @@ def run_report(directory: Runs, recipes: Path = Path("recipes"), tables_only: bo
 
 
 def views_of(runs: Sequence[Run], recipes: Path) -> list[TableView]:
-    """Return every table that the runs stand for rows of, sorted by name.
-
-    Raises:
-        UserError: A run stands for a row of a table that is missing in the recipes.
-    """
+    """Return every table that the runs stand for rows of, sorted by name; raise UserError if its recipe is missing."""
     claimed = {claim.partition("/")[0] for run in runs for claim in run.claims}
     if unknown := sorted(claimed - set(known_tables(recipes))):
         raise UserError(f"The cards belong to tables that are missing in {recipes / 'tables'}: {', '.join(unknown)}")

@@ -13,14 +13,13 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tvr_lightning.files import write_whole
-from tvr_lightning.reproduce.profile.card import ProfileCard
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_drawn
 from tvr_lightning.reproduce.report.efficiency import efficiency_table, profile_table
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.run_comparisons import comparisons
-from tvr_lightning.reproduce.report.sources import Run
+from tvr_lightning.reproduce.report.sources import ProfileCard, Run
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import (
     DIFFERENCE,

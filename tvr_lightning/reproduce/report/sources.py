@@ -1,6 +1,6 @@
-"""Runs of a report: cards of `tvr reproduce` or folders of `tvr fit`, and the profiles next to them.
+"""Input of a report: runs as cards of `tvr reproduce` or folders of `tvr fit`, profiles, and recipes of tables.
 
-Only this module depends on how runs and profiles are stored.
+The report imports from `runs`, `profile`, and `tables` only here.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.reproduce.profile.card import ProfileCard, read_profiles
+from tvr_lightning.reproduce.profile.costs import STAGES
 from tvr_lightning.reproduce.runs.card import Card, CardDirection, QueryKind, card_path, ranks_path, read_cards
 from tvr_lightning.reproduce.runs.card import read_ranks as read_ranks_of_card
 from tvr_lightning.reproduce.runs.commands import command_of
 from tvr_lightning.reproduce.runs.fingerprint import digest
+from tvr_lightning.reproduce.tables import TableRecipe, known_tables, load_table
 from tvr_lightning.run_page import RANKS
 from tvr_lightning.training.curves import FILE as METRICS
 
-__all__ = ["Card", "CardDirection", "QueryKind", "Run", "read_ranks", "read_runs", "run_of_card"]
+__all__ = [
+    "STAGES", "Card", "CardDirection", "ProfileCard", "QueryKind", "Run", "TableRecipe", "known_tables", "load_table",
+    "read_profiles", "read_ranks", "read_runs", "run_of_card",
+]  # fmt: skip
 
 
 @dataclass(eq=False)

@@ -53,7 +53,7 @@ def pairs_of(view: TableView) -> list[Pair]:
         if name == start or name.startswith(f"{start}-")
         for method in view.finished[name]
         for base in view.finished[baseline]
-        if base.card.run["seed"] == method.card.run["seed"]
+        if base.seed == method.seed
     ]
 
 

@@ -16,9 +16,8 @@ from tvr_lightning.evaluation.statistics import effective_queries, recall_values
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
-from tvr_lightning.reproduce.report.sources import CardDirection, Run, read_ranks
+from tvr_lightning.reproduce.report.sources import CardDirection, Run, TableRecipe, read_ranks
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
-from tvr_lightning.reproduce.tables import TableRecipe
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
 MEASURED = "Here: measured, with the 95 % bootstrap interval over queries in brackets, and ± the deviation over seeds."

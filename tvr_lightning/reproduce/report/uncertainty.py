@@ -125,9 +125,6 @@ def smallest_difference(recall: float, queries: float, confidence: float = 0.95)
     Half the width of the interval of the difference of two shares, z sqrt(2 p (1 - p) / (Q + 2)), where p counts one
     additional success and failure so that it is valid near 0 and 100 % (Agresti and Caffo, 2000). Systems that fail on
     the same queries resolve smaller ones: see `compare_runs`.
-
-    Raises:
-        ValueError: There is no query, or the recall is not a percentage.
     """
     if queries < 1 or not 0 <= recall <= 100:
         raise ValueError(

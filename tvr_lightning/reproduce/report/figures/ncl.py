@@ -167,7 +167,7 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
         axes[1].plot(*np.stack([texts, videos]).transpose(2, 0, 1), color=COLORS[5], linewidth=0.4, alpha=0.5)
         axes[1].scatter(texts[:, 0], texts[:, 1], s=9, color=COLORS[0], label="texts")
         axes[1].scatter(videos[:, 0], videos[:, 1], s=9, color=COLORS[1], marker="s", label="videos")
-        axes[1].set(title="principal components, lines join matching pairs")
+        axes[1].set(title="principal components; lines join pairs")
         axes[1].set_xticks([])
         axes[1].set_yticks([])
         axes[1].legend()
