@@ -12,8 +12,8 @@ from tvr_lightning.reproduce.report.sources import Run, read_ranks
 def comparisons(runs: Sequence[Run], arrays: Mapping[str, Arrays]) -> list[tuple[dict[str, Any], dict[str, Image]]]:
     """Return the data for each group of at least two runs that ranked the same queries, and the frames of its videos.
 
-    `better[i][j]` counts the queries for which run i ranks the right video higher than run j; `failures` has for each run
-    and drawn query the video that it found instead of the right one.
+    `better[i][j]` counts the queries for which run i ranks the right video higher than run j; `failures` has for each
+    run and drawn query the video that it found instead of the right one.
     """
     groups: dict[tuple[str, tuple[int, ...]], list[Run]] = {}
     for run in runs:
