@@ -19,7 +19,7 @@ from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measu
 from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_failures, measure_sheet
 from tvr_lightning.reproduce.report.figures.similarity import measure_similarity
-from tvr_lightning.reproduce.report.sources import Card, Run
+from tvr_lightning.reproduce.report.sources import Card, ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import TableView
 from tvr_lightning.synthetic import synthesize
@@ -228,7 +228,7 @@ def run_of(key, name="tc-mgc-7b/one", decorrelation=0.0, seed=None, **options):
     config = {"seed_everything": 0, "model": {"init_args": head}, "data": {}, "trainer": {"max_epochs": 1}}
     run = {"claims": [], "seed": seed, "fingerprints": {"data": "synthetic"}, "dataset": "MSR-VTT"}
     card = Card(key, name, "finished", run, results={"config": config, "dataset": "MSR-VTT"})
-    return Run(card, Path("ranks"), None, "tvr reproduce")
+    return ReportedRun(card, Path("ranks"), None, "tvr reproduce")
 
 
 def table_of(runs, title="TC-MGC, Table 7b", baseline=None):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from tvr_lightning.reproduce.published import PublishedRow, published_rows
-from tvr_lightning.reproduce.report.sources import STAGES, ProfileCard, Run
+from tvr_lightning.reproduce.report.sources import STAGES, ProfileCard, ReportedRun
 
 TABLES = (
     ("TC-MGC", "14"), ("TC-MGC", "1a"), ("TC-MGC", "1b"), ("TC-MGC", "2"), ("TC-MGC", "3"),
@@ -45,7 +45,7 @@ def profile_table(profiles: Sequence[ProfileCard]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def efficiency_table(profiles: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
+def efficiency_table(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.DataFrame:
     """Return every published row on efficiency whose method was profiled or trained, with what was measured."""
     rows = []
     for row in published_rows():

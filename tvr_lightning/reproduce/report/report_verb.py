@@ -16,7 +16,7 @@ from tvr_lightning.recipe_files import recipes_folder
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, shortened
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.site import Site
-from tvr_lightning.reproduce.report.sources import Run, known_tables, load_table, read_profiles, read_runs
+from tvr_lightning.reproduce.report.sources import ReportedRun, known_tables, load_table, read_profiles, read_runs
 from tvr_lightning.reproduce.report.table_view import TableView, view_table
 
 Runs = Annotated[Path, Place("folder", "create one with tvr reproduce TABLE --out {path}")]
@@ -57,7 +57,7 @@ def run_report(directory: Runs, recipes: Path = Path("recipes"), tables_only: bo
     return 0
 
 
-def views_of(runs: Sequence[Run], recipes: Path) -> list[TableView]:
+def views_of(runs: Sequence[ReportedRun], recipes: Path) -> list[TableView]:
     """Return every table that the runs stand for rows of, sorted by name; raise UserError if its recipe is missing."""
     claimed = {claim.partition("/")[0] for run in runs for claim in run.claims}
     if unknown := sorted(claimed - set(known_tables(recipes))):

@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvr_lightning.reproduce.report.drawing import Arrays, Image, frames
-from tvr_lightning.reproduce.report.sources import Run, read_ranks
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 
-def comparisons(runs: Sequence[Run], arrays: Mapping[str, Arrays]) -> list[tuple[dict[str, Any], dict[str, Image]]]:
+def comparisons(
+    runs: Sequence[ReportedRun], arrays: Mapping[str, Arrays]
+) -> list[tuple[dict[str, Any], dict[str, Image]]]:
     """Return the data for each group of at least two runs that ranked the same queries, and the frames of its videos.
 
     `better[i][j]` counts the queries for which run i ranks the right video higher than run j; `failures` has for each
     run and drawn query the video that it found instead of the right one.
     """
-    groups: dict[tuple[str, tuple[int, ...]], list[Run]] = {}
+    groups: dict[tuple[str, tuple[int, ...]], list[ReportedRun]] = {}
     for run in runs:
         if "failures.query" in arrays.get(run.key, {}):
             ranks, _ = read_ranks(run, "text_to_video")
@@ -24,7 +26,7 @@ def comparisons(runs: Sequence[Run], arrays: Mapping[str, Arrays]) -> list[tuple
 
 
 def _compared(
-    index: list[int], runs: list[Run], arrays: Mapping[str, Arrays]
+    index: list[int], runs: list[ReportedRun], arrays: Mapping[str, Arrays]
 ) -> tuple[dict[str, Any], dict[str, Image]]:
     place = {query: row for row, query in enumerate(index)}
     ranks = [read_ranks(run, "text_to_video")[0].expected() for run in runs]

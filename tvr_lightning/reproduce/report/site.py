@@ -19,7 +19,7 @@ from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.figure_types import draw
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.run_comparisons import comparisons
-from tvr_lightning.reproduce.report.sources import ProfileCard, Run
+from tvr_lightning.reproduce.report.sources import ProfileCard, ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import (
     DIFFERENCE,
@@ -47,7 +47,7 @@ class Site:
 
     folder: Path
     views: Sequence[TableView]
-    runs: Sequence[Run]
+    runs: Sequence[ReportedRun]
     arrays: Mapping[str, Arrays] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     profiles: Sequence[ProfileCard] = ()
@@ -127,7 +127,7 @@ class Site:
             charts=self._charts(folder, charts),
         )  # fmt: skip
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: ReportedRun) -> None:
         folder = f"runs/{run.key}"
         curves = draw_curves([run])
         charts = [*([curves] if curves else []), *draw(self.arrays.get(run.key, {}))]

@@ -31,13 +31,13 @@ from tvr_lightning.run_page import RANKS
 from tvr_lightning.training.curves import FILE as METRICS
 
 __all__ = [
-    "STAGES", "Card", "CardDirection", "ProfileCard", "QueryKind", "Run", "TableRecipe", "known_tables", "load_table",
-    "read_profiles", "read_ranks", "read_runs", "run_of_card",
+    "STAGES", "Card", "CardDirection", "ProfileCard", "QueryKind", "ReportedRun", "TableRecipe", "known_tables",
+    "load_table", "read_profiles", "read_ranks", "read_runs", "run_of_card",
 ]  # fmt: skip
 
 
 @dataclass(eq=False)
-class Run:
+class ReportedRun:
     """One run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Run:
 
 
 @lru_cache(maxsize=256)
-def read_ranks(run: Run, kind: QueryKind) -> tuple[Ranks, Tensor]:
+def read_ranks(run: ReportedRun, kind: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of one kind of query by increasing index, and the (Q,) int64 video of each query."""
     if run.file.name != RANKS:
         return read_ranks_of_card(run.key, run.file.parent, kind)
@@ -85,14 +85,14 @@ def read_ranks(run: Run, kind: QueryKind) -> tuple[Ranks, Tensor]:
     return Ranks(torch.tensor(better), torch.tensor(tied), torch.arange(len(frame))), video
 
 
-def run_of_card(card: Card, folder: Path) -> Run:
+def run_of_card(card: Card, folder: Path) -> ReportedRun:
     """Return the run of a card in a folder of cards."""
     trained = card.checkpoint is not None and card.run["verb"] == "fit"
     log = Path(str(card.checkpoint)).parent.parent / METRICS if trained else None
-    return Run(card, ranks_path(card_path(folder, card.key)), log, command_of(card))
+    return ReportedRun(card, ranks_path(card_path(folder, card.key)), log, command_of(card))
 
 
-def read_runs(directory: Path) -> list[Run]:
+def read_runs(directory: Path) -> list[ReportedRun]:
     """Read the cards of `tvr reproduce`, or else the results of all runs of `tvr fit` in a folder.
 
     Raises:
@@ -106,7 +106,7 @@ def read_runs(directory: Path) -> list[Run]:
             f"{directory} contains no run cards and no results.json. Create runs with `tvr reproduce TABLE --out "
             f"{directory}` or with `tvr fit --results.directory {directory}`."
         )
-    claimed: dict[tuple[str, int | None], Run] = {}
+    claimed: dict[tuple[str, int | None], ReportedRun] = {}
     for run in runs:
         for claim in run.claims:
             if (other := claimed.setdefault((claim, run.seed), run)) is not run:
@@ -117,7 +117,7 @@ def read_runs(directory: Path) -> list[Run]:
     return sorted(runs, key=lambda run: (run.card.name, run.seed or 0))
 
 
-def _fitted(file: Path, directory: Path) -> Run | None:
+def _fitted(file: Path, directory: Path) -> ReportedRun | None:
     """Return the run of a results.json; None if the file is not from a run."""
     folder, results = file.parent, json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(results, dict) or not {"config", "dataset", "environment"} <= set(results):
@@ -132,4 +132,4 @@ def _fitted(file: Path, directory: Path) -> Run | None:
     card = Card(
         re.sub(r"[^\w.-]", "-", name), name, "finished", planned, results=results, checkpoint=results["checkpoint"]
     )
-    return Run(card, ranks, log if log.is_file() else None, results["environment"]["command"])
+    return ReportedRun(card, ranks, log if log.is_file() else None, results["environment"]["command"])

@@ -13,7 +13,7 @@ from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawin
 from tvr_lightning.reproduce.report.figures.curves import draw_curves
 from tvr_lightning.reproduce.report.figures.ncl import DIRECTIONS
 from tvr_lightning.reproduce.report.figures.tcmgc import boxes
-from tvr_lightning.reproduce.report.sources import Run
+from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_view import TableView
 
 OVERLAID = {
@@ -22,7 +22,7 @@ OVERLAID = {
     "GARE": "GARE, Fig. 3 (a), shows only the matching pairs.",
 }
 """Papers that compare the scores of their method with a baseline's, and where."""
-Pair = tuple[Run, Run]
+Pair = tuple[ReportedRun, ReportedRun]
 """Runs of a baseline and of a method on the same data with the same seed."""
 # Options that state where a run was made, not what it was.
 _PLACES = ("encoder.init_args.trained_in", "data.init_args.root", "data.init_args.features")
@@ -113,7 +113,7 @@ def _errors(pairs: list[Pair], arrays: Mapping[str, Arrays]) -> Chart:
     return Chart("Normalization error with and without NCL", drawings(axes, alt), note=note)
 
 
-def _with_and_without(runs: list[Run], arrays: Mapping[str, Arrays]) -> Iterator[Chart]:
+def _with_and_without(runs: list[ReportedRun], arrays: Mapping[str, Arrays]) -> Iterator[Chart]:
     own = {run.key: found for run in runs if "contrasts.softmax" in (found := arrays.get(run.key, {}))}
     for pair in permutations([run for run in runs if run.key in own], 2):
         without, regularized = (float(own[run.key]["contrasts.regularization"]) for run in pair)
@@ -134,7 +134,7 @@ def _with_and_without(runs: list[Run], arrays: Mapping[str, Arrays]) -> Iterator
         yield Chart(title, drawings(axes, alt), note=note)
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: ReportedRun) -> dict[str, Any]:
     """Return the settings that determined a run, except its decorrelation and its folders."""
     config, trainer = run.results["config"], run.results["config"].get("trainer") or {}
     options = ("max_epochs", "max_steps", "precision", "gradient_clip_val", "accumulate_grad_batches")

@@ -16,7 +16,7 @@ from tvr_lightning.evaluation.statistics import effective_queries, recall_values
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, Printed, PublishedRow, printed_figure
-from tvr_lightning.reproduce.report.sources import CardDirection, Run, TableRecipe, read_ranks
+from tvr_lightning.reproduce.report.sources import CardDirection, ReportedRun, TableRecipe, read_ranks
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
@@ -67,12 +67,12 @@ class TableView:
     title: str
     caution: str
     results: pd.DataFrame
-    runs: Mapping[str, Sequence[Run]]
+    runs: Mapping[str, Sequence[ReportedRun]]
     statistics: list[str]
     notes: list[str]
 
     @property
-    def finished(self) -> dict[str, list[Run]]:
+    def finished(self) -> dict[str, list[ReportedRun]]:
         """Finished runs by name, without the names that have none."""
         return {name: own for name, runs in self.runs.items() if (own := [run for run in runs if run.finished])}
 
@@ -99,7 +99,7 @@ class TableView:
         return table.map(lambda value: "-" if pd.isna(value) else str(value))
 
 
-def view_table(table: TableRecipe, runs: Sequence[Run]) -> TableView:
+def view_table(table: TableRecipe, runs: Sequence[ReportedRun]) -> TableView:
     """Compare a table's runs with its published rows.
 
     Args:
@@ -144,13 +144,17 @@ def view_table(table: TableRecipe, runs: Sequence[Run]) -> TableView:
     return view
 
 
-def is_synthetic(run: Run) -> bool:
+def is_synthetic(run: ReportedRun) -> bool:
     """Return whether a run used synthetic data."""
     return run.planned["fixture_videos"] is not None or SYNTHETIC in run.results.get("warnings", [])
 
 
 def _cell(
-    row: PublishedRow, own: Sequence[Run], metric: Printed, baselines: Mapping[str, Sequence[Run]], apart: bool
+    row: PublishedRow,
+    own: Sequence[ReportedRun],
+    metric: Printed,
+    baselines: Mapping[str, Sequence[ReportedRun]],
+    apart: bool,
 ) -> dict[str, Any]:
     """Return the columns of one metric of a row. Its baseline is the one that ranked the same queries."""
     published, direction = row.printed(metric), DIRECTIONS.get(row.direction or "", "text_to_video")
@@ -177,7 +181,7 @@ def _cell(
     return cell
 
 
-def warnings_of(runs: Sequence[Run]) -> list[str]:
+def warnings_of(runs: Sequence[ReportedRun]) -> list[str]:
     """Return those of WARNINGS that apply to any of the runs."""
     found: set[str] = set()
     for run in (run for run in runs if run.finished):
@@ -192,13 +196,13 @@ def warnings_of(runs: Sequence[Run]) -> list[str]:
     return [mark for mark in WARNINGS if mark in found]
 
 
-def legend_of(runs: Sequence[Run]) -> str:
+def legend_of(runs: Sequence[ReportedRun]) -> str:
     """Return the meaning of the warnings about runs as one sentence; empty without warnings."""
     meanings = [f"{mark}: {WARNINGS[mark]}" for mark in warnings_of(runs) if mark != "synthetic"]
     return f"Warnings: {'; '.join(meanings)}." if meanings else ""
 
 
-def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[Run]]) -> list[str]:
+def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
     """Return the smallest resolved difference at the best R@1 of each test set."""
     best: dict[tuple[str, str, int, int], tuple[float, float]] = {}
     measured = results[(results["metric"] == "R@1") & results["measured"].notna()]
@@ -235,7 +239,7 @@ def one_line(text: str) -> str:
     return " / ".join(part.strip() for part in text.splitlines() if part.strip())
 
 
-def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[Run]]) -> list[str]:
+def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[ReportedRun]]) -> list[str]:
     notes = [
         f"Published, {', '.join(filter(None, (row.full_method, row.dataset, row.backbone, row.direction)))}: {remark}"
         for row in rows
@@ -253,7 +257,7 @@ def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[Run]]) -> l
     return list(dict.fromkeys(notes))
 
 
-def _notes_of_run(run: Run) -> list[str]:
+def _notes_of_run(run: ReportedRun) -> list[str]:
     results, notes = run.results, []
     if not run.finished:
         error = one_line(run.card.error or "")
@@ -272,7 +276,7 @@ def _notes_of_run(run: Run) -> list[str]:
     return notes
 
 
-def _shared(runs: Sequence[Run]) -> list[str]:
+def _shared(runs: Sequence[ReportedRun]) -> list[str]:
     """Return sentences about the encoders that runs on synthetic data share and how long they train."""
     shared = {run.planned["share"] for run in runs}
     encoders = ", ".join(sorted({f"{key}.json" for run in runs if (key := run.planned["encoder_from"])}))

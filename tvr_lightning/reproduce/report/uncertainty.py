@@ -21,7 +21,7 @@ from tvr_lightning.evaluation.statistics import (
     recall_values,
     resample,
 )
-from tvr_lightning.reproduce.report.sources import CardDirection, QueryKind, Run, read_ranks
+from tvr_lightning.reproduce.report.sources import CardDirection, QueryKind, ReportedRun, read_ranks
 
 RESAMPLES = 10_000
 RECALLS = (1, 5, 10)
@@ -43,7 +43,7 @@ class Measured:
         return f"{self.mean:.1f}{deviation}{interval}"
 
 
-def measure(runs: Sequence[Run], direction: CardDirection, metric: str) -> Measured | None:
+def measure(runs: Sequence[ReportedRun], direction: CardDirection, metric: str) -> Measured | None:
     """Return a metric over the seeds of a run, or None if the runs do not have it.
 
     `metric` is R@K, RSum (the sum of R@1, R@5, and R@10), MnR, MdR, SumR (of both directions), or accuracy.
@@ -57,7 +57,7 @@ def measure(runs: Sequence[Run], direction: CardDirection, metric: str) -> Measu
 
 
 def compare_runs(
-    first: Sequence[Run], second: Sequence[Run], direction: CardDirection, metric: str
+    first: Sequence[ReportedRun], second: Sequence[ReportedRun], direction: CardDirection, metric: str
 ) -> Comparison | None:
     """Compare two runs on the same queries, second minus first, each over its seeds; None if their queries differ.
 
@@ -101,7 +101,7 @@ def _per_query(metric: str) -> PerQuery:
     return recall_values(1 if metric == "accuracy" else int(metric[2:]))
 
 
-def _drawn(run: Run, direction: CardDirection, metric: str) -> Tensor | None:
+def _drawn(run: ReportedRun, direction: CardDirection, metric: str) -> Tensor | None:
     """Return a metric over draws of queries, or None without ranks. Both directions of SumR draw the same videos."""
     if math.isnan(run.value(direction, metric)) or not run.file.is_file():
         return None
@@ -114,7 +114,7 @@ def _drawn(run: Run, direction: CardDirection, metric: str) -> Tensor | None:
 
 # A baseline is compared with many runs.
 @lru_cache(maxsize=1024)
-def _resampled(run: Run, kind: QueryKind, metric: str) -> Tensor:
+def _resampled(run: ReportedRun, kind: QueryKind, metric: str) -> Tensor:
     ranks, video = read_ranks(run, kind)
     return resample(_per_query(metric)(ranks), video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
 

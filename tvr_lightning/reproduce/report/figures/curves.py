@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from tvr_lightning.reproduce.report.drawing import COLORS, Chart, drawings, in_style, new_panels, not_drawn
-from tvr_lightning.reproduce.report.sources import Run
+from tvr_lightning.reproduce.report.sources import ReportedRun
 
 TITLE = "Training curves"
 POINTS = 400
@@ -23,7 +23,7 @@ COMPARED = ("train/loss", "val/t2v_R@1")
 """Panels that compare several runs."""
 
 
-def read_curves(run: Run) -> dict[str, pd.Series]:
+def read_curves(run: ReportedRun) -> dict[str, pd.Series]:
     """Return each logged metric of a run over the optimizer steps; empty if it did not train or its log is missing."""
     if run.log is None or not run.log.is_file():
         return {}
@@ -32,7 +32,7 @@ def read_curves(run: Run) -> dict[str, pd.Series]:
 
 
 @in_style()
-def draw_curves(runs: Sequence[Run]) -> Chart | None:
+def draw_curves(runs: Sequence[ReportedRun]) -> Chart | None:
     """Draw what one run logged, or compare loss and validation recall of several; None if no run trained."""
     curves = {run.title: found for run in runs if (found := read_curves(run))}
     if not curves:

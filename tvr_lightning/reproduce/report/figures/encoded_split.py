@@ -22,7 +22,7 @@ from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.recipe_files import RecipeError
-from tvr_lightning.reproduce.report.sources import Run, read_ranks
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 
 MOST_PAIRS = 256
 """Matching pairs that pairwise figures use; more would not change what a figure shows."""
@@ -83,7 +83,7 @@ class EncodedSplit:
         return self.clip(video, frames, size).pixels.permute(0, 2, 3, 1).numpy()
 
 
-def encode_run(run: Run) -> EncodedSplit:
+def encode_run(run: ReportedRun) -> EncodedSplit:
     """Rebuild a run from its settings and weights, and encode its test split.
 
     Raises:

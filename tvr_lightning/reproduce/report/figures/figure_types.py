@@ -22,7 +22,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, in_style, not_drawn, shortened
 from tvr_lightning.reproduce.report.figures import dpdv, gaid, gare, ncl, retrieval_examples, similarity, tcmgc
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, encode_run
-from tvr_lightning.reproduce.report.sources import Run
+from tvr_lightning.reproduce.report.sources import ReportedRun
 
 VERSION = 5
 """Version of what is measured; files of other versions are made again."""
@@ -59,7 +59,7 @@ FIGURES = {
 Figures = dict[str, FigureType]
 
 
-def figures_of(run: Run, folder: Path) -> Arrays:
+def figures_of(run: ReportedRun, folder: Path) -> Arrays:
     """Return the arrays that a run's figures are drawn from, measured unless `folder` has a current file of them.
 
     Raises:
