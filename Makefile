@@ -78,7 +78,7 @@ screenshots: $(VENV)/.complete
 	test -d $(DEMO_FOLDER)/index || $(MAKE) demo
 	$(BIN)/tvr reproduce tc-mgc-1a --fixture --share features --out $(SCREENSHOTS)
 	$(BIN)/tvr report $(SCREENSHOTS)
-	$(BIN)/python benchmarks/screenshots.py --report $(SCREENSHOTS)/report.html --index $(DEMO_FOLDER)/index \
+	$(BIN)/python benchmarks/screenshots.py --report $(SCREENSHOTS)/report/index.html --index $(DEMO_FOLDER)/index \
 	  --out docs/images/overview.webp
 
 test: $(VENV)/.complete

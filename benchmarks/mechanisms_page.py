@@ -17,7 +17,7 @@ from mechanisms_heads import LEARNING_RATE, TEXT_TO_VIDEO, VIDEO_TO_TEXT
 from mechanisms_worlds import BATCH, FRAMES, TEST, TRAIN, WORDS, WORLDS
 from scipy import stats
 
-from tvr_lightning.reproduce.report.figures.drawing import COLOURS
+from tvr_lightning.reproduce.report.drawing import COLORS
 
 Data = dict[str, Any]
 _STYLE: Any = {
@@ -296,13 +296,13 @@ def draw(claim: Data, file: Path) -> None:
         height = 3.1 + 0.2 * math.ceil(len(arms) / 2)
         figure = Figure(figsize=(8.4, height))
         left, right = figure.subplots(1, 2)
-        for place, (colour, arm) in enumerate(zip(COLOURS, arms, strict=False)):
+        for place, (colour, arm) in enumerate(zip(COLORS, arms, strict=False)):
             aside = 0.07 * (place - (len(arms) - 1) / 2)  # intervals of several arms then do not hide each other
             _line(left, aside, [estimate(values) for values in arm[TEXT_TO_VIDEO]], colour, arm["name"])
             for result in claim["results"]:
                 if result["arm"] == arm["name"] and result["direction"] == TEXT_TO_VIDEO:
                     _line(right, aside, result["differences"], colour)
-        right.axhline(0, color=COLOURS[0], linewidth=1)
+        right.axhline(0, color=COLORS[0], linewidth=1)
         left.set_ylim(max(left.get_ylim()[0], 0), min(left.get_ylim()[1], 101))
         left.set_title("R@1, text to video", loc="left")
         right.set_title("difference to the baseline", loc="left")

@@ -1,6 +1,6 @@
 """Draw docs/images/overview.webp: a report's leaderboard and the search page, side by side, in a real browser.
 
-Command: python benchmarks/screenshots.py --report FOLDER/report.html --index INDEX --out docs/images/overview.webp
+Command: python benchmarks/screenshots.py --report FOLDER/report/index.html --index INDEX --out overview.webp
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def search_page(driver: Any, index: Path) -> Image.Image:
 def main() -> None:
     """Draw both pages into one image."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, required=True, help="report.html of a folder of tvr reproduce")
+    parser.add_argument("--report", type=Path, required=True, help="report/index.html of a folder of tvr reproduce")
     parser.add_argument("--index", type=Path, required=True, help="index of make demo")
     parser.add_argument("--out", type=Path, required=True, help="image to write")
     arguments = parser.parse_args()

@@ -149,7 +149,7 @@ VERBS = (
     ),
     Verb(
         "report",
-        "write the reproduced results as tables and one page with figures",
+        "write results as a folder of pages with tables and figures",
         "tvr_lightning.reproduce.report.report_verb:run_report",
         ("directory",),
     ),

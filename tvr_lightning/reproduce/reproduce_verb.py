@@ -10,8 +10,8 @@ from tvr_lightning.places import NewFolder
 from tvr_lightning.progress import clock
 from tvr_lightning.ranges import Count, Range
 from tvr_lightning.recipe_files import OptionError, find_recipe, recipes_folder, refuse_options
-from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, view_table
-from tvr_lightning.reproduce.report.formats import write_tables
+from tvr_lightning.reproduce.report.sources import run_of_card
+from tvr_lightning.reproduce.report.table_view import NOT_COMPARABLE, view_table, write_tables
 from tvr_lightning.reproduce.runs.card import Card, read_cards
 from tvr_lightning.reproduce.runs.engines import SlurmEngine
 from tvr_lightning.reproduce.runs.plan import Plan, Setting, Share, make_plan
@@ -88,9 +88,9 @@ def run_reproduce(
     given = {name: value for name, value in slurm.items() if value is not None}
     jobs = SlurmEngine((out / "slurm").absolute(), **given) if engine == "slurm" else None  # type: ignore[arg-type]
     cards = run_plan(plan, folders, lambda line: print(line, flush=True), jobs)
+    runs = [run_of_card(card, folders.cards) for card in cards.values()]
     for table in plan.tables:
-        made = {name: [(run, cards.get(run.key)) for run in runs] for name, runs in plan.runs_of(table).items()}
-        for path in write_tables([view_table(table, made, folders.cards)], folders.tables / table.name):
+        for path in write_tables([view_table(table, runs)], folders.tables / table.name):
             print(f"Wrote {path}")
     return 1 if any(card.status == "failed" for card in cards.values()) else 0
 

@@ -1,10 +1,10 @@
 """Figures are drawn from a method's own tensors: real videos, real features, and known answers where there are any."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,19 +12,16 @@ from torch.nn import functional as F
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.features import PairedFeatures
 from tvr_lightning.recipe import from_recipe
-from tvr_lightning.reproduce.report.figures import kinds as figures
-from tvr_lightning.reproduce.report.figures.between import Pair, draw_between
+from tvr_lightning.reproduce.report.figures import figure_types as figures
 from tvr_lightning.reproduce.report.figures.dpdv import measure_unmatched
-from tvr_lightning.reproduce.report.figures.drawing import NotDrawnError
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
 from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
 from tvr_lightning.reproduce.report.figures.ncl import measure_balance, measure_modalities
-from tvr_lightning.reproduce.report.figures.queries import measure_failures
-from tvr_lightning.reproduce.report.figures.sheet import measure_sheet
+from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_failures, measure_sheet
 from tvr_lightning.reproduce.report.figures.similarity import measure_similarity
-from tvr_lightning.reproduce.report.page import RunSection, page
-from tvr_lightning.reproduce.runs.card import Card
-from tvr_lightning.reproduce.runs.plan import PlannedRun
+from tvr_lightning.reproduce.report.sources import Card, ReportedRun
+from tvr_lightning.reproduce.report.table_charts import draw_table
+from tvr_lightning.reproduce.report.table_view import TableView
 from tvr_lightning.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -55,6 +52,10 @@ def measured(splits):
     return {name: figures.measure(encoded) for name, encoded in splits.items()}
 
 
+def svg(chart):
+    return "".join(image.content.decode() for image in chart.images if image.suffix == ".svg")
+
+
 @pytest.mark.parametrize(
     ("name", "own"),
     [
@@ -68,34 +69,15 @@ def measured(splits):
 def test_every_method_has_the_common_figures_and_its_own(splits, measured, name, own):
     kinds = {field.partition(".")[0] for field in measured[name]}
     assert kinds == {"similarity", "balance", "modalities", "unmatched", "sheet", "failures"} | own
-    charts = figures.draw(measured[name], "run")
-    assert {chart.title for chart in charts}
+    charts = figures.draw(measured[name])
     for chart in charts:
+        assert chart.title
         assert "Not drawn" not in chart.note
-        assert chart.alt
-        assert "#000000" not in chart.svg  # the text colour follows the page, in the dark too
-        assert chart.svg or chart.html
-        for scalar in chart.scalars:
-            assert measured[name][scalar.field].shape == ()
-
-
-@pytest.mark.parametrize("name", ["gare", "tcmgc", "gaid", "dpdv"])
-def test_every_number_beside_a_figure_is_in_the_file_of_figures(measured, name):
-    arrays = measured[name]
-    planned = PlannedRun("run", "table/line", [], "fit", [], {}, [], None, "msrvtt", None, "nothing", {})
-    card = Card("run", "table/line", "finished", planned.plain(), results={})
-    html = page([], [RunSection(card, figures.draw(arrays, "run"), arrays)])
-    found = re.findall(r'<span data-figures="run" data-field="([^"]*)">([^<]*)</span>', html)
-    assert len(found) > 20
-    for field, text in found:
-        value = arrays[field.partition("[")[0]]
-        for place in re.findall(r"\[(\d+)\]", field):
-            value = value[int(place)]
-        assert float(text) == pytest.approx(float(value), rel=0.01, abs=5e-4)
-    # Below the drawings no number stands by itself.
-    lists = re.findall(r'<ul class="scalars">(.*?)</ul>', html, flags=re.DOTALL)
-    assert lists
-    assert not [facts for facts in lists if re.search(r"\d\.\d", re.sub(r"<span.*?</span>", "", facts))]
+        assert chart.images
+        assert all(image.alt for image in chart.images)
+        assert "#000000" not in svg(chart)  # text and axes have the color that dark pages replace
+    shown = " ".join(fact for chart in charts for fact in chart.facts)
+    assert f"matching pairs: {measured[name]['similarity.positive_mean']:.3g}" in shown
 
 
 def test_failures_name_the_right_video_and_the_best_of_the_others(splits):
@@ -166,8 +148,9 @@ def test_the_sheet_shows_the_best_videos_and_the_own_one(splits):
     ranks = torch.arange(1.0, len(splits["gare"].similarity) + 1)
     evaluated = measure_sheet(replace(perfect(splits["gare"]), ranks=ranks, post_processing="Sinkhorn"))
     assert evaluated["rank"].tolist() == [1.0, *evaluated["rank"][1:-1], float(len(ranks))]
-    (chart,) = figures.draw({f"sheet.{name}": value for name, value in evaluated.items()}, "run")
+    chart, *_ = figures.draw({f"sheet.{name}": value for name, value in evaluated.items()})
     assert "before post-processing; ranks are those after Sinkhorn" in chart.note
+    assert chart.facts == ["its own video is ranked 1"]
     assert found["correct"][:, :2].all()
     assert not found["correct"][:, 2:].any()
     assert found["strips"].std() > 1  # real pictures
@@ -240,72 +223,80 @@ def test_contrasts_and_their_weights(splits, measured):
     assert float(found["contrasts.regularization"]) == encoded.module.options.decorrelation.weight
 
 
-def run_card(key, name="tc-mgc-7b/one", decorrelation=0.0, seed=None, **options):
+def run_of(key, name="tc-mgc-7b/one", decorrelation=0.0, seed=None, **options):
     head = {"decorrelation": {"weight": decorrelation}, **options}
     config = {"seed_everything": 0, "model": {"init_args": head}, "data": {}, "trainer": {"max_epochs": 1}}
-    run = {"claims": [], "seed": seed, "fingerprints": {"data": "synthetic"}}
-    return Card(key, name, "finished", run, results={"config": config, "dataset": "MSR-VTT"})
+    run = {"claims": [], "seed": seed, "fingerprints": {"data": "synthetic"}, "dataset": "MSR-VTT"}
+    card = Card(key, name, "finished", run, results={"config": config, "dataset": "MSR-VTT"})
+    return ReportedRun(card, Path("ranks"), None, "tvr reproduce")
+
+
+def table_of(runs, title="TC-MGC, Table 7b", baseline=None):
+    """A table in which every run but the baseline is compared with it."""
+    names = [run.card.name.partition("/")[2] for run in runs]
+    rows = [{"run": name, "baseline": None if name == baseline else baseline} for name in names]
+    results = pd.DataFrame([{**row, "metric": "MnR", "direction": "t2v", "measured": 1.0} for row in rows])
+    return TableView("table", title, "", results, {name: [run] for name, run in zip(names, runs, strict=True)}, [], [])
 
 
 def test_runs_that_differ_in_decorrelation_alone_are_set_side_by_side(measured):
     own = measured["tcmgc"]
     without = {**own, "contrasts.regularization": np.array(0.0)}
-    first, second = run_card("a", decorrelation=0.1, seed=3), run_card("b", "tc-mgc-7b/other", seed=3)
-    (chart,) = draw_between([(first, own), (second, without)], [])
-    assert "one, with SDR" in chart.svg
-    assert "other, without SDR" in chart.svg
+    first, second = run_of("a", decorrelation=0.1, seed=3), run_of("b", "tc-mgc-7b/other", seed=3)
+    (chart,) = draw_table(table_of([first, second]), {"a": own, "b": without})
+    assert "one, with SDR" in svg(chart)
+    assert "other, without SDR" in svg(chart)
     assert chart.title.count("seed 3") == 2
-    for unlike in (run_card("b", heads=4), run_card("b", decorrelation=0.1)):
+    for unlike in (run_of("b", "tc-mgc-7b/other", heads=4), run_of("b", "tc-mgc-7b/other", decorrelation=0.1)):
         weight = np.array(unlike.results["config"]["model"]["init_args"]["decorrelation"]["weight"])
-        (said,) = draw_between([(first, own), (unlike, {**own, "contrasts.regularization": weight})], [])
-        assert not said.svg
-        assert said.note.startswith("Not drawn: no two of these runs differ only in the decorrelation")
-    assert not draw_between([(first, measured["gare"])], [])
+        found = {"a": own, "b": {**own, "contrasts.regularization": weight}}
+        assert not draw_table(table_of([first, unlike]), found)
+    assert not draw_table(table_of([first]), {"a": measured["gare"]})
 
 
 def test_methods_are_drawn_over_their_baselines(measured):
-    base, method = run_card("a", "gare-1/baseline"), run_card("b", "gare-1/gare")
-    runs = [(base, measured["ncl"]), (method, measured["gare"])]
-    (chart,) = draw_between(runs, [Pair("GARE", "gare-1", base, method)])
-    assert "gare, matching" in chart.svg
-    assert "baseline, other" in chart.svg
-    assert not draw_between(runs[:1], [Pair("GARE", "gare-1", base, method)])
-    normalised = {**measured["ncl"], "balance.normalized.t2v.error": np.array(0.0)}
-    (errors,) = draw_between([runs[0], (method, normalised)], [Pair("NCL", "ncl-fig2", base, method)])
-    assert "with NCL" in errors.svg
-    assert "MSR-VTT" in errors.svg
+    base, method = run_of("a", "gare-1/baseline"), run_of("b", "gare-1/gare")
+    arrays = {"a": measured["ncl"], "b": measured["gare"]}
+    (chart,) = draw_table(table_of([base, method], "GARE, Table 1", "baseline"), arrays)
+    assert "gare, matching" in svg(chart)
+    assert "baseline, other" in svg(chart)
+    assert not draw_table(table_of([base, method], "GARE, Table 1", "baseline"), {"a": measured["ncl"]})
+    normalized = {**measured["ncl"], "balance.normalized.t2v.error": np.array(0.0)}
+    ncl = run_of("b", "ncl-fig2/ncl")
+    (errors,) = draw_table(table_of([base, ncl], "NCL, Figure 2", "baseline"), arrays | {"b": normalized})
+    assert "with NCL" in svg(errors)
+    assert "MSR-VTT" in svg(errors)
 
 
 def test_one_figure_that_fails_costs_no_other(splits):
     def fail(*_):
         raise ZeroDivisionError("no direction of a gradient of zero")
 
-    kinds = [
-        replace(kind, measure=fail) if kind.name == "similarity" else replace(kind, draw=fail)
-        if kind.name == "unmatched" else kind
-        for kind in figures.KINDS
-    ]  # fmt: skip
-    arrays = figures.measure(splits["gare"], kinds)
-    charts = {chart.title: chart for chart in figures.draw(arrays, "run", kinds)}
+    broken = {
+        "similarity": replace(figures.FIGURES["similarity"], measure=fail),
+        "unmatched": replace(figures.FIGURES["unmatched"], draw=fail),
+    }
+    arrays = figures.measure(splits["gare"], figures.FIGURES | broken)
+    charts = {chart.title: chart for chart in figures.draw(arrays, figures.FIGURES | broken)}
     for title in ("Scores of matching and of other pairs", "Frames that match no word"):
         assert charts[title].note.startswith("Not drawn: no direction of a gradient of zero")
-        assert not charts[title].svg
-    assert charts["Retrieval sheet"].html
-    assert charts["Geometry of the increments"].svg
+        assert not charts[title].images
+    assert charts["Retrieval mass and errors"].images
+    assert charts["Geometry of the increments"].images
 
 
 def test_what_cannot_be_drawn_says_why(splits, measured):
     few = replace(splits["gare"], pairs=splits["gare"].pairs[:3])
     assert "map" not in measure_modalities(few)
-    (chart,) = figures.draw({f"modalities.{k}": v for k, v in measure_modalities(few).items()}, "run")
+    (chart,) = figures.draw({f"modalities.{k}": v for k, v in measure_modalities(few).items()})
     assert "The map is not drawn: it needs 4 matching pairs" in chart.note
     flat = {name: value for name, value in measured["dpdv"].items() if name.startswith("merging.")}
-    (chart,) = figures.draw({**flat, "merging.strips": np.zeros((2, 0), np.uint8)}, "run")
+    (chart,) = figures.draw({**flat, "merging.strips": np.zeros((2, 0), np.uint8)})
     assert chart.note == "Not drawn: 16 patches per frame do not form a square grid"
-    (chart,) = figures.draw({**subset(measured["gare"], "balance"), "balance.normalized.missing": "no bank"}, "run")
+    (chart,) = figures.draw({**subset(measured["gare"], "balance"), "balance.normalized.missing": "no bank"})
     assert "Normalized scores are not drawn: no bank" in chart.note
     one = replace(splits["gare"], pairs=splits["gare"].pairs[:1])
-    with pytest.raises(NotDrawnError, match="no two matching captions"):
+    with pytest.raises(ValueError, match="no two matching captions"):
         measure_unmatched(one)
 
 

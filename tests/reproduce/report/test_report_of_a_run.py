@@ -1,6 +1,7 @@
 """From a real run to its page: figures come from the run's own weights, and once measured need them no more."""
 
-from html import unescape
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,11 @@ from tvr_lightning.evaluation.metrics import summarize
 from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.curves import read_curves
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
-from tvr_lightning.reproduce.report.figures.kinds import figures_of
-from tvr_lightning.reproduce.report.figures.sheet import measure_sheet
-from tvr_lightning.reproduce.report.folder import read_folder
-from tvr_lightning.reproduce.report.page import page
-from tvr_lightning.reproduce.report.report_verb import run_report, section_of
-from tvr_lightning.reproduce.runs.card import read_ranks
+from tvr_lightning.reproduce.report.figures.figure_types import figures_of
+from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
+from tvr_lightning.reproduce.report.report_verb import run_report
+from tvr_lightning.reproduce.report.sources import read_ranks, read_runs, run_of_card
+from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.runs.plan import FIXTURE_SEED, Setting, make_plan
 from tvr_lightning.reproduce.runs.runner import Folders, run_plan
 from tvr_lightning.reproduce.tables import load_table
@@ -44,100 +44,120 @@ def folder(tmp_path_factory):
     return out
 
 
-def test_the_run_is_rebuilt_with_its_own_weights(folder):
-    (card,) = read_folder(folder).values()
-    encoded = encode_run(card, folder / "cards")
+@pytest.fixture
+def run(folder):
+    (run,) = read_runs(folder)
+    return run
+
+
+def page_of(folder, run):
+    return (folder / "report" / "runs" / f"{run.key}.html").read_text(encoding="utf-8")
+
+
+def test_the_run_is_rebuilt_with_its_own_weights(run):
+    encoded = encode_run(run)
     ranks = text_to_video_ranks(encoded.similarity, encoded.matching)
-    assert summarize(ranks, (1, 5, 10)) == pytest.approx(card.metrics("text_to_video"))
+    assert summarize(ranks, (1, 5, 10)) == pytest.approx(run.card.metrics("text_to_video"))
+    stored, _ = read_ranks(run, "text_to_video")
+    assert set(measure_sheet(encoded)["rank"]) <= set(stored.expected().tolist())
 
 
-def test_curves_are_those_that_the_run_logged(folder):
-    (card,) = read_folder(folder).values()
-    curves = read_curves(card)
-    assert curves["train/loss"][0].tolist() == list(range(card.steps))
-    assert curves["val/t2v_R@1"][1][-1] == pytest.approx(card.metrics("text_to_video")["R@1"])
+def test_curves_are_those_that_the_run_logged(run):
+    curves = read_curves(run)
+    assert curves["train/loss"].index.tolist() == list(range(run.card.steps))
+    assert curves["val/t2v_R@1"].iloc[-1] == pytest.approx(run.card.metrics("text_to_video")["R@1"])
 
 
-def test_ranks_of_the_sheet_are_the_cards(folder):
-    (card,) = read_folder(folder).values()
-    ranks, _ = read_ranks(card.key, folder / "cards", "text_to_video")
-    assert set(measure_sheet(encode_run(card, folder / "cards"))["rank"]) <= set(ranks.expected().tolist())
-
-
-def test_a_repeated_run_is_measured_again(folder, tmp_path):
-    (card,) = read_folder(folder).values()
-    (tmp_path / "cards").symlink_to(folder / "cards")
-    figures_of(card, tmp_path / "figures")
-    place = tmp_path / "figures" / f"{card.key}.npz"
+def test_a_repeated_run_is_measured_again(run, tmp_path):
+    figures_of(run, tmp_path)
+    place = tmp_path / f"{run.key}.npz"
     before = place.stat().st_mtime_ns
-    first = figures_of(card, tmp_path / "figures")
+    first = figures_of(run, tmp_path)
     assert place.stat().st_mtime_ns == before
-    card.results = {**card.results, "seed": 7}
-    again = figures_of(card, tmp_path / "figures")
+    run.card.results = {**run.card.results, "seed": 7}
+    again = figures_of(run_of_card(run.card, run.file.parent), tmp_path)
     assert place.stat().st_mtime_ns > before
     assert str(again["results"]) != str(first["results"])
 
 
-def test_a_run_whose_videos_are_gone_loses_the_figures_that_show_them_alone(folder, tmp_path, monkeypatch):
-    (card,) = read_folder(folder).values()
-    encoded = encode_run(card, folder / "cards")
+def test_a_run_whose_videos_are_missing_loses_only_the_figures_that_show_them(folder, run, monkeypatch):
+    encoded = encode_run(run)
     videos = folder / "fixture" / "msrvtt" / "videos"
     hidden = videos.rename(videos.with_name("hidden"))
+    shutil.rmtree(folder / "figures", ignore_errors=True)
     try:
-        # As with stored features: the test split is encoded, but no video is there to be shown.
-        monkeypatch.setattr("tvr_lightning.reproduce.report.figures.kinds.encode_run", lambda *_: encoded)
-        section = section_of(card, tmp_path)
-        (tmp_path / "cards").symlink_to(folder / "cards")
-        written = page([], [section])
+        # As with stored features: the test split is encoded, but no video can be shown.
+        monkeypatch.setattr("tvr_lightning.reproduce.report.figures.figure_types.encode_run", lambda _: encoded)
+        assert run_report(folder, RECIPES) == 0
     finally:
         hidden.rename(videos)
-    charts = {chart.title: chart for chart in section.charts}
-    assert charts["Retrieval sheet"].note.startswith("Not drawn: ")
-    assert charts["Retrieval sheet"].note in unescape(written)
-    assert charts["Scores of matching and of other pairs"].svg
-    assert charts["Training curves"].svg
-    assert section.missing is None
+        shutil.rmtree(folder / "figures")
+    charts = re.findall(
+        r'<section class="chart[^"]*" aria-label="(.*?)">(.*?)</section>', page_of(folder, run), re.DOTALL
+    )
+    drawn = {title: "<img" in content for title, content in charts}
+    assert drawn["Training curves"]
+    assert drawn["Scores of matching and of other pairs"]
+    assert not drawn["Retrieval sheet"]
+    assert "Not drawn: " in dict(charts)["Retrieval sheet"]
 
 
-def test_the_page_is_drawn_once_the_weights_are_gone(folder):
-    (card,) = read_folder(folder).values()
+def test_figures_are_drawn_after_the_weights_are_gone(folder, run):
     assert run_report(folder, RECIPES) == 0
-    first = (folder / "report.html").read_text(encoding="utf-8")
+    first = page_of(folder, run)
     assert "Training curves" in first
-    assert "Retrieval sheet" in first
-    Path(card.checkpoint).unlink()
-    assert run_report(folder, RECIPES) == 0
-    assert (folder / "report.html").read_text(encoding="utf-8") == first
-    assert figures_of(card, folder / "figures")["sheet.strips"].std() > 1
+    assert "Retrieval sheet: “" in first
+    checkpoint = Path(run.card.checkpoint)
+    hidden = checkpoint.rename(checkpoint.with_name("hidden"))
+    try:
+        assert run_report(folder, RECIPES) == 0
+    finally:
+        hidden.rename(checkpoint)
+    assert page_of(folder, run) == first
+    assert figures_of(run, folder / "figures")["sheet.strips"].std() > 1
 
 
-def test_a_figure_that_fails_is_said_on_the_page_and_loses_nothing_else(folder, monkeypatch, capsys):
-    (card,) = read_folder(folder).values()
-
+def test_a_figure_that_fails_is_stated_and_loses_nothing_else(folder, run, monkeypatch, capsys):
     def fail(*_):
         raise ValueError("no direction of a gradient of zero")
 
     monkeypatch.setattr("tvr_lightning.reproduce.report.report_verb.figures_of", fail)
     assert run_report(folder, RECIPES) == 0
-    assert f"No figures of {card.name}: no direction of a gradient of zero" in capsys.readouterr().out
-    written = (folder / "report.html").read_text(encoding="utf-8")
-    assert "no direction of a gradient of zero" in written
-    assert "Training curves" in written
+    assert f"No figures of {run.card.name}: no direction of a gradient of zero" in capsys.readouterr().out
+    assert "no direction of a gradient of zero" in page_of(folder, run)
+    assert "Training curves" in page_of(folder, run)
 
 
-def test_a_phone_shows_words_of_figures_that_can_be_read(folder, tmp_path):
+def test_folders_of_fit_have_a_report_too(folder, run, tmp_path):
+    """The folder in which the card's run trained is one of `tvr fit`: same values, curves, and figures."""
+    for name in ("fit/version_0", "fit/100% #1"):
+        shutil.copytree(Path(run.card.checkpoint).parent.parent, tmp_path / name)
+    assert run_report(tmp_path, RECIPES) == 0
+    _, plain = read_runs(tmp_path)
+    assert plain.key == "fit-version_0"
+    for metric in ("R@1", "R@5", "MnR"):
+        expected, found = (measure([one], "video_to_text", metric) for one in (run, plain))
+        assert (found.mean, found.interval) == (expected.mean, expected.interval)
+    board = (tmp_path / "report" / "index.html").read_text()
+    assert f"{run.card.metrics('text_to_video')['R@1']:.1f}" in board
+    assert "All runs use synthetic data" in board
+    assert (tmp_path / "report" / "runs" / "fit-100---1.html").is_file()
+    assert "Training curves" in page_of(tmp_path, plain)
+    assert "Retrieval sheet: “" in page_of(tmp_path, plain)
+    assert "fit/100% #1" in (tmp_path / "report" / "queries.html").read_text()
+
+
+def test_a_phone_shows_words_of_figures_that_can_be_read(folder, run, tmp_path):
     assert run_report(folder, RECIPES) == 0
-    sizes = """
-        document.querySelectorAll('details').forEach(d => d.open = true);
-        return [...document.querySelectorAll('.chart svg text')].map(text => {
-            const scale = text.getScreenCTM();
-            return Math.hypot(scale.a, scale.b) * parseFloat(getComputedStyle(text).fontSize);
-        })"""
+    widths = """
+        document.querySelectorAll('img').forEach(image => { image.loading = 'eager'; });
+        return Promise.all([...document.querySelectorAll('img')].map(image => image.decode())).then(() =>
+            [...document.querySelectorAll('img[src$=".svg"]')].map(image => image.width / image.naturalWidth))"""
     with open_browser(tmp_path) as browser:
         phone = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-        browser.get((folder / "report.html").as_uri())
-        found = browser.execute_script(sizes)
+        browser.get((folder / "report" / "runs" / f"{run.key}.html").as_uri())
+        found = browser.execute_script(widths)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
-    assert len(found) > 100
-    assert min(found) >= 9
+    assert len(found) > 5
+    assert min(found) * 8.5 * 96 / 72 >= 9  # the smallest font is 8.5 points

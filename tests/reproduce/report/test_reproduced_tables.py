@@ -15,9 +15,17 @@ from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.published import printed_figure, published_rows
-from tvr_lightning.reproduce.report.cells import NOT_COMPARABLE, WARNINGS, view_table
-from tvr_lightning.reproduce.report.formats import comma_separated, latex, markdown, write_tables
-from tvr_lightning.reproduce.report.page import page
+from tvr_lightning.reproduce.report.site import Site
+from tvr_lightning.reproduce.report.sources import run_of_card
+from tvr_lightning.reproduce.report.table_view import (
+    NOT_COMPARABLE,
+    WARNINGS,
+    comma_separated,
+    latex,
+    markdown,
+    view_table,
+    write_tables,
+)
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
 from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
@@ -35,11 +43,11 @@ def view(tmp_path, qualities=QUALITIES, name="gare-1", **changes):
     for run, quality in qualities.items():
         for place, key in enumerate(plan.chosen[f"{name}/{run}"]):
             made[key] = make_card(plan.runs[key], folder, quality + 0.3 * place)
-    return view_table(table, with_cards(plan.runs_of(table), made), folder), made
+    return viewed(table, made, folder), made
 
 
-def with_cards(runs, cards):
-    return {name: [(run, cards.get(run.key)) for run in found] for name, found in runs.items()}
+def viewed(table, cards, folder):
+    return view_table(table, [run_of_card(card, folder) for card in cards.values()])
 
 
 def test_every_measured_number_is_found_in_a_card(tmp_path):
@@ -63,7 +71,7 @@ def test_a_note_names_the_test_sets_if_runs_rank_different_ones(tmp_path):
         for key in plan.chosen[f"gare-1/{run}"]:
             cards[key] = make_card(plan.runs[key], tmp_path / "cards", 1.0)
             cards[key].results["protocol"] = protocol
-    notes = view_table(table, with_cards(plan.runs_of(table), cards), tmp_path / "cards").notes
+    notes = viewed(table, cards, tmp_path / "cards").notes
     assert "Test set of x-pool on MSR-VTT: 999 clips" in notes
     assert "Test set of clip4clip, gare on MSR-VTT: 1,000 clips" in notes
     assert not [note for note in view(tmp_path)[0].notes if note.startswith("Test set")]
@@ -71,15 +79,15 @@ def test_a_note_names_the_test_sets_if_runs_rank_different_ones(tmp_path):
 
 def test_printed_lines_without_a_run_are_published_only(tmp_path):
     table, _ = view(tmp_path)
-    line = next(line for line in table.lines if line.published.method == "HBI")
-    assert line.run is None
-    assert not any(cell.measured for cell in line.cells.values())
+    rows = table.results[table.results["method"] == "HBI"]
+    assert len(rows)
+    assert not rows[["run", "measured"]].notna().any(axis=None)
     assert "| HBI" in markdown(table)
 
 
 def test_synthetic_numbers_are_never_set_against_published_ones(tmp_path):
     table, _ = view(tmp_path)
-    assert NOT_COMPARABLE in table.title
+    assert table.caution == NOT_COMPARABLE
     assert "difference |" not in markdown(table)
     assert all(not row["difference"] for row in csv.DictReader(io.StringIO(comma_separated(table))))
 
@@ -91,9 +99,8 @@ def test_runs_of_datasets_that_are_marked_as_synthetic_are_not_either(tmp_path):
     (key,) = plan.chosen["gare-1/gare"]
     card = make_card(plan.runs[key], tmp_path, 2.0)
     card.results["warnings"] = [SYNTHETIC]
-    made = view_table(table, with_cards(plan.runs_of(table), {key: card}), tmp_path)
-    assert NOT_COMPARABLE in made.title
-    assert not made.comparable
+    made = viewed(table, {key: card}, tmp_path)
+    assert made.caution == NOT_COMPARABLE
 
 
 LEAKING = {"audit": asdict(Verdict(False, ["told the ground truth"], recall_with_help=100, recall_without_help=2))}
@@ -126,17 +133,19 @@ def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_warnings(tmp
     (key,) = plan.chosen["gare-1/gare"]
     card = make_card(plan.runs[key], tmp_path, 2.0)
     card.results |= MARKED[changes]
-    made = view_table(table, with_cards(plan.runs_of(table), {key: card}), tmp_path)
+    made = viewed(table, {key: card}, tmp_path)
     row = next(row for row in csv.DictReader(io.StringIO(comma_separated(made))) if row["measured"])
     assert row["warnings"] == ", ".join(warnings)
-    name = f"{row['method']} [{', '.join(warnings)}]" if warnings else row["method"]
-    html = page([made], [])
+    shown = [mark for mark in warnings if mark != "synthetic"]  # which the title states once
+    name = f"{row['method']} [{', '.join(shown)}]" if shown else row["method"]
+    Site(tmp_path / "report", [made], [run_of_card(card, tmp_path)]).write()
+    board = (tmp_path / "report" / "index.html").read_text()
+    assert ("synthetic data" in board) is ("synthetic" in warnings)
+    assert (f"<small>[{', '.join(shown)}]</small>" in board) is bool(shown)
     for text in (markdown(made), latex(made)):
         assert f"{name} |" in text or f"{name} &" in text
-        assert ("Warnings: " in text) is bool(warnings)
-    shown = f'<small class="warn">{", ".join(warnings)}</small>'
-    assert html.count(shown) == (3 if warnings else 0)  # in both directions of the table, and in the leaderboard
-    assert html.count("Warnings: ") == (2 if warnings else 0)
+        assert ("Warnings: " in text) is bool(shown)
+    warnings = shown
     for mark in warnings:
         assert f"{mark}: {WARNINGS[mark]}" in markdown(made)
     if "leaks" in warnings and changes != "leaks as released":
@@ -147,7 +156,7 @@ def test_every_table_and_the_leaderboard_mark_a_run_and_explain_the_warnings(tmp
 
 def test_real_numbers_are(tmp_path):
     table, cards = view(tmp_path, fixture_videos=None)
-    assert "SYNTHETIC" not in table.title
+    assert not table.caution
     row = next(
         row
         for row in csv.DictReader(io.StringIO(comma_separated(table)))
@@ -162,8 +171,8 @@ def test_an_overlay_on_real_data_is_named_and_not_compared(tmp_path):
     overlay = tmp_path / "short.yaml"
     overlay.write_text("trainer: {max_epochs: 1}\n")
     table, _ = view(tmp_path, fixture_videos=None, overlay=overlay)
-    assert "short.yaml, not with the published settings" in table.title
-    assert not table.comparable
+    assert "short.yaml, not with the published settings" in table.caution
+    assert "difference |" not in markdown(table)
 
 
 def test_a_failed_run_is_a_note_and_not_a_lost_table(tmp_path):
@@ -172,10 +181,10 @@ def test_a_failed_run_is_a_note_and_not_a_lost_table(tmp_path):
     plan = make_plan([table], setting)
     (key,) = plan.chosen["gare-1/gare"]
     card = make_card(plan.runs[key], tmp_path, 2.0, status="failed", results=None, error="exit status 1\nout of memory")
-    text = markdown(view_table(table, with_cards(plan.runs_of(table), {key: card}), tmp_path))
+    text = markdown(viewed(table, {key: card}, tmp_path))
     assert "Run gare FAILED" in text
     assert "out of memory" in text
-    assert "| gare | - | failed |" in text
+    assert "| gare-1/gare | - | failed |" in text
 
 
 def test_notes_of_the_print_and_sums_that_do_not_fit_are_shown(tmp_path):
@@ -191,14 +200,14 @@ def test_the_tables_own_note_is_the_first(tmp_path):
 
 def test_seeds_give_mean_and_deviation(tmp_path):
     table, cards = view(tmp_path, {"gare": 1.0}, seeds=(0, 1, 2))
-    line = next(line for line in table.lines if line.run == "gare" and line.published.direction == "t2v")
-    found = line.measured("R@1")
+    rows = table.results[(table.results["run"] == "gare") & (table.results["metric"] == "R@1")]
+    found = rows[rows["direction"] == "t2v"].iloc[0]
     values = [card.metrics("text_to_video")["R@1"] for card in cards.values()]
     mean = sum(values) / 3
     assert found.seeds == 3
-    assert found.mean == pytest.approx(mean)
+    assert found.measured == pytest.approx(mean)
     assert found.deviation == pytest.approx(math.sqrt(sum((value - mean) ** 2 for value in values) / 2))
-    assert found.interval.estimate == pytest.approx(mean)
+    assert found.low <= mean <= found.high
     assert f"{mean:.1f} ± {found.deviation:.1f} [" in markdown(table)
 
 
@@ -206,13 +215,13 @@ def test_differences_to_the_baseline_are_paired_over_queries(tmp_path):
     table, cards = view(tmp_path)
     said = next(line for line in table.statistics if line.startswith("gare against baseline"))
     runs = {card.name: card for card in cards.values()}
-    pair = [runs["gare-1/baseline"]], [runs["gare-1/gare"]]
+    pair = [[run_of_card(runs[f"gare-1/{name}"], tmp_path / "cards")] for name in ("baseline", "gare")]
     written = list(csv.DictReader(io.StringIO(comma_separated(table))))
     for metric in ("R@1", "R@5", "R@10", "MdR", "MnR", "RSum", "SumR"):
-        found = compare_runs(*pair, tmp_path / "cards", "text_to_video", metric)
+        found = compare_runs(*pair, "text_to_video", metric)
         first, second = (
-            card.results["sum_of_recalls"] if metric == "SumR" else card.metrics("text_to_video")[metric]
-            for (card,) in pair
+            run.results["sum_of_recalls"] if metric == "SumR" else run.card.metrics("text_to_video")[metric]
+            for (run,) in pair
         )
         assert found.difference.estimate == pytest.approx(second - first)
         assert found.difference.low <= second - first <= found.difference.high
@@ -228,7 +237,9 @@ def test_differences_to_the_baseline_are_paired_over_queries(tmp_path):
 
 def test_every_run_is_compared_with_the_baseline_of_its_dataset_and_backbone(tmp_path):
     table, _ = view(tmp_path, dict.fromkeys(("t-mass", "gaid", "t-mass-didemo", "x-pool-didemo"), 1.0), name="gaid-1")
-    found = {line.run: line.baseline for line in table.lines if line.cards}
+    rows = table.results[table.results["measured"].notna()]
+    found = {name: own["baseline"].dropna().max() for name, own in rows.groupby("run")}
+    found = {name: None if baseline != baseline else baseline for name, baseline in found.items()}
     baselines = {f"t-mass{where}": None for where in ("", "-b16", "-didemo", "-didemo-b16")}
     assert found == baselines | {
         "gaid": "t-mass", "gaid-b16": "t-mass-b16",  # the fixture has one encoder for both
@@ -244,19 +255,21 @@ def test_runs_on_other_data_are_not_compared(tmp_path):
         next(card for card in cards.values() if card.name.endswith(name)) for name in ("/baseline", "/gare")
     )
     second.run["fingerprints"]["data"] = "of another dataset"
-    assert compare_runs([first], [second], tmp_path / "cards", "text_to_video", "R@1") is None
+    pair = [[run_of_card(card, tmp_path / "cards")] for card in (first, second)]
+    assert compare_runs(*pair, "text_to_video", "R@1") is None
 
 
 @pytest.mark.parametrize("metric", ["R@1", "R@5", "R@10", "MdR", "MnR", "RSum", "SumR"])
 def test_every_metric_has_an_interval_around_it(tmp_path, metric):
     _, cards = view(tmp_path, {"gare": 2.0})
     (card,) = cards.values()
-    found = measure([card], tmp_path / "cards", "text_to_video", metric)
+    run = run_of_card(card, tmp_path / "cards")
+    found = measure([run], "text_to_video", metric)
     own = card.results["sum_of_recalls"] if metric == "SumR" else card.metrics("text_to_video")[metric]
     assert found.mean == pytest.approx(own)
     assert found.interval.low <= own <= found.interval.high
     assert found.interval.low < found.interval.high
-    assert measure([card], tmp_path / "cards", "text_to_video", "R@50") is None
+    assert measure([run], "text_to_video", "R@50") is None
 
 
 def test_more_queries_resolve_smaller_differences_and_few_hits_do_not_look_certain():
@@ -278,9 +291,11 @@ def test_all_three_formats_are_written_and_latex_is_escaped(tmp_path):
     table, _ = view(tmp_path)
     paths = write_tables([table], tmp_path / "tables" / "gare-1")
     assert [path.name for path in paths] == ["gare-1.md", "gare-1.csv", "gare-1.tex"]
+    table.notes.append("50 % of a_b & #1 \\ ~ ^ {x} $")
     text = latex(table)
-    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert len({line.count(" & ") for line in rows}) == 1
+    body = text.partition(r"\midrule")[2].partition(r"\bottomrule")[0]
+    assert len({line.count(" & ") for line in body.strip().splitlines()}) == 1
+    assert r"50 \% of a\_b \& \#1 \textbackslash \space \textasciitilde \space \textasciicircum \space \{x\} \$" in text
     assert not re.search(r"(?<!\\)[%_#]", text)
 
 

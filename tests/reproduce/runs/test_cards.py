@@ -10,6 +10,7 @@ from run_cards import make_answers, make_card
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.metrics import summarize
+from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure
 from tvr_lightning.reproduce.runs.card import read_card, read_cards, read_ranks
 from tvr_lightning.reproduce.runs.plan import PlannedRun, Setting, make_plan
@@ -82,9 +83,10 @@ def test_question_answering_has_an_accuracy_and_no_ranks(card, path):
     card = make_answers(PlannedRun(**card.run), path.parent, right=19)
     assert read_card(path).accuracy() == 47.5
     assert read_card(path).metrics("text_to_video") == {}
-    found = measure([card], path.parent, "text_to_video", "accuracy")
+    run = run_of_card(card, path.parent)
+    found = measure([run], "text_to_video", "accuracy")
     assert found.mean == 47.5
     assert 20 < found.interval.low < 47.5 < found.interval.high < 75
-    assert measure([card], path.parent, "text_to_video", "R@1") is None
-    same = compare_runs([card], [card], path.parent, "text_to_video", "accuracy")
+    assert measure([run], "text_to_video", "R@1") is None
+    same = compare_runs([run], [run], "text_to_video", "accuracy")
     assert (same.difference.low, same.difference.high, same.p_value) == (0, 0, 1)

@@ -17,7 +17,8 @@ import torch
 from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
 from tvr_lightning.progress import clock
-from tvr_lightning.reproduce.report.cells import view_table
+from tvr_lightning.reproduce.report.sources import run_of_card
+from tvr_lightning.reproduce.report.table_view import view_table
 from tvr_lightning.reproduce.reproduce_verb import plan_lines
 from tvr_lightning.reproduce.runs.card import card_path, read_cards, read_ranks
 from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
@@ -97,8 +98,7 @@ def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
         for name, value in weights.items():
             if name.startswith("encoder."):
                 assert torch.equal(own[name], value)
-    runs = {name: [(run, cards[run.key]) for run in made] for name, made in plan.runs_of(plan.tables[0]).items()}
-    view = view_table(plan.tables[0], runs, folders.cards)
+    view = view_table(plan.tables[0], [run_of_card(card, folders.cards) for card in cards.values()])
     assert any("Heads are trained for 1 epochs on the stored features" in note for note in view.notes)
     shutil.rmtree(stored.features)
     card_path(folders.cards, heads[0].key).unlink()

@@ -1,90 +1,77 @@
-"""The leaderboard: every run once, and what is only published, whichever table it is from."""
+"""Leaderboards: every run once, whichever tables it is from, next to the published R@1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from tvr_lightning.reproduce.report.cells import DIRECTIONS, Line, TableView
-from tvr_lightning.reproduce.runs.card import Card
+import pandas as pd
 
-UNSAID = "not stated"
+from tvr_lightning.reproduce.published import printed_figure
+from tvr_lightning.reproduce.report.sources import ReportedRun
+from tvr_lightning.reproduce.report.table_view import DIRECTIONS, TableView, is_synthetic, warnings_of
+from tvr_lightning.reproduce.report.uncertainty import measure
 
-
-@dataclass
-class Entry:
-    """A method on a dataset.
-
-    Attributes:
-        view: of the table whose lines it shows.
-        lines: by direction, `t2v` and `v2t`.
-    """
-
-    view: TableView
-    lines: dict[str, Line]
-
-    @property
-    def line(self) -> Line:
-        """Any of its lines; what they name is the same."""
-        return next(iter(self.lines.values()))
-
-    @property
-    def cards(self) -> list[Card]:
-        """Of its run, one per seed; empty where it is only published."""
-        return self.line.cards
-
-    @property
-    def dataset(self) -> str:
-        """As printed, else as its run says."""
-        said = (self.cards[0].results or {}).get("dataset") if self.cards else None
-        return str(self.line.published.dataset or said or UNSAID)
-
-    @property
-    def backbone(self) -> str:
-        """As printed."""
-        return self.line.published.backbone or UNSAID
-
-    def measured(self, direction: str) -> float | None:
-        """Return R@1 as measured in a direction; None without."""
-        found = self.lines[direction].measured("R@1") if direction in self.lines else None
-        return None if found is None else found.mean
-
-    def published(self, direction: str) -> float | None:
-        """Return R@1 as printed in a direction; None without."""
-        cell = self.lines[direction].cells.get("R@1") if direction in self.lines else None
-        return None if cell is None else cell.published
+Row = dict[tuple[str, str], str]
+HEADINGS = {"t2v": "text to video", "v2t": "video to text"}
 
 
-def leaderboard(views: Sequence[TableView]) -> list[Entry]:
-    """Return what the tables measured and print of R@1, the best measured text-to-video R@1 first.
-
-    A run that stands for lines of several tables is there once, beside the first print of its number. Question
-    answering ranks nothing and is left out.
+def leaderboards(
+    views: Sequence[TableView], runs: Sequence[ReportedRun]
+) -> dict[str, tuple[pd.DataFrame, list[ReportedRun]]]:
+    """Return for each dataset the measured runs as text, the highest text-to-video R@1 first, and those runs.
 
     Args:
-        views: the tables.
+        views: Tables.
+        runs: All runs; without tables, each is a row.
     """
-    found: dict[object, Entry] = {}
+    found: dict[str, tuple[dict[str, str], dict[str, float], list[ReportedRun]]] = {}
     for view in views:
-        pairs: dict[object, dict[str, Line]] = {}
-        for line in [*view.lines, *view.unprinted]:
-            if line.published.direction in DIRECTIONS:
-                pairs.setdefault(line.published.entry, {})[line.published.direction] = line
-        for lines in pairs.values():
-            entry = Entry(view, lines)
-            printed = [entry.published(direction) for direction in DIRECTIONS]
-            measured = [entry.measured(direction) for direction in DIRECTIONS]
-            if not any(value is not None for value in printed + measured):
-                continue
-            own = entry.line.keys or (entry.line.published.method, entry.dataset, entry.backbone, *printed)
-            known = found.setdefault(own, entry)
-            if all(known.published(direction) is None for direction in DIRECTIONS):
-                known.view = view
-            # A table of one direction does not hide what another one prints of the other.
-            known.lines.update({name: line for name, line in lines.items() if known.published(name) is None})
-    return sorted(found.values(), key=_place)
+        for name, own in view.finished.items():
+            rows = view.results[view.results["run"] == name]
+            printed = rows[rows["metric"] == "R@1"].set_index("direction")["published"].dropna().to_dict()
+            first = rows.iloc[0]
+            words = {
+                "method": first["name"],
+                "data": first["dataset"],
+                "backbone": first["backbone"],
+                "table": view.title,
+            }
+            known = found.setdefault(first["cards"], (words, {}, own))
+            if not known[1]:
+                known[0]["table"] = view.title
+            known[1].update({str(key): value for key, value in printed.items() if key not in known[1]})
+    if not views:
+        found = {run.key: (_words(run), {}, [run]) for run in runs}
+    mixed = len({is_synthetic(run) for run in runs}) > 1
+    boards: dict[str, list[tuple[float, Row, ReportedRun]]] = {}
+    for words, published, own in found.values():
+        if (best := measure(own, "text_to_video", "R@1")) is not None:
+            row = _row(words, published, own, mixed)
+            boards.setdefault(words["data"] or own[0].dataset, []).append((best.mean, row, own[0]))
+    ordered = sorted(boards.items(), key=lambda board: -len(board[1]))
+    return {dataset: _board(sorted(entries, key=lambda entry: -entry[0])) for dataset, entries in ordered}
 
 
-def _place(entry: Entry) -> tuple[bool, float, float]:
-    measured, printed = entry.measured("t2v"), entry.published("t2v")
-    return measured is None, -(measured or 0.0), -(printed or 0.0)
+def _board(entries: list[tuple[float, Row, ReportedRun]]) -> tuple[pd.DataFrame, list[ReportedRun]]:
+    columns = pd.MultiIndex.from_tuples(list(entries[0][1]))
+    table = pd.DataFrame([list(row.values()) for _, row, _ in entries], columns=columns)
+    return table.loc[:, (table != "-").any()], [run for *_, run in entries]
+
+
+def _words(run: ReportedRun) -> dict[str, str]:
+    encoder = run.results["config"].get("model", {}).get("init_args", {}).get("encoder") or {}
+    backbone = encoder.get("init_args", {}).get("architecture")
+    return {"method": f"{run.results['method']}, {run.title}", "data": "", "backbone": backbone, "table": ""}
+
+
+def _row(words: dict[str, str], published: dict[str, float], own: Sequence[ReportedRun], mixed: bool) -> Row:
+    marks = [mark for mark in warnings_of(own) if mixed or mark != "synthetic"]
+    cells = {("method", ""): words["method"] + (f" [{', '.join(marks)}]" if marks else "")}
+    for direction, heading in HEADINGS.items():
+        found = {metric: measure(own, DIRECTIONS[direction], metric) for metric in ("R@1", "R@5", "R@10")}
+        cells[heading, "R@1"] = str(found["R@1"] or "-")
+        cells[heading, "published"] = printed_figure(published[direction]) if direction in published else "-"
+        cells |= {
+            (heading, metric): f"{one.mean:.1f}" if one else "-" for metric, one in found.items() if metric != "R@1"
+        }
+    return cells | {(name, ""): words[name] or "-" for name in ("backbone", "table")}

@@ -1,0 +1,110 @@
+"""Every figure of a run, measured once and stored.
+
+A run's figures are drawn from `figures/<key>.npz`: arrays named `<figure>.<array>`, and `<figure>.missing`, the reason
+why a figure could not be measured. The file is made from the run's checkpoint and test split in one pass, and contains
+a fingerprint of the run's results, so that it is made again after the run was repeated.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvr_lightning.errors import UserError
+from tvr_lightning.files import write_whole
+from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, in_style, not_drawn, shortened
+from tvr_lightning.reproduce.report.figures import dpdv, gaid, gare, ncl, retrieval_examples, similarity, tcmgc
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, encode_run
+from tvr_lightning.reproduce.report.sources import ReportedRun
+
+VERSION = 5
+"""Version of what is measured; files of other versions are made again."""
+
+
+@dataclass(frozen=True)
+class FigureType:
+    """One type of figure; `applies` returns None for methods without it."""
+
+    title: str
+    measure: Callable[[EncodedSplit], Arrays]
+    draw: Callable[[Arrays], Iterable[Chart]]
+    applies: Callable[[RetrievalModule], object | None] = lambda module: module
+
+
+FIGURES = {
+    "sheet": FigureType("Retrieval sheet", retrieval_examples.measure_sheet, retrieval_examples.draw_sheet),
+    "similarity": FigureType(
+        "Scores of matching and of other pairs", similarity.measure_similarity, similarity.draw_similarity
+    ),
+    "balance": FigureType("Retrieval mass and errors", ncl.measure_balance, ncl.draw_balance),
+    "modalities": FigureType("The two modalities", ncl.measure_modalities, ncl.draw_modalities),
+    "geometry": FigureType("Geometry of the increments", gare.measure_geometry, gare.draw_geometry, gare.gare_of),
+    "gradients": FigureType("Gradients by dimension", gare.measure_gradients, gare.draw_gradients, gare.gare_of),
+    "steps": FigureType("Step error of the increments", gare.measure_steps, gare.draw_steps, gare.gare_of),
+    "contrasts": FigureType("Balance of the contrasts", tcmgc.measure_contrasts, tcmgc.draw_contrasts, tcmgc.tcmgc_of),
+    "attention": FigureType("Attention over frames", tcmgc.measure_attention, tcmgc.draw_attention, tcmgc.attention_of),
+    "gate": FigureType("Weight of the audio per frame", gaid.measure_gate, gaid.draw_gate, gaid.gate_of),
+    "merging": FigureType("Stages of patch merging", dpdv.measure_merging, dpdv.draw_merging, dpdv.merging_of),
+    "unmatched": FigureType("Frames that match no word", dpdv.measure_unmatched, dpdv.draw_unmatched),
+    # Only the comparison of two runs shows failures.
+    "failures": FigureType("Failures", retrieval_examples.measure_failures, lambda arrays: ()),
+}
+Figures = dict[str, FigureType]
+
+
+def figures_of(run: ReportedRun, folder: Path) -> Arrays:
+    """Return the arrays that a run's figures are drawn from, measured unless `folder` has a current file of them.
+
+    Raises:
+        UserError: Weights or data that the measurement needs are missing, or the file is damaged.
+    """
+    path = folder / f"{run.key}.npz"
+    if path.is_file():
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                found = {name: file[name] for name in file.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path} is damaged ({error}). Delete it and rerun `tvr report`.") from error
+        if int(found.get("version", -1)) == VERSION and str(found.get("results")) == run.fingerprint:
+            return found
+    arrays: dict[str, Any] = {"version": VERSION, "results": run.fingerprint, **measure(encode_run(run))}
+    folder.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_whole(path, content.getvalue())
+    return arrays
+
+
+def measure(encoded: EncodedSplit, figures: Figures = FIGURES) -> Arrays:
+    """Measure every figure that a method has. One that fails leaves its reason as `<figure>.missing`."""
+    arrays: Arrays = {}
+    for name, figure in figures.items():
+        if figure.applies(encoded.module) is not None:
+            try:
+                own = figure.measure(encoded)
+            except FAILURES as error:
+                again = "after fixing it, delete this run's file in figures/ to measure it again"
+                own = {"missing": np.array(f"{shortened(error)}; {again}")}
+            arrays.update({f"{name}.{array}": np.asarray(value) for array, value in own.items()})
+    return arrays
+
+
+@in_style()
+def draw(arrays: Arrays, figures: Figures = FIGURES) -> list[Chart]:
+    """Draw every figure that there are arrays for; a note states why one cannot be drawn."""
+    charts = []
+    for name, figure in figures.items():
+        own = {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}
+        try:
+            drawn = [not_drawn("", own["missing"])] if "missing" in own else list(figure.draw(own)) if own else []
+        except FAILURES as error:
+            drawn = [not_drawn("", error)]
+        charts += [replace(chart, title=chart.title or figure.title) for chart in drawn]
+    return charts

@@ -1,0 +1,105 @@
+"""Frames of retrieved videos: the best for some queries (TC-MGC, Figs. 9 and 14), and those found in failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from tvr_lightning.evaluation.ranks import text_to_video_ranks
+from tvr_lightning.reproduce.report.drawing import Arrays, Chart, Image, frames
+from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
+
+SHEET_QUERIES, SHEET_VIDEOS = 4, 3
+MOST_FAILURES, FAILURE_FRAMES = 24, 2
+
+
+def measure_sheet(encoded: EncodedSplit) -> Arrays:
+    """Return frames of the best videos for some queries and of each query's own video.
+
+    Queries are spread evenly over the ranks of the run. The best videos are those of the scores before post-processing.
+
+    Returns:
+        `captions` (Q,) and `names` (Q, 1 + K) as text, `score` and `correct` (Q, 1 + K), `rank` (Q,) of the own video,
+        `strips` (Q, 1 + K, F, S, S, 3) uint8: the own video first, then the K best; `post_processing` of the ranks.
+    """
+    scores, matching, rank = encoded.similarity, encoded.matching, _ranks(encoded)
+    order = torch.argsort(rank, stable=True)
+    places = np.linspace(0, len(order) - 1, min(SHEET_QUERIES, len(order))).round().astype(int)
+    queries = order[torch.as_tensor(places)]
+    best = scores[queries].topk(min(SHEET_VIDEOS, scores.shape[1])).indices
+    shown = torch.cat([matching[queries].unsqueeze(1), best], dim=1)
+    strips = {video: encoded.strip(video) for video in sorted(set(shown.flatten().tolist()))}
+    return {
+        "captions": np.array([encoded.caption(int(query)) for query in queries]),
+        "names": np.array([[encoded.name(int(video)) for video in row] for row in shown]),
+        "score": np.take_along_axis(scores[queries].numpy(), shown.numpy(), axis=1),
+        "correct": (shown == matching[queries].unsqueeze(1)).numpy(),
+        "rank": rank[queries].double().numpy(),
+        "post_processing": np.array(encoded.post_processing or ""),
+        "strips": np.stack([np.stack([strips[int(video)] for video in row]) for row in shown]),
+    }
+
+
+def _ranks(encoded: EncodedSplit) -> torch.Tensor:
+    if encoded.ranks is not None:
+        return encoded.ranks
+    return text_to_video_ranks(encoded.similarity, encoded.matching).expected()
+
+
+def draw_sheet(arrays: Arrays) -> Iterator[Chart]:
+    """Return one chart per query with frames of its best videos; its own video has a green frame."""
+
+    def clip(query: int, place: int, label: str) -> Image:
+        own, name = bool(arrays["correct"][query, place]), arrays["names"][query, place]
+        whose = "the query's own video" if own else "another video"
+        caption = f"{label} {name}, score {arrays['score'][query, place]:.3f}"
+        return frames(arrays["strips"][query, place], f"Frames of {name}, {whose}", caption, own)
+
+    note = (
+        "The query's own video has a green frame; queries are ordered from the best to the worst rank (TC-MGC, Figs. 9 "
+        "and 14). Ranks are those of the run card; tied videos share a rank. "
+    )
+    if post_processing := str(arrays["post_processing"]):
+        note += "The best videos and their scores are those before post-processing; ranks are those after "
+    note += f"{post_processing}." if post_processing else "The run's scores are not post-processed."
+    for query, caption in enumerate(arrays["captions"]):
+        clips = [clip(query, place, f"{place}.") for place in range(1, arrays["names"].shape[1])]
+        if not arrays["correct"][query, 1:].any():
+            clips.append(clip(query, 0, "its own:"))
+        rank = f"its own video is ranked {arrays['rank'][query]:g}"
+        yield Chart(f"Retrieval sheet: “{caption}”", clips, [rank], note if query == 0 else "")
+
+
+def measure_failures(encoded: EncodedSplit) -> Arrays:
+    """Return frames of what is found instead of the right video, for queries whose video is not ranked first.
+
+    Queries are drawn in one order, the same for every run on a dataset, so that runs share them if both fail. The wrong
+    video is the best of the scores before post-processing. Pages that compare two runs show them.
+
+    Returns:
+        `query` (K,) int64 positions in the split, `captions`, `right` and `wrong` (K,) as text, `names` (V,) of the
+        videos among them, `strips` (V, F, S, S, 3) uint8.
+    """
+    matching, rank = encoded.matching, _ranks(encoded)
+    others = encoded.similarity.clone()
+    others[torch.arange(len(matching)), matching] = -torch.inf
+    best = others.argmax(dim=1)
+    drawn = np.random.default_rng(0).permutation(len(rank))
+    failed = [int(query) for query in drawn if rank[query] > 1 and others.shape[1] > 1][:MOST_FAILURES]
+    rows = sorted({int(row) for query in failed for row in (matching[query], best[query])})
+    strips = [encoded.strip(row, frames=FAILURE_FRAMES) for row in rows]
+    return {
+        "query": encoded.text_index[failed].numpy(),
+        "captions": np.array([encoded.caption(query) for query in failed], dtype=str),
+        "right": np.array([encoded.name(int(matching[query])) for query in failed], dtype=str),
+        "wrong": np.array([encoded.name(int(best[query])) for query in failed], dtype=str),
+        "names": np.array([encoded.name(row) for row in rows], dtype=str),
+        "strips": np.stack(strips) if strips else np.zeros((0, FAILURE_FRAMES, 1, 1, 3), np.uint8),
+    }
+
+
+def draw_failures(arrays: Arrays) -> Iterator[Chart]:
+    """Return no chart: failures are only shown in comparisons of two runs."""
+    yield from ()

@@ -1,0 +1,145 @@
+"""Charts of a table that compare its runs: R@1, curves, scores, normalization errors (NCL), SDR (TC-MGC)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, in_style, new_panels
+from tvr_lightning.reproduce.report.figures.curves import draw_curves
+from tvr_lightning.reproduce.report.figures.ncl import DIRECTIONS
+from tvr_lightning.reproduce.report.figures.tcmgc import boxes
+from tvr_lightning.reproduce.report.sources import ReportedRun
+from tvr_lightning.reproduce.report.table_view import TableView
+
+OVERLAID = {
+    "DPDV": "DPDV, Fig. S1.",
+    "GAID": "GAID, Fig. 6.",
+    "GARE": "GARE, Fig. 3 (a), shows only the matching pairs.",
+}
+"""Papers that compare the scores of their method with a baseline's, and where."""
+Pair = tuple[ReportedRun, ReportedRun]
+"""Runs of a baseline and of a method on the same data with the same seed."""
+# Options that state where a run was made, not what it was.
+_PLACES = ("encoder.init_args.trained_in", "data.init_args.root", "data.init_args.features")
+
+
+@in_style()
+def draw_table(view: TableView, arrays: Mapping[str, Arrays]) -> list[Chart]:
+    """Draw every comparison that the runs of a table, and the arrays of their figures by key, allow."""
+    runs = [run for own in view.finished.values() for run in own]
+    charts = [chart for chart in (_recalls(view), draw_curves(runs) if len(runs) > 1 else None) if chart]
+    paper = view.title.partition(",")[0]
+    needed = "balance.t2v.error" if paper == "NCL" else "similarity.edges"
+    pairs = [pair for pair in pairs_of(view) if all(needed in arrays.get(run.key, {}) for run in pair)]
+    if paper in OVERLAID:
+        charts += [_scores(pair, arrays, OVERLAID[paper]) for pair in pairs]
+    if paper == "NCL" and pairs:
+        charts.append(_errors(pairs, arrays))
+    return [*charts, *_with_and_without(runs, arrays)]
+
+
+def pairs_of(view: TableView) -> list[Pair]:
+    """Return a table's runs that are named after its paper, such as `gaid-didemo`, each with its baseline."""
+    start = view.title.partition(",")[0].lower()
+    compared = view.results.dropna(subset=["baseline"]).drop_duplicates("run")
+    return [
+        (base, method)
+        for name, baseline in zip(compared["run"], compared["baseline"], strict=True)
+        if name == start or name.startswith(f"{start}-")
+        for method in view.finished[name]
+        for base in view.finished[baseline]
+        if base.seed == method.seed
+    ]
+
+
+def _recalls(view: TableView) -> Chart | None:
+    rows = view.results[(view.results["metric"] == "R@1") & view.results["measured"].notna()]
+    drawn = {words: own for name, words in DIRECTIONS.items() if len(own := rows[rows["direction"] == name])}
+    if not drawn:
+        return None
+    axes = new_panels(len(drawn), height=1.2 + 0.32 * max(map(len, drawn.values())), layout="constrained")
+    for axis, (title, own) in zip(axes, drawn.items(), strict=True):
+        places = np.arange(len(own))
+        axis.scatter(own["measured"], places, color=COLORS[0], s=22, label="measured")
+        axis.hlines(places, own["low"].astype(float), own["high"].astype(float), color=COLORS[0], linewidth=2)
+        if not view.caution:
+            axis.scatter(
+                own["published"], places, marker="D", facecolors="none", edgecolors=COLORS[1], label="published"
+            )
+        axis.set_yticks(places, own["run"])
+        axis.invert_yaxis()
+        axis.set(xlabel="R@1, %", title=title)
+        axis.figure.legend(loc="outside lower left", ncols=2)
+    alt = "Dots of the measured R@1 of each run with intervals, next to the published R@1; the table lists the values."
+    note = "Bars are 95 % intervals over queries; the papers publish none."
+    return Chart("Published and measured", drawings(axes, alt), note=note)
+
+
+def _scores(pair: Pair, arrays: Mapping[str, Arrays], note: str) -> Chart:
+    (axis,) = new_panels(1, height=3, layout="constrained")
+    for run, dashes in zip(pair, ("--", "-"), strict=True):
+        own, name = arrays[run.key], run.card.name.partition("/")[2]
+        edges = own["similarity.edges"]
+        for kind, pairs, color in (("positive", "matching", COLORS[0]), ("negative", "other", COLORS[1])):
+            density = own[f"similarity.{kind}"] / np.diff(edges)  # bins of two runs are not equally wide
+            axis.stairs(density, edges, color=color, linestyle=dashes, label=f"{name}, {pairs}")
+    axis.set(xlabel="score before post-processing", ylabel="density of the pairs")
+    axis.figure.legend(loc="outside lower left", ncols=2)
+    alt = "Histograms of the scores of matching and other pairs of two runs on one axis."
+    title = f"Scores: {pair[1].title} against {pair[0].title}"
+    return Chart(title, drawings([axis], alt), note=f"{note} The baseline is dashed.")
+
+
+def _errors(pairs: list[Pair], arrays: Mapping[str, Arrays]) -> Chart:
+    axes = new_panels(len(DIRECTIONS), height=3, layout="constrained")
+    for axis, (name, words) in zip(axes, DIRECTIONS.items(), strict=True):
+        for side, label in enumerate(("without NCL", "with NCL")):
+            own = [arrays[pair[side].key] for pair in pairs]
+            errors = [float(one.get(f"balance.normalized.{name}.error", one[f"balance.{name}.error"])) for one in own]
+            axis.bar(np.arange(len(pairs)) + 0.4 * side - 0.2, errors, 0.38, color=COLORS[1 - side], label=label)
+        axis.set_xticks(range(len(pairs)), [method.dataset for _, method in pairs])
+        axis.set(ylabel="normalization error", title=words)
+        axis.figure.legend(loc="outside lower left", ncols=2)
+    alt = "Bars of the normalization error of the baseline and of NCL, one pair per dataset."
+    note = (
+        "NCL, Fig. 2 and Eq. 5, of the scores as evaluated if a run normalizes them with its queues; the values are "
+        "listed with the runs."
+    )
+    return Chart("Normalization error with and without NCL", drawings(axes, alt), note=note)
+
+
+def _with_and_without(runs: list[ReportedRun], arrays: Mapping[str, Arrays]) -> Iterator[Chart]:
+    own = {run.key: found for run in runs if "contrasts.softmax" in (found := arrays.get(run.key, {}))}
+    for pair in permutations([run for run in runs if run.key in own], 2):
+        without, regularized = (float(own[run.key]["contrasts.regularization"]) for run in pair)
+        if without > 0 or regularized == 0 or _settings(pair[0]) != _settings(pair[1]):
+            continue
+        axes = new_panels(2)
+        for axis, run, words in zip(axes, pair, ("without", "with"), strict=True):
+            boxes(axis, own[run.key]["contrasts.softmax"], own[run.key]["contrasts.names"])
+            axis.set(
+                title=f"{run.card.name.partition('/')[2]}, {words} SDR", ylabel="share of the similarity", ylim=(0, 1)
+            )
+        alt = "Box plots over matching pairs of similarities normalized over the contrasts."
+        note = (
+            "TC-MGC, Fig. 12, over all matching pairs; normalized by a softmax over the contrasts, since the paper "
+            "does not specify the normalization."
+        )
+        title = f"Balance of the contrasts with and without SDR: {pair[0].title} and {pair[1].title}"
+        yield Chart(title, drawings(axes, alt), note=note)
+
+
+def _settings(run: ReportedRun) -> dict[str, Any]:
+    """Return the settings that determined a run, except its decorrelation and its folders."""
+    config, trainer = run.results["config"], run.results["config"].get("trainer") or {}
+    options = ("max_epochs", "max_steps", "precision", "gradient_clip_val", "accumulate_grad_batches")
+    kept = {name: config.get(name) for name in ("seed_everything", "model", "data")}
+    kept |= {name: trainer.get(name) for name in options}
+    flat = {str(name): str(value) for name, value in pd.json_normalize(kept).iloc[0].items()}
+    apart = {name: value for name, value in flat.items() if ".decorrelation" not in name and not name.endswith(_PLACES)}
+    return apart | {"fingerprint of the data": run.data}
