@@ -96,22 +96,31 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise RecipeError(f"--config {name}: {error.strerror}; {_near(Path(name))}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise RecipeError(f"--config {name} is not a recipe (YAML with plain values): {said}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        said = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise RecipeError(f"--config {name}{where}: not a recipe (YAML with plain values): {said}") from error
     if not isinstance(content, dict | None):
         raise RecipeError(f"--config {name} is not a recipe: it contains a {type(content).__name__}, not named options")
     return content or {}
 
 
 def _near(path: Path) -> str:
-    folders = dict.fromkeys([path.parent, Path("recipes"), RECIPES])
+    """Return which recipe is meant, or which there are in the folder of `path`, or where recipes were looked for."""
+    inside = Path(*path.parts[1:]) if path.parts[:1] == ("recipes",) else path
+    own = RECIPES / inside.parent
+    folders = [path.parent, own] if inside.parent != Path() else [Path(), Path("recipes"), RECIPES, *RECIPES.glob("*/")]
     there: dict[str, str] = {}  # the shortest name of every recipe; this project's own are found by theirs anywhere
-    for folder in folders:
-        for found in sorted([*folder.glob("*.yaml"), *folder.glob("*/*.yaml")] if folder.is_dir() else []):
+    for folder in dict.fromkeys(folders):
+        for found in sorted(folder.glob("*.yaml")):
             shown = f"recipes/{found.relative_to(RECIPES).as_posix()}" if found.is_relative_to(RECIPES) else str(found)
             there[found.stem] = min(there.get(found.stem, shown), shown, key=len)
-    names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1, cutoff=0.5)
-    return f"did you mean {there[names[0]]}?" if names else f"looked for it at {path.absolute()} and in {RECIPES}"
+    names = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1, cutoff=0.6)
+    if names:
+        return f"did you mean {there[names[0]]}?"
+    if own.is_dir() and own != RECIPES and own.is_relative_to(RECIPES):
+        return f"available in recipes/{own.relative_to(RECIPES)}: {', '.join(sorted(there))}"
+    return f"looked for it at {path.absolute()} and in {RECIPES}"
 
 
 def with_recipes_found(arguments: Sequence[str]) -> list[str]:
