@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 from sound_files import burst, tone, write_clip
 
+from tvr_lightning.cli import main
 from tvr_lightning.data.show import show
 from tvr_lightning.media.video import VideoError
 
@@ -54,6 +55,13 @@ def test_a_clip_without_sound_and_a_span_have_pages_too(tmp_path):
     assert len(shown.track.waveform) == 48_000
     loud = np.flatnonzero(np.abs(shown.track.waveform) > 0.2) / 16_000
     assert 0.9 < loud.min() < loud.max() < 2.1
+
+
+def test_another_suffix_is_refused(tmp_path, capsys):
+    video = tmp_path / "a.mp4"
+    video.touch()
+    assert main(["data", "show", str(video), "--out", str(tmp_path / "page.xyz")]) == 2
+    assert "page.xyz must end in .png, .pdf or .svg" in capsys.readouterr().err
 
 
 def test_what_is_no_video_is_named(tmp_path):

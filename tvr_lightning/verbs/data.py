@@ -20,7 +20,9 @@ from tvr_lightning.media.sampling import FrameSampling
 from tvr_lightning.places import File, Folder, NewFile, NewFolder
 from tvr_lightning.ranges import Count, Range
 from tvr_lightning.recipe import data_from_recipe
+from tvr_lightning.recipe_files import OptionError
 
+IMAGES = (".png", ".pdf", ".svg")
 Dataset = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 
 
@@ -143,6 +145,8 @@ def data_show(
         frames: number of frames.
         sampling: rule for selecting the frames.
     """
+    if out.suffix.lower() not in IMAGES:
+        raise OptionError(f"--out {out} must end in {', '.join(IMAGES[:-1])} or {IMAGES[-1]}")
     show(video, out, frames=frames, sampling=sampling)
     print(f"Wrote {out}")
     return 0
