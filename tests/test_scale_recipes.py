@@ -9,6 +9,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.samplers import check_divisible
+from tvr_lightning.errors import UserError
 from tvr_lightning.recipe import from_recipe
 from tvr_lightning.testing.small import synthetic_data
 
@@ -63,6 +64,6 @@ def test_batches_of_the_recipes_divide_over_four_devices(path):
 
 
 def test_an_uneven_batch_names_the_nearest_sizes(tmp_path):
-    with pytest.raises(ValueError, match="nearest valid sizes: 296 or 304"):
+    with pytest.raises(UserError, match="nearest valid sizes: 296 or 304"):
         check_divisible(300, 8)
     assert MSRVTT(root=str(tmp_path)).batch_size % 8 == 0

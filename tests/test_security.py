@@ -61,7 +61,7 @@ def test_a_checkpoint_that_runs_code_is_refused_unrun(tmp_path, monkeypatch, cap
     ]
     arguments += [f"--data.init_args.root={tmp_path / 'data'}", f"--ckpt_path={tmp_path / 'evil.ckpt'}"]
     assert main([*arguments, "--trainer.logger=false", "--trainer.enable_progress_bar=false"]) == 1
-    assert re.search(r"evil\.ckpt: cannot be read as a checkpoint \(weights.only", capsys.readouterr().err, re.I)
+    assert re.search(r"evil\.ckpt: cannot be read as a checkpoint.*more than tensors", capsys.readouterr().err)
     assert not (tmp_path / "ran").exists()
 
 

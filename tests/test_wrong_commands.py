@@ -141,7 +141,7 @@ def test_another_dataset_in_the_way_and_a_place_that_cannot_be_made_are_a_line(t
 LATER = {
     "index empty --weights none": "no videos in ",
     "extract empty --weights none": "no videos in empty; supported suffixes: ",
-    "report empty": "empty/cards contains no run cards. Create some with",
+    "report empty": "empty contains no run cards and no results.json. Create runs with",
     "search dog --index empty": "empty contains no index. Create one with tvr index VIDEOS... --out empty",
     "data import msrvtt --from empty --root empty": "",
     "data show a.txt": "a.txt",

@@ -84,7 +84,7 @@ def test_without_a_network_or_a_repository_there_is_one_sentence(kept, tmp_path)
     with pytest.raises(ImportFailed, match=r"could not be downloaded from http://127\.0\.0\.1:9 \(.*docs/datasets\.md"):
         fetch("msvd", tmp_path / "got", endpoint="http://127.0.0.1:9")
     with pytest.raises(
-        ImportFailed, match="LSMDC cannot be downloaded from the Hub, only MSR-VTT, MSVD, DiDeMo, ActivityNet"
+        ImportFailed, match="lsmdc cannot be downloaded from the Hub, only msrvtt, msvd, didemo, activitynet"
     ):
         fetch("lsmdc", tmp_path / "got")
     with (
@@ -101,7 +101,7 @@ def test_without_a_network_or_a_repository_there_is_one_sentence(kept, tmp_path)
 
 def test_the_command_asks_the_hub_that_the_environment_names(kept, tmp_path):
     with serving(MSVD, kept) as hub:
-        command = [sys.executable, "-m", "tvr_lightning.cli", "data", "download", "msvd", "--to=got"]
+        command = [sys.executable, "-m", "tvr_lightning.cli", "data", "download", "msvd", "--out=got"]
         environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_TELEMETRY": "1"}
         environment.pop("HF_HUB_OFFLINE", None)
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)

@@ -17,6 +17,7 @@ from tvr_lightning.audit.experiments import audit_scores
 from tvr_lightning.authors.gare import import_gare
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.gare import (
     GARE,
@@ -181,7 +182,7 @@ def test_the_importer_takes_checkpoints_without_temporal_transformer(parity_case
     module = import_gare(msvd, "msvd.bin", words=12, frames=6)
     assert module.temporal is None
     assert torch.equal(module.head.psi.q_proj.weight, msvd["psi.layers.0.cross_attn.q_proj.weight"])
-    with pytest.raises(ValueError, match=r"msvd\.bin: 77 words and 6 frames do not fit"):
+    with pytest.raises(UserError, match=r"msvd\.bin: 77 words and 6 frames do not fit"):
         import_gare(msvd, "msvd.bin", words=77, frames=6)
     deeper = {**msvd, "psi.layers.1.linear1.weight": torch.zeros(1)}
     with pytest.raises(ValueError, match="psi has 2 layers; GARE's psi has one"):
