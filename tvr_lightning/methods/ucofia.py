@@ -7,8 +7,8 @@ Deviations:
 - patch shift: paper does not mention it; released wraps the attention of vision blocks 10 and 11 so that patches move
   between neighboring frames, as in TS2-Net; here the encoder's `patch_shift`, which the recipe sets.
 - trained attention of vision blocks 10 and 11: released evaluation loads a checkpoint before it wraps the two blocks,
-  drops their trained weights, and runs with OpenAI's weights; here uses the trained weights. `tvr convert --openai_clip
-  FILE` uses OpenAI's.
+  drops their trained weights, and runs with OpenAI's weights; here uses the trained weights.
+  `tvr convert --openai_clip FILE` uses OpenAI's.
 - evaluated model: released text-to-video folder has another patch predictor, and neither folder uses the matrix L1
   (`local_mat_weight1`), so that a checkpoint of the training code does not load in the first and is scored without L1
   in the second; here the training code's model. Both are options (`patch_selection.predictor`, `patch_matrix`), and
