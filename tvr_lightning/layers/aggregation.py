@@ -101,7 +101,7 @@ class BidirectionalAggregation(nn.Module):
         Args:
             similarities: Similarities (frames, words, ...), or with the words at another axis.
             words: Axis of the words.
-            whole: Whether all slots are known to be present.
+            whole: Whether all slots are present.
             scaled: Whether the similarities are multiplied by `temperature`. The scores are not.
         """
         word_then_frame = self.frames_after_words(self.words(similarities, words, whole, scaled), 0, whole)

@@ -101,7 +101,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         name = type(self).__name__
         return f"{self.contrast.name} on {name}" if self.contrast.name else name
 
-    # What a paper defines
+    # Defined by the methods
 
     def encode_text(self, text: TextFeatures) -> TextFeatures:
         """Apply the method's own layers to N texts. The base class has none."""
@@ -267,7 +267,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
             self.update_state(PairedFeatures.cat(self._pairs))
             self._pairs.clear()
 
-    # Evaluation: the loop of tvr_lightning/evaluation/loop.py, where Lightning calls it
+    # Evaluation: Lightning hooks that call tvr_lightning/evaluation/loop.py
 
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Encode one batch of unique texts or unique videos. Scoring follows at the end of the epoch."""

@@ -247,11 +247,9 @@ class CLIP4Clip(RetrievalModule):
         return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos.
+        """Return cosines (N, M) of sentences and pooled videos.
 
-        Returns:
-            `similarity` (N, M): Cosines of sentences and pooled videos, or with TightTransf the cross encoder's logits,
-            which are not scaled by the temperature.
+        With TightTransf, return the cross encoder's logits, which are not scaled by the temperature.
         """
         if self.cross is not None:
             return Scores(self.cross(text.sentence, video.frames, video.frame_mask))

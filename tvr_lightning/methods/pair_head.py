@@ -23,11 +23,7 @@ TRAINING_CACHE = 64 * MIB
 
 
 def check_dropout_per(per: DropoutPer, dropout: float) -> None:
-    """Reject dropout per video if the dropout rate is 0.
-
-    Raises:
-        ValueError: The message names both options.
-    """
+    """Raise a ValueError for dropout per video with a dropout rate of 0."""
     if per == "video" and not dropout:
         raise ValueError("dropout_per is video, but dropout is 0, so dropout_per has no effect. Leave it at pair.")
 
@@ -76,11 +72,7 @@ class PairHead(nn.Module, ABC):
         self.required_form: type[Pairwise] | None = None
 
     def within(self: H, memory_gib: float) -> H:
-        """Set the memory budget, which methods take from `evaluation.memory_gib`, and return the head.
-
-        Args:
-            memory_gib: Memory budget for scoring, in GiB.
-        """
+        """Set the memory budget in GiB, which methods take from `evaluation.memory_gib`, and return the head."""
         self.memory_gib = memory_gib
         return self
 

@@ -94,7 +94,7 @@ class TMASSHead(PoolingHead):
 
     def __init__(self, dimension: int, frames: int, options: TMASSOptions | None = None) -> None:
         options = options or TMASSOptions()
-        # The radius, the pooled video and their products.
+        # The radius, the pooled video, and their products.
         super().__init__(dimension, frames, options.attention, extra=8 * dimension)
         self.radius = Radius(frames, dimension, options.radius)
 
@@ -154,11 +154,7 @@ class TMASS(RetrievalModule):
         self.head = TMASSHead(encoder.dimension, self.frames, self.options).within(self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos.
-
-        Returns:
-            `similarity` (N, M): Best cosine over the text's draws with the video pooled for the text.
-        """
+        """Return the best cosines (N, M) of the samples of a text with the video pooled for the text."""
         return self.head(text, video, self._draws())
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:

@@ -243,10 +243,6 @@ class UCoFiA(RetrievalModule):
         return dataclasses.replace(video, frames=frames, clip_frames=video.frames, patches=patches)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos.
-
-        Returns:
-            `similarity` (N, M): Mean of the alignments on the scale of a cosine; `parts`: the alignments.
-        """
+        """Return the mean (N, M) of the alignments on the scale of a cosine, and the alignments as `parts`."""
         scores: Scores = self.head(text, video, self.temperature())
         return scores

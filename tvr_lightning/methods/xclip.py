@@ -231,11 +231,7 @@ class XCLIPHead(PairHead):
         return texts, PreparedVideo(pooled, frames, met_frames, video.frame_mask.bool())
 
     def score(self, text: PreparedText, video: PreparedVideo) -> Scores:
-        """Score n texts against m videos.
-
-        Returns:
-            `similarity` (n, m), the mean of the contrasts on the scale of a cosine, and the contrasts as `parts`.
-        """
+        """Return the mean (n, m) of the contrasts on the scale of a cosine, and the contrasts as `parts`."""
         options, parts = self.options, {}
         no_word = ~text.word_mask.T if options.mask_words else None  # (W, n)
         no_frame = ~video.frame_mask.T.unsqueeze(-1) if options.mask_frames else None  # (F, m, 1)
@@ -290,9 +286,5 @@ class XCLIP(RetrievalModule):
         return dataclasses.replace(video, frames=related, clip_frames=video.frames)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos.
-
-        Returns:
-            `similarity` (N, M): Mean of the contrasts on the scale of a cosine; `parts`: the contrasts.
-        """
+        """Return the mean cosines (N, M) of the contrasts, and the contrasts as `parts`."""
         return self.head(text, video)

@@ -136,11 +136,7 @@ class XPool(RetrievalModule):
         self.head = XPoolHead(encoder.dimension, self.frames, options).within(self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos.
-
-        Returns:
-            `similarity` (N, M): Cosines of sentences and the videos pooled for them.
-        """
+        """Return cosines (N, M) of sentences and the videos pooled for them."""
         return self.head(text, video)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:

@@ -117,10 +117,9 @@ class DPDV(RetrievalModule):
         }
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos from all frames and patches, without captions.
+        """Return the mean (N, M) of the views' scores from all frames and patches, and the scores as `parts`.
 
-        Returns:
-            `similarity` (N, M): Mean of the views' scores on the scale of a cosine; `parts`: the scores of the views.
+        Scores are on the scale of a cosine. Captions are not used.
         """
         scores: Scores = self.head(text, video)
         return scores

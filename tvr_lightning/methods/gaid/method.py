@@ -150,11 +150,7 @@ class GAID(RetrievalModule):
         return dataclasses.replace(video, audio=audio * video.audio_mask.unsqueeze(-1))
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos.
-
-        Returns:
-            `similarity` (N, M): Cosines of perturbed texts and the videos fused and pooled for the texts.
-        """
+        """Return cosines (N, M) of perturbed texts and the videos fused and pooled for the texts."""
         return self.head(text, video, self._draws())
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:

@@ -59,8 +59,8 @@ class _Measured(torch.autograd.Function):
                 cosines[some].div_(lengths[some].unsqueeze(1)).div_(lengths[some].unsqueeze(2))
         mean = deviation = shift = None
         if over is not None:
-            # The increments of an anchor can be almost equal. Deviations from their mean, and especially gradients, would
-            # then be its rounding error. Differences from the first increment are exact in float32.
+            # The increments of an anchor can be almost equal. Deviations from their mean, and especially gradients,
+            # would then be its rounding error. Differences from the first increment are exact in float32.
             first, count = vectors.narrow(over, 0, 1), vectors.shape[over]
             shift, deviation = torch.empty_like(first), torch.empty_like(first)
             for some in pieces_of(vectors, 1 - over):

@@ -85,11 +85,7 @@ class GARE(RetrievalModule):
         return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos.
-
-        Returns:
-            `similarity` (N, M): Cosines of corrected texts and pooled videos, or of texts and corrected videos.
-        """
+        """Return cosines (N, M) of corrected texts and pooled videos, or of texts and corrected videos."""
         return self.head(text, video)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:

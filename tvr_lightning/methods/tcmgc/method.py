@@ -77,11 +77,7 @@ class TCMGC(RetrievalModule):
         return dataclasses.replace(video, frames=frames, clip_frames=clip_frames)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score N texts against M videos.
-
-        Returns:
-            `similarity` (N, M): Aggregated scores on the scale of a cosine; `parts`: the cosines of the contrasts.
-        """
+        """Return the aggregated cosines (N, M) of the contrasts, and the contrasts as `parts`."""
         return self.head(text, video, self.temperature())
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
