@@ -218,7 +218,8 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         """Resize the queues to those of a checkpoint, then check that the checkpoint fits.
 
         Raises:
-            CheckpointError: The checkpoint is from another method, or a tensor is missing, unexpected, or misshaped.
+            CheckpointError: The checkpoint is from another method, or tensors are missing, unexpected, or of
+                another shape.
         """
         self.contrast.make_room(checkpoint, "contrast.", getattr(self._trainer, "ckpt_path", None))
         super().on_load_checkpoint(checkpoint)
