@@ -1,1 +1,1 @@
-"""Blocks that two or more methods share, and nothing else."""
+"""Layers that two or more methods share."""

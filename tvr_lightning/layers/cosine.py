@@ -1,13 +1,13 @@
-"""The one way in which vectors are brought to unit length."""
+"""Normalization of vectors to unit length."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 COSINE_EPS = 1e-8
-"""Smallest length that a vector is divided by: vectors of zero have cosine 0 and finite gradients."""
+"""Minimum length that a vector is divided by, so that zero vectors have cosine 0 and finite gradients."""
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Return `vectors` (..., D) at Euclidean length 1; shorter ones than `COSINE_EPS` are divided by that."""
+    """Return `vectors` (..., D) at Euclidean length 1. Lengths below `COSINE_EPS` count as `COSINE_EPS`."""
     return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=COSINE_EPS)

@@ -1,4 +1,4 @@
-"""Numbers as one-hot rows, without asking the device what the largest one is."""
+"""One-hot encoding that does not synchronize with the device to find the largest index."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def one_hot(index: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return rows (..., C) with 1 at `index` (...) int64 from 0 to C - 1, which is not checked, and 0 elsewhere."""
+    """Return rows (..., C) with 1 at `index` (...) int64 and 0 elsewhere. The range, 0 to C - 1, is not checked."""
     return (index.unsqueeze(-1) == torch.arange(count, device=index.device)).to(dtype)

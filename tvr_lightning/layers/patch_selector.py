@@ -1,4 +1,4 @@
-"""UCoFiA's selection of a few patches per frame: a predictor of scores, and a top-k that gradients pass."""
+"""UCoFiA's selection of a few patches per frame: a predictor of scores, and a differentiable top-k."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Predictor = Literal["train", "eval-t2v"]
 
 @dataclass
 class PatchSelection(Options):
-    """How patches are selected (UCoFiA, section 3.3; modules/visual_token_selector.py of the training code).
+    """Options of the patch selection (UCoFiA, section 3.3; modules/visual_token_selector.py of the training code).
 
-    Training averages the choices of the k best under Gaussian noise.
+    Training averages the selections of the k best under Gaussian noise.
 
     Attributes:
         kept: number k of patches per frame, in addition to CLS.
@@ -26,7 +26,7 @@ class PatchSelection(Options):
         sigma: standard deviation of the noise.
         noise_eval: also add noise in evaluation, as released; scores then change from run to run. Otherwise, the k
             largest scores are used, which is the limit of small noise.
-        predictor: `train` for the predictor of the training code, or `eval-t2v` for that of the text-to-video
+        predictor: `train` for the predictor of the training code, or `eval-t2v` for the predictor of the text-to-video
             evaluation code, whose tensors have other shapes.
     """
 
@@ -38,13 +38,13 @@ class PatchSelection(Options):
 
 
 class PatchScores(nn.Module):
-    """Score of each patch in the light of its frame (UCoFiA's `PredictorLG`), (M, F, P) in (-1, 1).
+    """Score (M, F, P) in (-1, 1) of each patch, given its frame (UCoFiA's `PredictorLG`).
 
     Args:
-        dimension: D.
-        predictor: `train`: the patch and the frame's CLS pass LayerNorm, Linear(D, D/2) and GELU each by itself, then
-            both together two linear layers. `eval-t2v`: each patch is joined with its CLS first, and the second half is
-            the sum over the frames of what CLS, joined with itself, gives.
+        dimension: Dimension D of the features.
+        predictor: `train`: the patch and the frame's CLS separately pass LayerNorm, Linear(D, D/2) and GELU, and then
+            both together two linear layers. `eval-t2v`: each patch is first concatenated with its CLS, and the second
+            half is the sum over the frames of the output for CLS concatenated with itself.
 
     Raises:
         ValueError: D is odd.
@@ -80,17 +80,17 @@ class PatchScores(nn.Module):
 
 
 class _PerturbedTopK(torch.autograd.Function):
-    """Indicators of the k largest under noise, averaged over the draws.
+    """Indicators of the k largest under noise, averaged over the samples.
 
-    The released gradient lets each place answer for its own score alone; of the whole Jacobian, E[1_p noise_q] / sigma,
-    it is the diagonal.
+    As released, the gradient of each position depends only on its own score: the diagonal of the Jacobian,
+    E[1_p noise_q] / sigma.
     """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, noise: Tensor, kept: int, sigma: float) -> Tensor:
         index = first_largest(scores.unsqueeze(-2) + sigma * noise, kept).sort(dim=-1).values  # (..., samples, k)
         means, slopes = [], []
-        for place in range(kept):  # place by place: all at once would take k times the memory of the noise
+        for place in range(kept):  # one position at a time, because all at once need k times the memory of the noise
             chosen = one_hot(index[..., place], scores.shape[-1], scores.dtype)
             means.append(chosen.mean(-2))
             slopes.append((chosen * noise).mean(-2) / sigma)
@@ -110,27 +110,27 @@ def indicators(scores: Tensor, kept: int) -> Tensor:
 
 
 def perturbed_top_k(scores: Tensor, noise: Tensor, kept: int, sigma: float) -> Tensor:
-    """Average the choices of the k largest under noise (UCoFiA's and TS2-Net's `PerturbedTopK`).
+    """Return the average indicators of the k largest under noise (UCoFiA's and TS2-Net's `PerturbedTopK`).
 
     Args:
-        scores: (..., P).
-        noise: (..., samples, P), standard normal.
-        kept: k.
-        sigma: factor of the noise.
+        scores: Scores (..., P).
+        noise: Standard normal noise (..., samples, P).
+        kept: Number k of selected patches.
+        sigma: Factor of the noise.
 
     Returns:
-        (..., k, P), rows that add up to 1; differentiable in the scores.
+        Rows (..., k, P) that add up to 1, differentiable in the scores.
     """
     chosen: Tensor = _PerturbedTopK.apply(scores, noise, kept, sigma)
     return chosen
 
 
 class PatchSelector(nn.Module):
-    """CLS (M, F, D) and a few of the patches (M, F, P, D) of every frame.
+    """Selection of CLS (M, F, D) and a few of the patches (M, F, P, D) of every frame.
 
     Args:
-        dimension: D.
-        options: how they are selected.
+        dimension: Dimension D of the features.
+        options: Options of the selection.
     """
 
     def __init__(self, dimension: int, options: PatchSelection | None = None) -> None:
@@ -139,18 +139,15 @@ class PatchSelector(nn.Module):
         self.scores = PatchScores(dimension, self.options.predictor)
 
     def forward(self, frames: Tensor, patches: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Select.
+        """Return CLS and the selected patches (M, F, 1 + k, D) of every frame, CLS first.
 
         Args:
-            frames: (M, F, D) CLS tokens.
-            patches: (M, F, P, D).
-            noise: (M, F, samples, P) standard normal, drawn here where it is needed and not given.
-
-        Returns:
-            (M, F, 1 + k, D), CLS first.
+            frames: CLS tokens (M, F, D).
+            patches: Patches (M, F, P, D).
+            noise: Standard normal noise (M, F, samples, P). Default: sampled if needed.
 
         Raises:
-            ValueError: fewer than k patches.
+            ValueError: There are fewer than k patches.
         """
         options = self.options
         if patches.shape[2] < options.kept:
@@ -168,5 +165,5 @@ class PatchSelector(nn.Module):
 
 
 def first_largest(values: Tensor, count: int) -> Tensor:
-    """Return positions (..., count) of the largest of (..., T), in falling order; the first of several equals first."""
+    """Return positions (..., count) of the largest of (..., T), in decreasing order. Ties keep their order."""
     return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]

@@ -1,7 +1,7 @@
 """Sinkhorn's algorithm in the log domain: biases that balance how often each text and each video is retrieved.
 
 NCL (Park et al., Fig. 4 and Eqs. 8 to 11) scales exp(S) by alpha_i and beta_j so that rows and columns add up to their
-marginals. exp(S) overflows float32 at the temperatures of CLIP, its logarithms do not.
+marginals. At CLIP's temperatures, exp(S) overflows float32, but its logarithms do not.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ def sinkhorn_log_weights(
     log_row_marginal: Tensor | float = 0.0,
     log_column_marginal: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Run Sinkhorn's iterations on a matrix (N, M) that is only known by its sums (NCL, Fig. 4, in logarithms).
+    """Run Sinkhorn's iterations on a matrix (N, M) given only by its sums (NCL, Fig. 4, in logarithms).
 
-    beta starts at c / column sums; then alpha = r / (M beta) and beta = c / (alpha M), `iterations` times; finally both
-    are divided by their sums. A constant factor in a marginal cancels there.
+    beta is initialized as c / column sums; then alpha = r / (M beta) and beta = c / (alpha M), `iterations` times;
+    finally both are divided by their sums. A constant factor in a marginal cancels there.
 
     Args:
-        row_logsumexp: given (M,) log weights of the columns, returns the (N,) log sums of each row so weighted.
-        column_logsumexp: given (N,) log weights of the rows, or None for equal ones, returns (M,) log sums.
-        iterations: how often both sides are balanced, at least 1 (the paper: 4).
-        log_row_marginal: (N,) log r, or a constant for uniform rows.
-        log_column_marginal: (M,) log c, or a constant for uniform columns.
+        row_logsumexp: Function from log weights (M,) of the columns to the log sums (N,) of the weighted rows.
+        column_logsumexp: Function from log weights (N,) of the rows, or None for equal weights, to log sums (M,).
+        iterations: Number of iterations, at least 1 (the paper: 4).
+        log_row_marginal: log r (N,), or a constant for uniform rows.
+        log_column_marginal: log c (M,), or a constant for uniform columns.
 
     Returns:
-        log alpha (N,) and log beta (M,), each normalised so that its exponentials add up to 1.
+        log alpha (N,) and log beta (M,), each normalized so that its exponentials add up to 1.
 
     Raises:
         ValueError: `iterations` is below 1.
@@ -59,25 +59,25 @@ def sinkhorn_biases(
     row_mask: Tensor | None = None,
     column_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Biases a_i and b_j that balance the rows and columns of exp((s_ij + a_i + b_j) / gamma) (NCL, Eqs. 10 and 11).
+    """Return biases that balance the rows and columns of exp((s_ij + a_i + b_j) / gamma) (NCL, Eqs. 10 and 11).
 
-    Differentiable in the similarity and the temperature; computed in float32 at least, with autocast off.
+    Differentiable in the similarity and the temperature. Computed in at least float32, with autocast off.
 
     Args:
-        similarity: (N, M) scores of N texts against M videos, before the temperature.
-        temperature: gamma > 0, the factor that scores are divided by (1 / exp(logit_scale)).
-        iterations: how often both sides are balanced, at least 1 (the paper: 4).
-        row_marginal: (N,) positive shares of the rows, uniform where it is not given; only ratios matter.
-        column_marginal: (M,) positive shares of the columns, uniform where it is not given; only ratios matter.
-        row_mask: (N,) bool, True for rows that take part; all where it is not given.
-        column_mask: (M,) bool, True for columns that take part; all where it is not given.
+        similarity: Scores (N, M) of N texts against M videos, before the temperature.
+        temperature: Divisor gamma > 0 of the scores (1 / exp(logit_scale)).
+        iterations: Number of iterations, at least 1 (the paper: 4).
+        row_marginal: Positive shares (N,) of the rows, of which only ratios matter. Default: uniform.
+        column_marginal: Positive shares (M,) of the columns, of which only ratios matter. Default: uniform.
+        row_mask: Mask (N,) bool of the rows to balance. Default: all.
+        column_mask: Mask (M,) bool of the columns to balance. Default: all.
 
     Returns:
-        a (N,) and b (M,), on the scale of the similarity; 0 where a mask is False. At convergence, rows and columns of
-        the balanced matrix are proportional to the marginals.
+        a (N,) and b (M,), on the scale of the similarity, 0 for masked items. At convergence, rows and columns of the
+        balanced matrix are proportional to the marginals.
 
     Raises:
-        ValueError: shapes do not fit, nothing takes part, a marginal is not positive, or `iterations` is below 1.
+        ValueError: Shapes do not fit, everything is masked, a marginal is not positive, or `iterations` is below 1.
     """
     if similarity.ndim != 2 or 0 in similarity.shape:
         raise ValueError(f"Sinkhorn needs a matrix with rows and columns, got shape {tuple(similarity.shape)}")
@@ -92,7 +92,7 @@ def sinkhorn_biases(
             return (logits if weights is None else logits + weights).logsumexp(1)
 
         def column_logsumexp(weights: Tensor | None) -> Tensor:
-            # The first call has no weights yet; rows that take no part must not count there either.
+            # The first call has no weights yet, but must also exclude masked rows.
             start = _excluded(row_mask, scores) if weights is None else weights
             return (logits if start is None else logits + start[:, None]).logsumexp(0)
 
@@ -119,7 +119,7 @@ def _log_share(side: str, size: int, marginal: Tensor | None, mask: Tensor | Non
         if not (taking_part > 0).all():
             raise ValueError(f"{side}_marginal must be positive for every unmasked {side}")
         share = marginal.to(like).log()
-    # A weight of -inf takes an item out of every later sum.
+    # A weight of -inf excludes an item from all following sums.
     return share if mask is None else share.masked_fill(~mask, -math.inf)
 
 

@@ -1,4 +1,4 @@
-"""Text as a region rather than a point: radius, draws and support vector of T-MASS, which GAID takes over."""
+"""Text as a region rather than a point: radius, samples, and support vector of T-MASS, also used by GAID."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Trials = Count | Literal["mean"]
 
 
 class Prior(Kind, ABC):
-    """Distribution of the draws sigma, such as (B, D) (T-MASS, modules/stochastic_module.py)."""
+    """Distribution of the samples sigma, such as (B, D) (T-MASS, modules/stochastic_module.py)."""
 
     mean: float
-    """Expectation of a draw."""
+    """Expected value of a sample."""
 
     @abstractmethod
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """Return draws of any shape on the CPU; from torch's global generator where none is given."""
+        """Return samples of any shape on the CPU. Default generator: torch's global generator."""
 
 
 class Uniform(Prior):
-    """Draws from [0, 1), so that they are not centred (released default)."""
+    """Uniform distribution over [0, 1), which is not centered (released default)."""
 
     mean = 0.5
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """See `Prior.draw`."""
+        """Return uniform samples of any shape on the CPU."""
         return torch.rand(shape, generator=generator)
 
 
 class Normal(Prior):
-    """Draws from N(0, std^2) (the papers).
+    """Normal distribution N(0, std^2) (the papers).
 
     Args:
         std: standard deviation.
@@ -49,18 +49,18 @@ class Normal(Prior):
         self.std = std
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """See `Prior.draw`."""
+        """Return normal samples of any shape on the CPU."""
         return self.std * torch.randn(shape, generator=generator)
 
 
 def trial_draws(prior: Prior, trials: Trials, dimension: int, seed: int) -> Tensor:
-    """Return the (K, D) draws that all pairs of an evaluation share, on the CPU.
+    """Return the samples (K, D) that all pairs of an evaluation share, on the CPU.
 
     Args:
-        prior: of the draws.
-        trials: K; `mean` takes the prior's mean instead, once.
-        dimension: D.
-        seed: equal seeds give equal draws.
+        prior: Prior of the samples.
+        trials: Number of samples K. `mean` uses the prior's mean once instead.
+        dimension: Dimension D.
+        seed: Seed for the samples.
     """
     if trials == "mean":
         return torch.full((1, dimension), prior.mean)
@@ -68,16 +68,16 @@ def trial_draws(prior: Prior, trials: Trials, dimension: int, seed: int) -> Tens
 
 
 class Radius(nn.Module):
-    """How far a text reaches in every dimension, read off its similarities with the frames of a video.
+    """Radius of the region of a text in every dimension, from its similarities with the frames of a video.
 
-    log R = W s + b over the F similarities (`linear`; T-MASS, `LinearCosRadius`): the weights begin as the first
-    F rows of an identity, so that R is exp(s_f) in the first F dimensions and 1 elsewhere. Or log R = theta mean_f s_f,
-    alike in all dimensions (`scalar`; an ablation of T-MASS).
+    `linear` (T-MASS, `LinearCosRadius`): log R = W s + b over the F similarities. The weights are initialized as the
+    first F rows of an identity, so that R is exp(s_f) in the first F dimensions and 1 elsewhere. `scalar` (an ablation
+    of T-MASS): log R = theta mean_f s_f, equal in all dimensions.
 
     Args:
-        frames: F, which `linear` is tied to.
-        dimension: D.
-        kind: one of both.
+        frames: Number of frames F, which `linear` requires.
+        dimension: Dimension D.
+        kind: Kind of the radius.
     """
 
     def __init__(self, frames: int, dimension: int, kind: RadiusKind = "linear") -> None:
@@ -93,16 +93,13 @@ class Radius(nn.Module):
             self.theta = nn.Parameter(torch.ones(1))
 
     def forward(self, similarity: Tensor, frame_mask: Tensor | None = None) -> Tensor:
-        """Return log R.
+        """Return log R (..., D).
 
-        The released code calls this the logarithm of a variance; the standard deviation is its exponential.
+        The released code calls it the logarithm of a variance, but its exponential is used as the standard deviation.
 
         Args:
-            similarity: (..., F) cosines of a text with the frames of a video.
-            frame_mask: (..., F), True where there is a frame; similarities with padding count as 0.
-
-        Returns:
-            (..., D).
+            similarity: Cosines (..., F) of a text with the frames of a video.
+            frame_mask: Mask (..., F), True for valid frames. Similarities with padding count as 0.
         """
         if frame_mask is not None:
             similarity = similarity * frame_mask
@@ -115,30 +112,24 @@ class Radius(nn.Module):
 
 
 def support_text(text: Tensor, video: Tensor, log_radius: Tensor) -> Tensor:
-    """Point at the edge of a text's region on the way to its video (T-MASS, trainer_stochastic.py).
+    """Return the point t + (v - t) / |v - t| R at the edge of a text's region (T-MASS, trainer_stochastic.py).
 
     Args:
-        text: (B, D).
-        video: (B, D) vectors of the own videos.
-        log_radius: (B, D).
-
-    Returns:
-        (B, D), t + (v - t) / |v - t| R.
+        text: Texts (B, D).
+        video: Vectors (B, D) of the matching videos.
+        log_radius: Logarithm of the radius (B, D).
     """
     return text + unit(video - text) * log_radius.exp()
 
 
 def trial_cosines(text: Tensor, radius: Tensor, video: Tensor, draws: Tensor) -> Tensor:
-    """Cosines of drawn texts t + sigma R with the vectors of every pair.
+    """Return the cosines (M, K, N) of sampled texts t + sigma R with the vectors of every pair.
 
     Args:
-        text: (N, D).
-        radius: (M, N, D), R.
-        video: (M, N, D), z.
-        draws: (K, D) draws that all pairs share, or (M, K, N, D) draws of each pair.
-
-    Returns:
-        (M, K, N).
+        text: Texts (N, D).
+        radius: Radius R (M, N, D).
+        video: Pooled videos z (M, N, D).
+        draws: Samples (K, D) that all pairs share, or (M, K, N, D) of each pair.
     """
     length = video.norm(dim=-1).clamp(min=COSINE_EPS).unsqueeze(1)  # (M, 1, N)
     if draws.ndim == 4:
@@ -152,16 +143,13 @@ def trial_cosines(text: Tensor, radius: Tensor, video: Tensor, draws: Tensor) ->
 
 
 def drawn_text(text: Tensor, radius: Tensor, draws: Tensor, trial: Tensor) -> Tensor:
-    """Return the text of the chosen trial of every pair.
+    """Return the sampled text t + sigma_trial R (M, N, D) of the chosen trial of every pair.
 
     Args:
-        text: (N, D).
-        radius: (M, N, D).
-        draws: (K, D) or (M, K, N, D), as for `trial_cosines`.
-        trial: (M, N) int64.
-
-    Returns:
-        (M, N, D), t + sigma_trial R.
+        text: Texts (N, D).
+        radius: Radius R (M, N, D).
+        draws: Samples (K, D) or (M, K, N, D), as for `trial_cosines`.
+        trial: Chosen trial (M, N) int64.
     """
     if draws.ndim == 2:
         return text + radius * draws[trial]

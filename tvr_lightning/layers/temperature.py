@@ -1,4 +1,4 @@
-"""The learnt temperature of CLIP."""
+"""The learned temperature of CLIP."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from torch import Tensor, nn
 
 
 class Temperature(nn.Module):
-    """CLIP's learnt inverse temperature exp(logit_scale), a scalar up to 100 (CLIP4Clip clamps after every step)."""
+    """CLIP's learned inverse temperature exp(logit_scale), a scalar up to 100 (CLIP4Clip clamps after every step)."""
 
     def __init__(self, initial: float, maximum: float = math.log(100.0)) -> None:
-        """Start at the log inverse temperature `initial`, ln 100 = 4.6052 in OpenAI's weights, and stay below a bound.
+        """Initialize the log inverse temperature (ln 100 = 4.6052 in OpenAI's weights) and its bound.
 
         Args:
-            initial: that came with the weights.
-            maximum: bound of the log inverse temperature; the weights of SigLIP lie above CLIP's.
+            initial: Log inverse temperature of the weights.
+            maximum: Upper bound of the log inverse temperature. SigLIP's weights exceed CLIP's bound.
         """
         super().__init__()
         self.maximum = maximum
-        # One element, not zero dimensions: FSDP2 shards along the first dimension.
+        # One element instead of zero dimensions, because FSDP2 shards along the first dimension.
         self.logit_scale = nn.Parameter(torch.tensor([min(initial, self.maximum)]))
 
     def forward(self) -> Tensor:
         """Return exp(logit_scale), a scalar."""
-        return self.logit_scale.exp().sum()  # of one element; a view would trouble FSDP2
+        return self.logit_scale.exp().sum()  # sum of one element, because FSDP2 does not support a view
 
     @torch.no_grad()
     def clamp(self) -> None:
-        """Keep the inverse temperature at or below its bound."""
+        """Clamp the inverse temperature to its bound."""
         self.logit_scale.clamp_(max=self.maximum)

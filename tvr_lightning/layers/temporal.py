@@ -1,7 +1,7 @@
-"""Temporal encoders: what CLIP4Clip puts between the frame vectors of CLIP and a method's similarity.
+"""Temporal encoders of CLIP4Clip, between CLIP's frame vectors and the similarity of a method.
 
-Both add the vectors they were given to their output, and both keep the parameter names below `transformerClip` and
-`lstm_visual` of the authors' checkpoints.
+Both add their input to their output, and use the parameter names in `transformerClip` and `lstm_visual` of the
+authors' checkpoints.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tvr_lightning.ranges import Count, Kind
 
 MASKED_LOGIT = -1e6
 """Added to the attention logit of a padded frame (CLIP4Clip, modules/modeling.py); finite, so that a video without
-frames gives numbers and not NaN."""
+frames does not give NaN."""
 
 
 class QuickGELU(nn.Module):
-    """The activation of CLIP's blocks, `x * sigmoid(1.702 x)`, on a tensor of any shape."""
+    """Activation of CLIP's blocks, `x * sigmoid(1.702 x)`, for tensors of any shape."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation of `x`, of the same shape."""
@@ -35,7 +35,7 @@ class TemporalBlock(nn.Module):
 
     def __init__(self, dimension: int, heads: int) -> None:
         super().__init__()
-        # eps 1e-12 is that of the authors' temporal blocks; CLIP's own blocks have 1e-5.
+        # The authors' temporal blocks use eps 1e-12; CLIP's own blocks use 1e-5.
         self.ln_1 = nn.LayerNorm(dimension, eps=1e-12)
         self.attn = nn.MultiheadAttention(dimension, heads, batch_first=True)
         self.ln_2 = nn.LayerNorm(dimension, eps=1e-12)
@@ -46,26 +46,26 @@ class TemporalBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, key_bias: Tensor) -> Tensor:
-        """Return (M, F, D) for `x` (M, F, D) and `key_bias` (M, F), added to the attention logits of each key frame."""
+        """Return (M, F, D) for `x` (M, F, D) and `key_bias` (M, F), which is added to the logits of each key frame."""
         normed = self.ln_1(x)
         x = x + self.attn(normed, normed, normed, key_padding_mask=key_bias, need_weights=False)[0]
         return x + self.mlp(self.ln_2(x))
 
 
 class TemporalTransformer(nn.Module):
-    """CLIP4Clip's `seqTransf`: a transformer over the frames (M, F, D) of each video, added to the frames it was given.
+    """CLIP4Clip's `seqTransf`: a transformer over the frames (M, F, D) of each video with a residual connection.
 
-    The frames get learnt position embeddings, the residual does not (CLIP4Clip, modules/modeling.py; TC-MGC, Eq. 1).
-    Padded frames are no keys, but they are queries, so their outputs are not zero.
+    Learned position embeddings are added to the frames, but not to the residual (CLIP4Clip, modules/modeling.py;
+    TC-MGC, Eq. 1). Padded frames are queries but not keys, so their outputs are not zero.
 
     Args:
-        dimension: D, width of the frame vectors.
-        layers: number of blocks.
-        heads: attention heads; None is CLIP's rule, D // 64.
-        frames: largest number of frames F that has a position embedding.
+        dimension: Dimension D of the frame vectors.
+        layers: Number of blocks.
+        heads: Number of attention heads. None uses CLIP's rule, D // 64.
+        frames: Maximum number of frames F with a position embedding.
 
     Raises:
-        ValueError: `dimension` is no multiple of `heads`, or a number is below 1.
+        ValueError: `dimension` is not a multiple of `heads`, or a number is below 1.
     """
 
     def __init__(self, dimension: int, layers: int = 4, heads: int | None = None, frames: int = 77) -> None:
@@ -83,17 +83,14 @@ class TemporalTransformer(nn.Module):
         nn.init.normal_(self.frame_position_embeddings.weight, std=0.01)
 
     def forward(self, frames: Tensor, mask: Tensor) -> Tensor:
-        """Relate the frames of each video to one another.
+        """Return the frames (M, F, D) of each video related over time.
 
         Args:
-            frames: (M, F, D) frame vectors.
-            mask: (M, F), True or 1 where there is a frame.
-
-        Returns:
-            (M, F, D).
+            frames: Frame vectors (M, F, D).
+            mask: Mask (M, F), True or 1 for valid frames.
 
         Raises:
-            ValueError: more frames than position embeddings.
+            ValueError: There are more frames than position embeddings.
         """
         length, most = frames.shape[1], self.frame_position_embeddings.num_embeddings
         if length > most:
@@ -108,14 +105,14 @@ class TemporalTransformer(nn.Module):
 
     @torch.no_grad()
     def initialize(self, state: Mapping[str, Tensor]) -> None:
-        """Start from the first blocks and the positional embedding of CLIP's text transformer, as CLIP4Clip does.
+        """Copy the first blocks and the positional embedding of CLIP's text transformer, as CLIP4Clip does.
 
         Args:
-            state: `positional_embedding` (L, D) and `resblocks.{n}.*` of at least as many blocks as are here, under
-                the names of an OpenAI CLIP text transformer. Positions past L keep their values.
+            state: `positional_embedding` (L, D) and `resblocks.{n}.*` of at least as many blocks as here, with the
+                names of an OpenAI CLIP text transformer. Positions after L keep their values.
 
         Raises:
-            ValueError: a tensor is missing or has another shape; the text transformer's width must equal D.
+            ValueError: A tensor is missing or has another shape, or the text transformer's width is not D.
         """
         position = self.frame_position_embeddings.weight
         source = state.get("positional_embedding")
@@ -135,14 +132,14 @@ class TemporalTransformer(nn.Module):
 
 
 class TemporalLSTM(nn.Module):
-    """CLIP4Clip's `seqLSTM`: an LSTM over the frames (M, F, D) of each video, added to the frames it was given.
+    """CLIP4Clip's `seqLSTM`: an LSTM over the frames (M, F, D) of each video with a residual connection.
 
     Args:
-        dimension: D, width of the frame vectors and of the hidden state.
-        layers: stacked LSTM layers.
+        dimension: Dimension D of the frame vectors and of the hidden state.
+        layers: Number of stacked LSTM layers.
 
     Raises:
-        ValueError: a number is below 1.
+        ValueError: A number is below 1.
     """
 
     def __init__(self, dimension: int, layers: int = 1) -> None:
@@ -152,24 +149,21 @@ class TemporalLSTM(nn.Module):
         self.lstm_visual = nn.LSTM(dimension, dimension, num_layers=layers, batch_first=True)
 
     def forward(self, frames: Tensor, mask: Tensor) -> Tensor:
-        """Run over the frames that are there; padded frames come back as they were (CLIP4Clip, modules/modeling.py).
+        """Return the related frames (M, F, D). Padded frames are unchanged (CLIP4Clip, modules/modeling.py).
 
         Args:
-            frames: (M, F, D) frame vectors, real frames first.
-            mask: (M, F), True or 1 where there is a frame.
-
-        Returns:
-            (M, F, D).
+            frames: Frame vectors (M, F, D), valid frames first.
+            mask: Mask (M, F), True or 1 for valid frames.
 
         Raises:
-            ValueError: a video has a frame behind a padded one.
+            ValueError: A video has a valid frame after a padded one.
         """
         real = mask.bool()
         if bool((real[:, 1:] & ~real[:, :-1]).any()):
             raise ValueError(
                 "temporal LSTM: frame_mask must be True for the first frames of a video and False for the rest"
             )
-        # A video without frames runs one step, whose output the mask removes: packing refuses length 0.
+        # A video without frames runs one step, whose output the mask removes, because packing does not allow length 0.
         lengths = real.sum(1).clamp(min=1).cpu()
         packed = pack_padded_sequence(frames, lengths, batch_first=True, enforce_sorted=False)
         output, _ = self.lstm_visual(packed)
@@ -178,12 +172,12 @@ class TemporalLSTM(nn.Module):
 
 
 def temporal_transformer(encoder: Encoder, layers: int, frames: int) -> TemporalTransformer:
-    """Build seqTransf for an encoder, started from its text transformer where the encoder offers that (CLIP4Clip).
+    """Return seqTransf for an encoder, initialized from its text transformer if the encoder has one (CLIP4Clip).
 
     Args:
-        encoder: gives the width D and the weights to start from.
-        layers: number of blocks.
-        frames: largest number of frames F; position embeddings cover at least the encoder's context, as released.
+        encoder: Encoder with dimension D and the initial weights.
+        layers: Number of blocks.
+        frames: Maximum number of frames F. Position embeddings cover at least the encoder's context, as released.
     """
     start = encoder.temporal_initialization(layers)
     positions = max(frames, encoder.context_length)
@@ -200,26 +194,26 @@ def temporal_transformer(encoder: Encoder, layers: int, frames: int) -> Temporal
 
 
 class SimilarityHeader(Kind):
-    """How CLIP's frames become what a sentence is compared with (CLIP4Clip)."""
+    """Pooling of CLIP's frames for comparison with a sentence (CLIP4Clip)."""
 
 
 class TemporalHeader(SimilarityHeader, ABC):
-    """What relates the frames of each video to one another before they are compared."""
+    """Temporal encoder that relates the frames of each video before the comparison."""
 
     @abstractmethod
     def module(self, encoder: Encoder, frames: int) -> nn.Module | None:
-        """Return what relates `frames` frames (M, F, D) of an encoder; None where nothing does."""
+        """Return the module that relates `frames` frames (M, F, D) of an encoder, or None."""
 
 
 class MeanP(TemporalHeader):
-    """Nothing: CLIP's own frames."""
+    """No temporal encoder: CLIP's own frames."""
 
     def module(self, encoder: Encoder, frames: int) -> None:
-        """See `TemporalHeader.module`."""
+        """Return None."""
 
 
 class SeqTransf(TemporalHeader):
-    """A transformer, started from the text transformer of the encoder.
+    """Transformer, initialized from the text transformer of the encoder.
 
     Args:
         blocks: number of blocks (CLIP4Clip, X-CLIP and DRL, released: cross_num_hidden_layers 4).
@@ -229,21 +223,21 @@ class SeqTransf(TemporalHeader):
         self.blocks = blocks
 
     def module(self, encoder: Encoder, frames: int) -> TemporalTransformer:
-        """See `TemporalHeader.module`."""
+        """Return the transformer for `frames` frames (M, F, D) of an encoder."""
         return temporal_transformer(encoder, self.blocks, frames)
 
 
 class SeqLSTM(TemporalHeader):
-    """An LSTM.
+    """LSTM over the frames.
 
     Args:
         layers: number of stacked layers (CLIP4Clip, released: 1).
     """
 
-    # No `blocks`, which a recipe with a transformer would hand on to the LSTM that is laid over it.
+    # Not named `blocks`, because a recipe with a transformer would pass its number to an LSTM overlay.
     def __init__(self, layers: Count = 1) -> None:
         self.layers = layers
 
     def module(self, encoder: Encoder, frames: int) -> TemporalLSTM:
-        """See `TemporalHeader.module`."""
+        """Return the LSTM for frames (M, F, D) of an encoder."""
         return TemporalLSTM(encoder.dimension, self.layers)

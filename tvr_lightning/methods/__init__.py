@@ -1,4 +1,4 @@
-"""The papers, one folder each, and the baselines, one file each."""
+"""Methods of the papers (one package each) and baselines (one module each)."""
 
 from tvr_lightning.methods.clip4clip import CLIP4Clip
 from tvr_lightning.methods.dpdv.method import DPDV

@@ -1,4 +1,4 @@
-"""The LightningModule that every paper extends: encoding, training, evaluation, prediction."""
+"""Base class of all retrieval methods: encoding, training, evaluation, and prediction."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.optim import OptimizerConfig
 
 Protocol = Literal["query", "as-released"]
-"""`query` scores every video as the query asks; `as-released` reproduces evaluations that leak ground truth."""
+"""`query` conditions every video on the query; `as-released` reproduces evaluations that leak ground truth."""
 
 
 class RetrievalModule(SealedModule, RecipeModule, ABC):
-    """What the five papers share: an encoder, a scoring function over all pairs, a loss over matching pairs.
+    """Base class of the methods: an encoder, a score for every text-video pair, and a loss over matching pairs.
 
-    A method overrides `score`, and where its paper does so `encode_text`, `encode_video`, `losses` and `update_state`.
-    Scores and losses are computed in float32 with autocast off (float64 stays): bfloat16 moves scores by more than
-    neighbouring ranks differ.
+    A method overrides `score` and, if needed, `encode_text`, `encode_video`, `losses`, and `update_state`. Scores and
+    losses are computed in float32 with autocast off (float64 is kept), because bfloat16 changes scores by more than the
+    difference between neighboring ranks.
 
     Args:
         encoder: encoder of texts and videos.
@@ -45,15 +45,15 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         evaluation: settings for turning scores into a results table.
         words: requested number of text positions, including SOT and EOT; W is at most the encoder's context length.
         frames: number of frames F per video.
-        gather: negatives and gradients that are shared over devices (`tvr_lightning.training.distributed`).
-        contrast: modification of the contrastive loss, such as `NCL`; None does not modify it.
+        gather: negatives and gradients that are shared across devices (`tvr_lightning.training.distributed`).
+        contrast: modification of the contrastive loss, such as `NCL`; None leaves the loss unmodified.
 
     Raises:
         ValueError: `gather: local` with a loss that needs all scores together.
 
     Attributes:
-        needs_patches: whether `score` reads patches, which stored features must then contain.
-        reads_padding: whose padding, of `words` or `frames`, enters the scores, as in some released codes.
+        needs_patches: whether `score` uses patches, which stored features must then contain.
+        reads_padding: inputs (`words`, `frames`) whose padding affects the scores, as in some released code.
         protocol: evaluation protocol of the method.
         averaged_parts: names of the parts whose mean is the score; empty if the score is not a mean.
     """
@@ -87,7 +87,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         self.frames = frames
         self.gather = gather
         scale = encoder.initial_logit_scale()
-        # Weights trained with a sigmoid, which have a bias, were not held below CLIP's bound; others are.
+        # Weights trained with a sigmoid loss, which have a bias, may exceed CLIP's bound on the scale.
         bound = {"maximum": scale} if encoder.initial_logit_bias() and scale > math.log(100.0) else {}
         self.temperature = Temperature(scale, **bound)
         self.evaluation: Evaluation | None = None
@@ -97,84 +97,85 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
 
     @property
     def title(self) -> str:
-        """Name in tables, such as `CLIP4Clip`, or `NCL on CLIP4Clip` with that contrast."""
+        """Name in tables, such as `CLIP4Clip`, or `NCL on CLIP4Clip` with a modified contrastive loss."""
         name = type(self).__name__
         return f"{self.contrast.name} on {name}" if self.contrast.name else name
 
-    # What a paper defines
+    # Defined by the methods
 
     def encode_text(self, text: TextFeatures) -> TextFeatures:
-        """Apply the method's own per-text layers to N texts; the base method has none."""
+        """Apply the method's own layers to N texts. The base class has none."""
         return text
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Apply the method's own per-video layers to M videos; the base method has none."""
+        """Apply the method's own layers to M videos. The base class has none."""
         return video
 
     @abstractmethod
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos, no pairing known.
+        """Score N texts against M videos without knowledge of the matching pairs.
 
         Returns:
-            `similarity` (N, M) on the scale of a cosine: times exp(logit_scale) it gives the logits.
+            `similarity` (N, M) on the scale of a cosine. Multiplied by exp(logit_scale), it gives the logits.
         """
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos that are told their own captions, as two released evaluations do (leaks).
+        """Score N texts against M videos conditioned on their own captions, as two released evaluations do.
 
-        Only `protocol: as-released` calls it; everything it yields is marked "leaks ground truth".
+        Ground truth leaks. Only `protocol: as-released` uses this function, and marks every result with "leaks ground
+        truth".
 
         Args:
-            text: N texts.
-            video: M videos.
-            own_text: the caption of each of the M videos.
+            text: Features of N texts.
+            video: Features of M videos.
+            own_text: Features of the matching caption of each of the M videos.
         """
         raise TypeError(f"{type(self).__name__} has no released protocol. Use protocol: query")
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the weighted terms whose sum is trained, scalars by name, from B matching pairs; pure.
+        """Return the weighted loss terms of B matching pairs, scalars by name, without side effects.
 
-        The base method is InfoNCE over rows and columns of the scaled scores (CLIP4Clip, `CrossEn` in both directions).
+        The default is InfoNCE over rows and columns of the scaled scores (CLIP4Clip, `CrossEn` in both directions).
         """
         logits = self.logits(self.score(pairs.text, pairs.video).similarity)
         return {"info_nce": info_nce(self.contrastive_logits(logits))}
 
     def local_losses(self, own: PairedFeatures, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return this device's share of `losses`, from its own B pairs and those of all devices (`gather: local`).
+        """Return this device's share of `losses` from its own B pairs and the pairs of all devices (`gather: local`).
 
-        Scalars by name; the mean of their sums over the devices is that of `losses`.
+        The mean over devices of the sum of these scalars equals the sum of `losses`.
         """
         rows = self.logits(self.score(own.text, pairs.video).similarity)
         columns = self.logits(self.score(pairs.text, own.video).similarity)
         return {"info_nce": local_info_nce(rows, columns, rank() * len(own.text))}
 
     def logits(self, similarity: Tensor) -> Tensor:
-        """Return what InfoNCE sees of scores (N, M), of the same shape: by default scaled by the temperature."""
+        """Return the InfoNCE logits for scores (N, M), same shape. By default, the scores times the temperature."""
         return self.temperature() * similarity
 
     def contrastive_logits(self, logits: Tensor) -> Tensor:
-        """Return what InfoNCE is to see of the logits (B, B) of B matching pairs: the same, unless NCL biases them.
+        """Apply the contrast to the logits (B, B) of B matching pairs. Only NCL changes them.
 
-        Every method's `losses` passes its logits through here, so that any of them can be given a contrast.
+        `losses` of every method passes its logits through this function, so that each can be combined with a contrast.
         """
         return self.contrast(logits, self.temperature)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop what `score` does not read of N texts, so that banks and queues stay small; by default nothing."""
+        """Drop features of N texts that `score` does not use, to keep banks and queues small. Default: none."""
         return text
 
     def compact_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Reduce M videos to what `score` reads of them, scores unchanged; by default nothing is dropped."""
+        """Drop features of M videos that `score` does not use. Scores are unchanged. Default: none."""
         return video
 
     def score_temperature(self) -> float:
-        """Return gamma, what the loss divides scores by: 1 / exp(logit_scale)."""
+        """Return gamma = 1 / exp(logit_scale), by which the loss divides scores."""
         return 1.0 / float(self.temperature().detach())
 
     def update_state(self, pairs: PairedFeatures) -> None:
-        """Called once after every optimiser step with the step's gathered, detached pairs; fills the contrast's queues.
+        """Update the contrast's queues with the gathered, detached pairs of a step, after each optimizer step.
 
-        Those of all batches that the step accumulated, in their order; they are kept only where `reads_pairs`.
+        The pairs of all accumulated batches are passed in order, and only if `reads_pairs` is true.
         """
         if self.contrast.remembers:
             text, video = self.compact_text(pairs.text).float(), self.compact_video(pairs.video).float()
@@ -184,25 +185,25 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
 
     @property
     def reads_pairs(self) -> bool:
-        """Whether `update_state` does anything with a step's pairs, so that they must be kept for it."""
+        """Whether `update_state` uses the pairs of a step, which are then kept until the step."""
         return self.contrast.remembers or type(self).update_state is not RetrievalModule.update_state
 
     def encode_extras(self, batch: PairBatch) -> dict[str, Any]:
-        """Turn a batch's extras into those of `PairedFeatures`: tensors with first dimension B."""
+        """Return the extras of a batch for `PairedFeatures`: tensors with first dimension B."""
         return {name: value for name, value in batch.extras.items() if isinstance(value, Tensor)}
 
     # Encoding
 
     def text_features(self, batch: TextBatch) -> TextFeatures:
-        """Encode N texts with the encoder and the method's own layers."""
+        """Encode N texts with the encoder and the method's layers."""
         return self.encode_text(self.encoder.encode_text(batch.text, self.words))
 
     def video_features(self, batch: VideoBatch) -> VideoFeatures:
-        """Encode M videos with the encoder and the method's own layers."""
+        """Encode M videos with the encoder and the method's layers."""
         return self.encode_video(self.encoder.encode_video(batch.video, patches=self.needs_patches))
 
     def pair_features(self, batch: PairBatch) -> PairedFeatures:
-        """Encode this device's B pairs; nothing is gathered yet."""
+        """Encode this device's B pairs, before gathering."""
         return PairedFeatures(
             text=self.text_features(batch.text),
             video=self.video_features(batch.video),
@@ -214,21 +215,22 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
     # Training
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Make room for the queues of a checkpoint; refuse checkpoints that do not fit.
+        """Resize the queues to those of a checkpoint, then check that the checkpoint fits.
 
         Raises:
-            CheckpointError: another method's checkpoint, or tensors that are missing, unexpected or of another shape.
+            CheckpointError: The checkpoint is from another method, or tensors are missing, unexpected, or of
+                another shape.
         """
         self.contrast.make_room(checkpoint, "contrast.", getattr(self._trainer, "ckpt_path", None))
         super().on_load_checkpoint(checkpoint)
 
     def on_train_start(self) -> None:
-        """Forget the pairs of a step that an interrupted run in this process left unfinished."""
+        """Discard the pairs of an unfinished step of an interrupted run in this process."""
         super().on_train_start()
         self._pairs.clear()
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
-        """Encode, gather, and return the sum of the loss terms, a scalar; every term is logged."""
+        """Encode and gather the pairs, log every loss term, and return their sum, a scalar."""
         self.encoded.skipped.update(batch.video.skipped)
         chunk = self.optimizer_config.gradient_cache
         encoded = encode_in_chunks(self.pair_features, batch, chunk) if chunk else self.pair_features(batch)
@@ -242,7 +244,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         loss = self.total_loss(terms, batch)
         if self.reads_pairs:
             self._pairs.append(pairs.detach())
-        of_parts = self.gather in ("local", "none") and world_size() > 1  # else every device has the whole loss
+        of_parts = self.gather in ("local", "none") and world_size() > 1  # otherwise every device has the whole loss
         if len(terms) > 1:
             self.log_dict({f"train/{name}": term.detach() for name, term in terms.items()}, sync_dist=of_parts)
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=of_parts)
@@ -256,9 +258,9 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         optimizer: Optimizer | LightningOptimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Step, clamp the temperature, and let the method update its state.
+        """Step, clamp the temperature, and update the method's state.
 
-        Here and not at the end of the batch, where callbacks would save checkpoints before it happens.
+        Callbacks save checkpoints at the end of the batch, which must contain the updated state.
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.temperature.clamp()
@@ -266,21 +268,21 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
             self.update_state(PairedFeatures.cat(self._pairs))
             self._pairs.clear()
 
-    # Evaluation: the loop of tvr_lightning/evaluation/loop.py, where Lightning calls it
+    # Evaluation: Lightning hooks that call tvr_lightning/evaluation/loop.py
 
     def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Encode one batch of unique texts or unique videos; scoring waits for the end of the epoch."""
+        """Encode one batch of unique texts or unique videos. Scoring follows at the end of the epoch."""
         self.encoded.add(self, batch)
 
     test_step = validation_step
 
     def predict_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Encode one batch; returns its (N,) or (M,) indices, since Lightning expects a value."""
+        """Encode one batch and return its indices (N,) or (M,), because Lightning expects a value."""
         self.validation_step(batch, batch_idx, dataloader_idx)
         return batch.index
 
     def on_validation_epoch_start(self) -> None:
-        """Forget what an earlier evaluation encoded."""
+        """Discard the features of an earlier evaluation."""
         self.encoded.clear()
 
     on_test_epoch_start = on_validation_epoch_start
@@ -295,7 +297,7 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
         self._evaluate("test")
 
     def on_predict_epoch_end(self) -> None:
-        """Keep the best videos of every text: text index (N,), scores (N, k), video index (N, k)."""
+        """Store the best videos of every text: text index (N,), scores (N, k), video index (N, k)."""
         self.predictions = predict(self, self.encoded.join(self.device))
 
     def _evaluate(self, stage: Literal["val", "test"]) -> None:
@@ -306,11 +308,11 @@ class RetrievalModule(SealedModule, RecipeModule, ABC):
             log_values(self, stage, self.evaluation.values())
 
     def bank(self) -> Bank:
-        """Return training texts and videos that stand for users' queries in score normalisation."""
+        """Return training texts and videos that represent user queries in score normalization."""
         kept = self.contrast.bank()
         return encode_bank(self, self.trainer, self.encoded.skipped) if kept is None else kept
 
     @property
     def skipped(self) -> list[str]:
-        """Files that could not be read so far, each with its reason, over all devices."""
+        """Files that could not be read so far, each with the reason, over all devices."""
         return self.encoded.skipped_anywhere()

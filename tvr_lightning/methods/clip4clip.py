@@ -1,11 +1,11 @@
 """CLIP4Clip: An Empirical Study of CLIP for End to End Video Clip Retrieval (Luo et al., Neurocomputing 2022).
 
 The similarity heads of the paper on CLIP's sentence and frame vectors. Follows the released code (ArrowLuo/CLIP4Clip,
-modules/modeling.py); GARE, TC-MGC and NCL build on it.
+modules/modeling.py). GARE, TC-MGC, and NCL build on CLIP4Clip.
 
 Deviations:
-- ties: released counts a tied query several times; here they are ranked by their expectation.
-- gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
+- ties: released counts a tied query several times; here ranks ties by their expected rank.
+- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
@@ -39,7 +39,7 @@ from tvr_lightning.ranges import Count, Options, kind
 
 
 class TightTransf(SimilarityHeader):
-    """A cross encoder of each pair of sentence and frames, which costs a transformer per pair.
+    """Cross encoder for each pair of sentence and frames. It runs a transformer for every pair.
 
     Args:
         blocks: number of blocks (released: cross_num_hidden_layers 4).
@@ -51,49 +51,44 @@ class TightTransf(SimilarityHeader):
 
 @dataclass
 class CLIP4ClipOptions(Options):
-    """The options of CLIP4Clip.
+    """Options of CLIP4Clip.
 
     Attributes:
         similarity_header: pooling of the frames: `MeanP` (the default) pools CLIP's frames; `SeqTransf` and `SeqLSTM`
-            first relate them over time; `TightTransf` reads each pair (modules/modeling.py, `sim_header`).
+            first relate them over time; `TightTransf` processes each pair (modules/modeling.py, `sim_header`).
     """
 
     similarity_header: SimilarityHeader = kind(MeanP)
 
 
 def mean_pooling_similarity(text: TextFeatures, video: VideoFeatures) -> Tensor:
-    """Cosine of each sentence with the mean of each video's normalised frames (CLIP4Clip, Eq. 2, "loose" heads).
-
-    Returns:
-        (N, M) cosines.
-    """
+    """Return cosines (N, M) of sentences and mean normalized frames (CLIP4Clip, Eq. 2, "loose" heads)."""
     pooled = normalize(masked_mean(normalize(video.frames, dim=-1), video.frame_mask), dim=-1)
     return normalize(text.sentence, dim=-1) @ pooled.T
 
 
 PAIRS_PER_BLOCK = 2048
-"""Pairs scored at once; each holds F + 1 tokens in every layer."""
+"""Number of pairs scored at once. Each pair has F + 1 tokens in every layer."""
 
 
 class CrossEncoder(nn.Module):
     """CLIP4Clip's `tightTransf`: self-attention over [sentence, frames], pooled at the sentence, to one logit.
 
-    Every pair runs through all layers by itself, so there is no factorised form: pairs are scored in blocks, and while
-    gradients are wanted the blocks are recomputed in the backward pass, so that memory stays that of one block
-    (CLIP4Clip, modules/module_cross.py, and `_cross_similarity` in modules/modeling.py). The layers' names are the
-    authors' below `cross.` without the names of the submodules that only group them.
+    The score of a pair cannot be factorized, so pairs are scored in blocks. With gradients, the backward pass
+    recomputes each block to keep memory at one block (CLIP4Clip, modules/module_cross.py, and `_cross_similarity` in
+    modules/modeling.py). Layer names are those in the released `cross.` module, without its grouping submodules.
 
     Args:
-        dimension: D, width of sentence and frame vectors.
-        layers: number of blocks.
-        heads: attention heads; None is CLIP's rule, D // 64.
-        positions: largest number of tokens F + 1 that has a position embedding.
-        dropout: on the tokens with their positions, in training (released: 0.1, cross_config.json; the blocks have
-            none).
-        pairs_per_block: pairs that are scored at once.
+        dimension: Dimension D of sentence and frame vectors.
+        layers: Number of blocks.
+        heads: Number of attention heads. None uses CLIP's rule, D // 64.
+        positions: Maximum number of tokens F + 1 with a position embedding.
+        dropout: Dropout rate of the tokens with their positions in training (released: 0.1, cross_config.json; the
+            blocks have no dropout).
+        pairs_per_block: Number of pairs scored at once.
 
     Raises:
-        ValueError: `dimension` is no multiple of `heads`, a number is below 1, or dropout is outside [0, 1).
+        ValueError: `dimension` is not a multiple of `heads`, a number is below 1, or dropout is outside [0, 1).
     """
 
     def __init__(
@@ -124,7 +119,7 @@ class CrossEncoder(nn.Module):
         self.dense = nn.Linear(dimension, dimension)
         self.activation = QuickGELU()
         self.similarity_dense = nn.Linear(dimension, 1)
-        # BERT's rule, which the released `init_weights` applies to every linear layer and embedding.
+        # BERT's initialization, which the released `init_weights` applies to every linear layer and embedding.
         for weight in (self.position_embeddings.weight, self.dense.weight, self.similarity_dense.weight):
             nn.init.normal_(weight, std=0.02)
         nn.init.zeros_(self.dense.bias)
@@ -134,15 +129,15 @@ class CrossEncoder(nn.Module):
         """Score every text against every video.
 
         Args:
-            sentence: (N, D) sentence vectors, not normalised.
-            frames: (M, F, D) frame vectors, not normalised.
-            frame_mask: (M, F), True or 1 where there is a frame.
+            sentence: Sentence vectors (N, D), not normalized.
+            frames: Frame vectors (M, F, D), not normalized.
+            frame_mask: Mask (M, F), True or 1 for valid frames.
 
         Returns:
-            (N, M) logits; they carry no temperature.
+            Logits (N, M), without a temperature.
 
         Raises:
-            ValueError: more tokens than position embeddings.
+            ValueError: There are more tokens than position embeddings.
         """
         tokens, most = frames.shape[1] + 1, self.position_embeddings.num_embeddings
         if tokens > most:
@@ -166,7 +161,7 @@ class CrossEncoder(nn.Module):
         return torch.cat(rows)
 
     def _block(self, sentence: Tensor, frames: Tensor, frame_mask: Tensor) -> Tensor:
-        """Logits (N, M) of a block of pairs, all at once."""
+        """Return the logits (N, M) of one block of pairs."""
         texts, (videos, length, dimension) = len(sentence), frames.shape
         pairs = torch.cat(
             [
@@ -185,15 +180,15 @@ class CrossEncoder(nn.Module):
 
     @torch.no_grad()
     def initialize(self, position: Tensor, blocks: list[Mapping[str, Tensor]]) -> None:
-        """Start from the positional embedding and first blocks of CLIP's text transformer, as CLIP4Clip does.
+        """Copy the positional embedding and first blocks of CLIP's text transformer, as CLIP4Clip does.
 
         Args:
-            position: (L, D); positions past L keep their values.
-            blocks: state of each block under the names of an OpenAI CLIP text transformer; further blocks here keep
-                their values.
+            position: Positional embedding (L, D). Positions after L keep their values.
+            blocks: State of each block, with the names of an OpenAI CLIP text transformer. Remaining blocks keep their
+                values.
 
         Raises:
-            ValueError: the text transformer has another width than D.
+            ValueError: The width of the text transformer is not D.
         """
         own = self.position_embeddings.weight
         if position.shape[-1] != own.shape[-1]:
@@ -207,12 +202,12 @@ class CrossEncoder(nn.Module):
 
 
 def cross_encoder(encoder: Encoder, layers: int, frames: int) -> CrossEncoder:
-    """Build tightTransf for an encoder, started from its text transformer where the encoder offers that (CLIP4Clip).
+    """Return tightTransf for an encoder, initialized from its text transformer if the encoder has one (CLIP4Clip).
 
     Args:
-        encoder: gives the width D and the weights to start from.
-        layers: number of blocks.
-        frames: largest number of frames F; position embeddings cover at least the encoder's context, as released.
+        encoder: Encoder with dimension D and the initial weights.
+        layers: Number of blocks.
+        frames: Maximum number of frames F. Position embeddings cover at least the encoder's context, as released.
     """
     start = encoder.temporal_initialization(layers)
     positions = max(frames + 1, encoder.context_length)
@@ -224,14 +219,14 @@ def cross_encoder(encoder: Encoder, layers: int, frames: int) -> CrossEncoder:
 
 
 class CLIP4Clip(RetrievalModule):
-    """CLIP4Clip with a parameter-free, a sequential or a tight header.
+    """CLIP4Clip with a parameter-free, a sequential, or a tight header.
 
     With `TightTransf` the similarity is the cross encoder's logit, trained without a temperature as released.
 
     Args:
         encoder: encoder of texts and videos.
         clip4clip: options of CLIP4Clip.
-        shared: the arguments of `RetrievalModule`.
+        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, clip4clip: CLIP4ClipOptions | None = None, **shared: Any) -> None:
@@ -242,41 +237,39 @@ class CLIP4Clip(RetrievalModule):
         self.cross: CrossEncoder | None = None
         if isinstance(header, TightTransf):
             self.cross = cross_encoder(encoder, header.blocks, self.frames)
-            # No loss depends on it, and distributed training refuses parameters that wait for a gradient.
+            # No loss depends on it, and distributed training requires a gradient for every trained parameter.
             self.temperature.requires_grad_(False)
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames over time where the header does; frames (M, F, D) in and out."""
+        """Relate the frames (M, F, D) over time if the header has a temporal encoder."""
         if self.temporal is None:
             return video
         return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos.
+        """Return cosines (N, M) of sentences and pooled videos.
 
-        Returns:
-            `similarity` (N, M): cosines of sentences and pooled videos, or with TightTransf the cross encoder's logits,
-            which take no temperature.
+        With TightTransf, return the cross encoder's logits, which are not scaled by the temperature.
         """
         if self.cross is not None:
             return Scores(self.cross(text.sentence, video.frames, video.frame_mask))
         return Scores(mean_pooling_similarity(text, video))
 
     def logits(self, similarity: Tensor) -> Tensor:
-        """Return what the released loss sees, (N, M): scaled cosines; TightTransf's logits as is."""
+        """Return the logits (N, M) of the released loss: scaled cosines, or TightTransf's scores unchanged."""
         return similarity if self.cross is not None else self.temperature() * similarity
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts: every header reads the sentence alone."""
+        """Drop the words of N texts, because every header uses only the sentence."""
         return text.without_words()
 
     def compact_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Replace the frames of M videos by their pooled vector (M, 1, D), which scores alike; not with TightTransf."""
+        """Pool the frames of M videos to (M, 1, D), which does not change scores. TightTransf keeps the frames."""
         if self.cross is not None:
             return video
         pooled = normalize(masked_mean(normalize(video.frames, dim=-1), video.frame_mask), dim=-1).unsqueeze(1)
         return VideoFeatures(pooled, torch.ones_like(pooled[..., 0], dtype=torch.bool))
 
     def score_temperature(self) -> float:
-        """Return gamma, what the loss divides scores by; 1 with TightTransf, whose scores are logits."""
+        """Return gamma, by which the loss divides scores; 1 for TightTransf, whose scores are logits."""
         return 1.0 if self.cross is not None else super().score_temperature()

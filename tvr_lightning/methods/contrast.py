@@ -1,4 +1,4 @@
-"""What any method's contrastive loss may be given: other logits to see, and training queries to remember for tests."""
+"""Modifications of a contrastive loss: changed logits, and stored training queries for evaluation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Losses = Callable[[PairedFeatures], dict[str, Tensor]]
 
 
 class EmptyQueueError(UserError, RuntimeError):
-    """Training queries are wanted before there was any training."""
+    """Training queries are requested before any training."""
 
 
 class ContrastiveLearning(nn.Module):
-    """Leaves a method's contrastive loss as it is, and remembers nothing; subclasses do otherwise.
+    """Contrastive loss without modification, the base class of modifications.
 
     Attributes:
-        name: prefix of the method's name in tables; empty for this one.
-        needs_all_logits: whether InfoNCE must see the logits of a whole batch together, which `gather: local` excludes.
-        remembers: whether `remember` keeps anything of a step's pairs.
+        name: prefix of the method's name in tables; empty for this class.
+        needs_all_logits: whether InfoNCE needs the logits of a whole batch, which excludes `gather: local`.
+        remembers: whether `remember` stores features of a step's pairs.
     """
 
     name = ""
@@ -34,49 +34,49 @@ class ContrastiveLearning(nn.Module):
     remembers = False
 
     def forward(self, logits: Tensor, temperature: Callable[[], Tensor]) -> Tensor:
-        """Return what InfoNCE is to see of the logits (B, B) of B matching pairs.
+        """Return the logits (B, B) for InfoNCE.
 
         Args:
-            logits: of B texts against their B videos.
-            temperature: gives exp(logit_scale), a scalar.
+            logits: Logits of B texts against their B videos.
+            temperature: Function that returns exp(logit_scale), a scalar.
         """
         return logits
 
     def terms(self, losses: Losses, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return a method's loss terms, scalars by name.
+        """Return the loss terms of a method, scalars by name.
 
         Args:
-            losses: of the method, which passes its logits through `contrastive_logits`.
-            pairs: B matching pairs.
+            losses: Loss function of the method, which passes its logits through `contrastive_logits`.
+            pairs: Features of B matching pairs.
 
         Raises:
-            TypeError: the loss has no logits for this contrast to work on.
+            TypeError: The loss has no logits to modify.
         """
         return losses(pairs)
 
     def check(self, evaluation: EvaluationConfig) -> None:
-        """Refuse an evaluation that asks for training queries which will not be there.
+        """Check that the training queries required by the evaluation are available.
 
         Raises:
-            ValueError: says which option to change.
+            ValueError: They are not. The message names the option to change.
         """
 
     def remember(self, text: TextFeatures, video: VideoFeatures) -> None:
-        """Keep the compact features of a step's B texts and B videos, those of all devices."""
+        """Store the compact features of a step's B texts and B videos from all devices."""
 
     def bank(self) -> Bank | None:
-        """Return the training queries that were kept; None where they are to be encoded from the training split.
+        """Return the stored training queries, or None if they must be encoded from the training split.
 
         Raises:
-            EmptyQueueError: there are none yet.
+            EmptyQueueError: No training queries are stored yet.
         """
         return None
 
     def make_room(self, checkpoint: dict[str, Any], prefix: str, path: str | Path | None) -> None:
-        """Make room for what a checkpoint remembers, so that its tensors fit.
+        """Resize the stored features to those of a checkpoint, so that its tensors can be loaded.
 
         Args:
-            checkpoint: about to be loaded.
-            prefix: of this module's tensors in it.
-            path: its file, from which strategies that shard weights have loaded them already.
+            checkpoint: Checkpoint that is about to be loaded.
+            prefix: Prefix of this module's tensors in the checkpoint.
+            path: File of the checkpoint, from which sharding strategies have already loaded the tensors.
         """

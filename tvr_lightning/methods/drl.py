@@ -4,12 +4,12 @@ Weighted token-wise interaction (WTI) of words and frames, and channel decorrela
 released code (foolwood/DRL, tvr/models/modeling.py).
 
 Deviations:
-- padding: released similarities of padded tokens enter the maxima as 0; here as released (`mask_fill: exclude` leaves
-  them out).
-- off-diagonal weight of CDCR: released 0.06 by default, 0 in its commands; here 0.06, and 0 in the recipes.
-- cross-transformer interaction (xti): released an option; here left out.
-- ties: released counts a tied query several times; here they are ranked by their expectation.
-- gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
+- padding: released uses 0 as the similarity of padded tokens in the maxima; here as released (`mask_fill: exclude`
+  leaves them out).
+- off-diagonal weight of CDCR: released uses 0.06 by default and 0 in its commands; here 0.06, and 0 in the recipes.
+- cross-transformer interaction (xti): released has it as an option; here left out.
+- ties: released counts a tied query several times; here ranks ties by their expected rank.
+- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
@@ -41,15 +41,15 @@ DecorrelationTokens = Literal["random", "matched", "weighted"]
 
 
 class Interaction(Kind):
-    """How words and frames become a score (released: --interaction)."""
+    """Interaction of words and frames that gives a score (released: --interaction)."""
 
 
 class DotProduct(Interaction):
-    """The cosine of the last word with the pooled frames (DP)."""
+    """Cosine of the last word with the pooled frames (DP)."""
 
 
 class TokenWise(Interaction):
-    """The plain mean over the best matches of all tokens (TI).
+    """Mean over the best matches of all tokens (TI).
 
     Args:
         mask_fill: value of padded tokens in the maxima: `zero` (released); `exclude` leaves them out.
@@ -60,7 +60,7 @@ class TokenWise(Interaction):
 
 
 class WeightedTokenWise(TokenWise):
-    """The best matches of all tokens, each with a learnt weight (WTI).
+    """Weighted sum over the best matches of all tokens, with learned weights (WTI).
 
     Args:
         weight_layers: number of linear layers of the weighting networks (released: --wti_arch 2).
@@ -75,11 +75,11 @@ class WeightedTokenWise(TokenWise):
 
 
 class Decorrelation(Kind):
-    """What keeps the channels of matching words and frames apart in training."""
+    """Regularization of the channels of matching words and frames in training."""
 
 
 class NoDecorrelation(Decorrelation):
-    """Nothing: InfoNCE alone (released: --cdcr 0)."""
+    """No regularization: InfoNCE alone (released: --cdcr 0)."""
 
 
 class ChannelDecorrelation(Decorrelation):
@@ -88,7 +88,7 @@ class ChannelDecorrelation(Decorrelation):
     Args:
         tokens: tokens that are correlated. `random`: one of each text and one of each video (released: --cdcr 1).
             `matched`: every word with its best frame, every frame with its best word (--cdcr 2). `weighted`: the same,
-            weighted as in WTI (--cdcr 3, the default there).
+            weighted as in WTI (--cdcr 3, the released default).
         weight: weight lambda of the whole term (released: --cdcr_lambda 0.001); 0 omits it.
         on_diagonal: weight a1 of sum_k (C_kk - 1)^2 (released: --cdcr_alpha1 1; published commands: 0.11 to 0.16).
         off_diagonal: weight a2 of the sum of the other C_kl^2 (released: --cdcr_alpha2 0.06; published commands: 0).
@@ -109,7 +109,7 @@ class ChannelDecorrelation(Decorrelation):
 
 @dataclass
 class DRLOptions(Options):
-    """The options of DRL.
+    """Options of DRL.
 
     Attributes:
         interaction: interaction of words and frames: `WeightedTokenWise` by default, `TokenWise`, or `DotProduct`.
@@ -117,7 +117,7 @@ class DRLOptions(Options):
         decorrelation: `ChannelDecorrelation` by default, or `NoDecorrelation`.
 
     Raises:
-        ValueError: a value out of its range, or decorrelation with weights that the interaction does not learn.
+        ValueError: A value is out of range, or decorrelation requires weights that the interaction does not learn.
     """
 
     interaction: Interaction = kind(WeightedTokenWise)
@@ -137,12 +137,12 @@ class DRLOptions(Options):
 
 @dataclass
 class PreparedTokens(Record):
-    """Tokens of texts or videos as the interactions read them.
+    """Prepared tokens of texts or videos.
 
     Attributes:
-        tokens: (B, T, D) unit vectors.
-        mask: (B, T) bool, True where there is a token.
-        weights: (B, T) weights that add up to 1 over the real tokens.
+        tokens: Unit vectors (B, T, D).
+        mask: Mask (B, T) bool, True for valid tokens.
+        weights: Weights (B, T) that add up to 1 over the valid tokens.
     """
 
     tokens: Tensor
@@ -151,20 +151,17 @@ class PreparedTokens(Record):
 
 
 def standardized(tokens: Tensor) -> Tensor:
-    """Return tokens (T, D) with mean 0 and unbiased variance 1 over the tokens, channel by channel."""
+    """Return tokens (T, D) scaled per channel to mean 0 and unbiased variance 1 over the tokens."""
     centred = tokens - tokens.mean(0)
     return centred / tokens.std(0).clamp(min=COSINE_EPS)
 
 
 def channel_correlation(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Correlation of every channel of some tokens with every channel of their partners (DRL, CDCR).
+    """Return the channel correlation (D, D) of tokens and their partners (DRL, CDCR).
 
     Args:
-        first, second: (T, D) tokens and their partners.
-        weights: (T,) weight of each pair; 1 / T where it is not given.
-
-    Returns:
-        (D, D).
+        first, second: Tokens (T, D) and their partners.
+        weights: Weight (T,) of each pair. Default: 1 / T.
     """
     left = standardized(first)
     left = left / len(first) if weights is None else left * weights[:, None]
@@ -172,13 +169,13 @@ def channel_correlation(first: Tensor, second: Tensor, weights: Tensor | None = 
 
 
 def decorrelation_sums(correlation: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sum_k (C_kk - 1)^2 and the sum of C_kl^2 over k != l, of a (D, D) correlation."""
+    """Return sum_k (C_kk - 1)^2 and the sum of C_kl^2 over k != l for a correlation (D, D)."""
     diagonal = correlation.diagonal()
     return (diagonal - 1).square().sum(), correlation.square().sum() - diagonal.square().sum()
 
 
 def token_weights(dimension: int, layers: int) -> nn.Module:
-    """Build the network from a token (D,) to its unnormalised weight (1,), 1 to 3 linear layers with ReLU between."""
+    """Return the network that maps a token (D,) to its unnormalized weight (1,): 1 to 3 linear layers with ReLU."""
     linear: list[nn.Module] = [nn.Linear(dimension, dimension) for _ in range(layers - 1)]
     linear.append(nn.Linear(dimension, 1))
     for layer in linear:
@@ -192,11 +189,11 @@ def token_weights(dimension: int, layers: int) -> nn.Module:
 
 
 class DRLHead(PairHead):
-    """Words and frames to scores (N, M) on the scale of a cosine, and channel decorrelation of matching ones.
+    """Scores (N, M) of words and frames on the scale of a cosine, and channel decorrelation of matching pairs.
 
     Args:
-        dimension: D.
-        interaction: of words and frames; None is WTI as released.
+        dimension: Dimension D of the features.
+        interaction: Interaction of words and frames. None uses WTI as released.
     """
 
     def __init__(self, dimension: int, interaction: Interaction | None = None) -> None:
@@ -209,19 +206,19 @@ class DRLHead(PairHead):
             self.frame_weights = token_weights(dimension, interaction.weight_layers)
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedTokens, PreparedTokens]:
-        """Return unit words of N texts and unit frames of M videos, with their masks and weights."""
+        """Return unit words of N texts and unit frames of M videos, with masks and weights."""
         return self.prepare_words(text), self.prepare_frames(video)
 
     def prepare_words(self, text: TextFeatures) -> PreparedTokens:
-        """Return unit words (N, W, D) with their mask and weights (N, W)."""
+        """Return unit words (N, W, D) with mask and weights (N, W)."""
         return _prepared(text.words, text.word_mask.bool(), self.word_weights)
 
     def prepare_frames(self, video: VideoFeatures) -> PreparedTokens:
-        """Return unit frames (M, F, D) with their mask and weights (M, F)."""
+        """Return unit frames (M, F, D) with mask and weights (M, F)."""
         return _prepared(video.frames, video.frame_mask.bool(), self.frame_weights)
 
     def pair_numbers(self, text: Record, video: Record) -> int:
-        """Return how many numbers a pair takes: its similarities, and masked copies of them in either direction."""
+        """Return the number of elements per pair: similarities, and masked copies in both directions."""
         assert isinstance(text, PreparedTokens)
         assert isinstance(video, PreparedTokens)
         return 4 * text.mask.shape[1] * video.mask.shape[1]
@@ -245,8 +242,8 @@ class DRLHead(PairHead):
         return not isinstance(self.interaction, TokenWise) or self.interaction.mask_fill == "zero"
 
     def _best(self, similarity: Tensor, own: Tensor, others: Tensor, dim: int) -> Tensor:
-        """Largest similarity over the other side's tokens along `dim`; 0 for tokens that are not there."""
-        if not torch.is_grad_enabled() and bool(own.all()) and bool(others.all()):  # training asks no device
+        """Return the largest similarity with the other side's tokens along `dim`; 0 for padded tokens."""
+        if not torch.is_grad_enabled() and bool(own.all()) and bool(others.all()):  # training avoids the device sync
             return similarity.amax(dim)
         if self._fills_zero:
             return similarity.masked_fill(~(own & others), 0.0).amax(dim)
@@ -255,11 +252,11 @@ class DRLHead(PairHead):
         return torch.where(there, best, 0.0)
 
     def correlations(self, text: TextFeatures, video: VideoFeatures, tokens: DecorrelationTokens) -> Tensor | None:
-        """Channel correlation (D, D) of B matching texts and videos; None with too few tokens for a variance.
+        """Return the channel correlation (D, D) of B matching pairs, or None with too few tokens for a variance.
 
         Args:
-            text, video: B texts and their B videos.
-            tokens: which tokens are correlated, see `ChannelDecorrelation`.
+            text, video: Features of B texts and their B videos.
+            tokens: Tokens that are correlated, see `ChannelDecorrelation`.
         """
         words, frames = self.prepare_words(text), self.prepare_frames(video)
         if tokens == "random":
@@ -278,7 +275,7 @@ class DRLHead(PairHead):
     def token_correlation(
         self, words: PreparedTokens, frames: PreparedTokens, word: Tensor, frame: Tensor
     ) -> Tensor | None:
-        """Channel correlation (D, D) of one `word` (B,) and one `frame` (B,) of every pair; None for B < 2."""
+        """Return the channel correlation (D, D) of one word (B,) and one frame (B,) per pair, or None for B < 2."""
         if len(words) < 2:
             return None
         row = torch.arange(len(words), device=word.device)
@@ -286,22 +283,22 @@ class DRLHead(PairHead):
 
 
 def _prepared(tokens: Tensor, mask: Tensor, network: nn.Module | None) -> PreparedTokens:
-    """Weights from the tokens as they are, before they are brought to unit length; evenly without a network."""
+    """Return unit tokens with weights from the unnormalized tokens. Without a network, weights are uniform."""
     logits = tokens.new_zeros(mask.shape) if network is None else network(tokens).squeeze(-1)
-    # The smallest number instead of minus infinity: an item without tokens must not turn into NaN.
+    # The lowest finite number, because minus infinity gives NaN for an item without tokens.
     weights = logits.masked_fill(~mask, torch.finfo(logits.dtype).min).softmax(-1)
     return PreparedTokens(unit(tokens), mask, weights)
 
 
 def _random_token(mask: Tensor) -> Tensor:
-    """Draw the position (B,) of one real token per item."""
+    """Sample the position (B,) of one valid token per item."""
     return torch.multinomial(mask.float() + 1e-12, 1).squeeze(1)
 
 
 def _matched(
     own: PreparedTokens, others: PreparedTokens, best: Tensor, real: Tensor, tokens: DecorrelationTokens
 ) -> Tensor:
-    """Correlation of every token, of all (B T) those at `real`, with the other side's at `best` (B, T) of the pair."""
+    """Return the channel correlation of the tokens `real` (of B T) with the other side's tokens `best` (B, T)."""
     partners = others.tokens.gather(1, best[..., None].expand(-1, -1, own.tokens.shape[-1]))
     weights = own.weights.flatten()[real] / len(own) if tokens == "weighted" else None
     return channel_correlation(own.tokens.flatten(0, 1)[real], partners.flatten(0, 1)[real], weights)
@@ -312,8 +309,8 @@ class DRL(RetrievalModule):
 
     Args:
         encoder: encoder of texts and videos.
-        drl: the options of the paper.
-        shared: the arguments of `RetrievalModule`.
+        drl: options of DRL.
+        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, drl: DRLOptions | None = None, **shared: Any) -> None:
@@ -332,13 +329,13 @@ class DRL(RetrievalModule):
         return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos; `similarity` (N, M) is on the scale of a cosine."""
+        """Score N texts against M videos; `similarity` (N, M) is on the scale of a cosine."""
         return self.head(text, video)
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return scalars: InfoNCE and the weighted channel decorrelation of B matching pairs.
+        """Return InfoNCE and the weighted channel decorrelation of B matching pairs, scalars.
 
-        With fewer than two tokens there is no variance to standardise by: decorrelation is left out, with a warning.
+        With fewer than two tokens the variance is undefined. Decorrelation is then left out, with a warning.
         """
         similarity = self.score(pairs.text, pairs.video).similarity
         terms = {"info_nce": info_nce(self.contrastive_logits(self.temperature() * similarity))}

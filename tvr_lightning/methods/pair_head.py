@@ -1,4 +1,4 @@
-"""What heads over all pairs of texts and videos share: the form of their pair vectors, their memory, their blocks."""
+"""Base class of heads that score all pairs: form of the pair vectors, memory, and blocks."""
 
 from __future__ import annotations
 
@@ -16,42 +16,39 @@ H = TypeVar("H", bound="PairHead")
 GIB = 2**30
 MIB = 2**20
 CACHES = {"video": 32 * MIB, "text": 32 * MIB, "both": 16 * MIB}
-"""What a block may take on a CPU: larger ones leave its caches. By the sides of which it has few."""
+"""Maximum size of a block on a CPU, so that it fits the caches, by the side that is scored a few items at a time."""
 
 TRAINING_CACHE = 64 * MIB
-"""The same where a gradient is asked for, which a block keeps more for."""
+"""Maximum size of a block if gradients are computed, which keeps more data per block."""
 
 
 def check_dropout_per(per: DropoutPer, dropout: float) -> None:
-    """Refuse to draw dropout for every video where nothing is drawn.
-
-    Raises:
-        ValueError: names both options.
-    """
+    """Raise a ValueError for dropout per video with a dropout rate of 0."""
     if per == "video" and not dropout:
         raise ValueError("dropout_per is video, but dropout is 0, so dropout_per has no effect. Leave it at pair.")
 
 
 class PairHead(nn.Module, ABC):
-    """Scores N texts against M videos, block by block.
+    """Head that scores N texts against M videos block by block.
 
-    A head says in `prepare` what belongs to a text or to a video alone, which is computed once, and in `score` how any
-    texts meet any videos. The vectors that it gives every pair are of the cheaper `form` that training allows.
+    `prepare` computes features of single texts and videos once, and `score` scores any texts against any videos. Pair
+    vectors are stored in the cheaper `form` that training allows.
 
     Args:
-        dimension: D.
-        basis: K, vectors of one side that the vectors of a pair are sums of; 0 for a head without such vectors.
-        slots: Q, vectors per pair.
-        dropout: probability on the elements of pair vectors in training.
-        dropout_per: what it is drawn for anew, every pair or every video, which leaves vectors in their form.
-        behind_dropout: vectors of D that a pair and slot then keeps; none where texts alone meet what dropout leaves.
-        extra: numbers that a pair takes while it is scored besides its vectors.
-        side: whose vectors the basis holds: few of its items are scored at a time, against all of the other side; both
-            where there is none.
+        dimension: Dimension D of the vectors.
+        basis: Number K of vectors of one side that the vectors of a pair are sums of; 0 for a head without them.
+        slots: Number Q of vectors per pair.
+        dropout: Dropout rate of the elements of pair vectors in training.
+        dropout_per: Unit with its own dropout sample: every pair, or every video, which keeps the factorized form.
+        behind_dropout: Number of D-dimensional vectors per pair and slot that are kept after dropout; 0 if texts alone
+            are multiplied with the result.
+        extra: Additional memory per pair during scoring, in elements.
+        side: Side of the basis vectors, of which a few items at a time are scored against all of the other side;
+            `both` without a basis.
 
     Attributes:
-        memory_gib: budget in GiB for what scoring pairs holds at a time; see `within`.
-        required_form: form to use in place of the cheaper one, to compare both.
+        memory_gib: Memory budget for scoring, in GiB; see `within`.
+        required_form: Form to use instead of the cheaper one, to compare both.
     """
 
     def __init__(
@@ -75,55 +72,51 @@ class PairHead(nn.Module, ABC):
         self.required_form: type[Pairwise] | None = None
 
     def within(self: H, memory_gib: float) -> H:
-        """Return the head itself, which now scores within a budget: of a method, `evaluation.memory_gib`.
-
-        Args:
-            memory_gib: GiB for what scoring pairs holds at a time.
-        """
+        """Set the memory budget in GiB, which methods take from `evaluation.memory_gib`, and return the head."""
         self.memory_gib = memory_gib
         return self
 
     @property
     def form(self) -> type[Pairwise]:
-        """The form of pair vectors: factorised, but dense where D is no more than K.
+        """Form of pair vectors: factorized, or dense if D is at most K.
 
-        Behind dropout that is drawn for every pair they are made element by element in any case.
+        After dropout per pair, vectors are computed element by element in both forms.
         """
         if self.required_form is not None:
             return self.required_form
         return DensePairVectors if self.basis >= self.dimension else PairVectors
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Any, Any]:
-        """Return what `score` takes of N texts and of M videos, records both; the features themselves by default."""
+        """Return the inputs of `score` for N texts and M videos, as records. Default: the features themselves."""
         return text, video
 
     @abstractmethod
     def score(self, text: Any, video: Any, *given: Any) -> Scores:
-        """Score any n prepared texts against any m prepared videos: `similarity` (n, m), and parts (n, m, ...)."""
+        """Score n prepared texts against m prepared videos: `similarity` (n, m), and parts (n, m, ...)."""
 
     def pair_numbers(self, text: Record, video: Record) -> int:
-        """Return how many numbers a pair takes while it is scored: its vectors several times over, and what is extra.
+        """Return the number of elements per pair during scoring: several copies of its vectors, and `extra`.
 
         Args:
-            text: prepared texts.
-            video: prepared videos.
+            text: Prepared texts.
+            video: Prepared videos.
         """
         if not self.basis:
             return self.extra
         if self.form is DensePairVectors:
             return 8 * self.slots * self.dimension + self.extra
         numbers = 8 * self.slots * (self.basis + 4) + self.extra
-        if self.training and self.pair_dropout > 0:  # a byte per element says which dropout leaves
+        if self.training and self.pair_dropout > 0:  # a mask byte per element
             numbers += self.slots * self.dimension * (1 + 4 * self.behind_dropout) // 4
         return numbers
 
     def forward(self, text: TextFeatures, video: VideoFeatures, *given: Any) -> Scores:
-        """Score N texts against M videos in float32 at least, whatever autocast says.
+        """Score N texts against M videos in at least float32, regardless of autocast.
 
         Args:
-            text: of N texts.
-            video: of M videos.
-            given: what `score` takes besides.
+            text: Features of N texts.
+            video: Features of M videos.
+            given: Additional arguments of `score`.
 
         Returns:
             `similarity` (N, M) and the head's parts (N, M, ...).
@@ -133,13 +126,13 @@ class PairHead(nn.Module, ABC):
             return self.in_blocks(lambda some, few: self.score(some, few, *given), *self.prepare(text, video))
 
     def in_blocks(self, score: Callable[[Any, Any], Scores], text: Record, video: Record, extra: int = 0) -> Scores:
-        """Score N prepared texts against M prepared videos with `score`, block by block.
+        """Score N prepared texts against M prepared videos, block by block.
 
         Args:
-            score: any n of the texts against any m of the videos.
-            text: prepared texts.
-            video: prepared videos.
-            extra: numbers that a pair takes besides those that the head counts.
+            score: Function that scores n of the texts against m of the videos.
+            text: Prepared texts.
+            video: Prepared videos.
+            extra: Elements per pair in addition to those of `pair_numbers`.
         """
         tensor = next(tensor for tensor in text.tensors() if tensor.is_floating_point())
         order = self.order(text)
@@ -158,26 +151,26 @@ class PairHead(nn.Module, ABC):
         return Scores(scores.similarity[back], {name: part[back] for name, part in scores.parts.items()})
 
     def order(self, text: Record) -> Tensor | None:
-        """Return the order (N,) int64 in which prepared texts are scored; None leaves them in theirs."""
+        """Return the order (N,) int64 in which prepared texts are scored; None keeps their order."""
         return None
 
     @property
     def kept_bytes(self) -> int:
-        """What all blocks may hold together: half of the budget, the other half is the evaluator's."""
+        """Memory budget of all blocks together: half of the budget. The evaluator uses the other half."""
         return max(int(self.memory_gib * GIB / 2), 1)
 
     def block_bytes(self, device: torch.device) -> int:
-        """Return the memory of one block: all that may be held, on a CPU no more than its caches hold."""
-        # What dropout leaves goes through the caches in pieces; where all of it is kept, joining blocks would copy it.
+        """Return the memory of one block: the budget, on a CPU limited to the size of its caches."""
+        # Vectors after dropout are processed in cache-sized tiles. If all are kept, joining blocks would copy them.
         joined = self.training and self.pair_dropout > 0 and self.behind_dropout > 0
         if device.type != "cpu" or joined:
             return self.kept_bytes
         return min(self.kept_bytes, TRAINING_CACHE if torch.is_grad_enabled() else CACHES[self.side])
 
     def of_texts(self, vectors: Tensor, videos: int) -> Pairwise:
-        """Return vectors (N, D) or (N, Q, D) of texts, for each of `videos` videos."""
+        """Return vectors (N, D) or (N, Q, D) of texts as pair vectors with `videos` videos."""
         return self.form.from_texts(vectors if vectors.ndim == 3 else vectors.unsqueeze(1), videos)
 
     def of_videos(self, vectors: Tensor, texts: int) -> Pairwise:
-        """Return vectors (M, D) or (M, Q, D) of videos, for each of `texts` texts."""
+        """Return vectors (M, D) or (M, Q, D) of videos as pair vectors with `texts` texts."""
         return self.form.from_videos(vectors if vectors.ndim == 3 else vectors.unsqueeze(1), texts)

@@ -1,7 +1,7 @@
-"""The released evaluations of T-MASS and GAID: every video is pooled, and fused, for its own caption.
+"""The released evaluations of T-MASS and GAID, which pool and fuse every video for its own caption.
 
-The caption that is to find a video has then shaped it, so that ground truth leaks into the ranking. Nothing but
-`protocol: as-released` reaches this file, and every result that it makes is marked.
+Scores then depend on the matching caption, so ground truth leaks into the ranking. Only `protocol: as-released` uses
+this module, and every result is marked.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Described(Record):
-    """M videos, and what their own captions ask with.
+    """M videos with the queries of their own captions.
 
     Attributes:
-        video: of the M videos.
-        own: of their captions, one each.
+        video: Features of the M videos.
+        own: Queries of their captions, one each.
     """
 
     video: VideoFeatures
@@ -40,16 +40,16 @@ class Described(Record):
 def score_tmass(
     head: TMASSHead, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures, draws: Tensor
 ) -> Scores:
-    """Score N texts: the draw is chosen by the video pooled for the query, and meets the one pooled for its caption.
+    """Score N texts. The query's pooled video selects the sample, which is scored against the caption's pooled video.
 
     T-MASS, modules/metrics.py, `sim_matrix_inference_stochastic`.
 
     Args:
-        head: of the method.
-        text: N texts.
-        video: M videos.
-        own_text: the caption of each video.
-        draws: (K, D).
+        head: Head of T-MASS.
+        text: Features of N texts.
+        video: Features of M videos.
+        own_text: Features of the caption of each video.
+        draws: Samples (K, D).
     """
 
     def score(query: Query, described: Described) -> Scores:
@@ -63,14 +63,16 @@ def score_tmass(
 def score_gaid(
     head: GAIDHead, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures, draws: Tensor | None
 ) -> Scores:
-    """Score N texts: the videos are fused for their captions too (GAID, model/clip_stochastic.py, modules/metrics.py).
+    """Score N texts against videos that are also fused for their captions.
+
+    GAID, model/clip_stochastic.py, modules/metrics.py.
 
     Args:
-        head: of the method.
-        text: N texts.
-        video: M videos with audio (M, F, D) where there is fusion.
-        own_text: the caption of each video.
-        draws: (K, D) of perturbation `STP`; None with others.
+        head: Head of GAID.
+        text: Features of N texts.
+        video: Features of M videos, with audio (M, F, D) for fusion.
+        own_text: Features of the caption of each video.
+        draws: Samples (K, D) of perturbation `STP`; None for other perturbations.
     """
 
     def score(query: Query, described: Described) -> Scores:
@@ -86,12 +88,12 @@ def score_gaid(
         best = trial_cosines(sentence, std, pooled, draws.to(sentence)).argmax(1)
         return _cosines(drawn_text(sentence, std, draws.to(sentence), best), target)
 
-    return _in_blocks(head, score, text, video, own_text, extra=4 * head.dimension)  # every pair's deviation
+    return _in_blocks(head, score, text, video, own_text, extra=4 * head.dimension)  # the deviation of every pair
 
 
 def own_pooled(head: PoolingHead, own: Query, video: VideoFeatures, frames: Tensor | PairFrames) -> Tensor:
-    """Return (M, D), each video's frames pooled for one text of its own."""
-    alone = DensePairVectors(own.queries.unsqueeze(1))  # (M, 1, 1, D): every video meets one text
+    """Return the frames of each video pooled for its own text, (M, D)."""
+    alone = DensePairVectors(own.queries.unsqueeze(1))  # (M, 1, 1, D): one text per video
     return head.attention(alone, frames, video.frame_mask).materialize()[0, :, 0]
 
 

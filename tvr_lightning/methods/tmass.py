@@ -1,18 +1,18 @@
 """T-MASS: Text Is MASS, Modeling as Stochastic Embedding for Text-Video Retrieval (Wang et al., CVPR 2024).
 
-X-Pool with a text that is drawn from a region around its vector. Follows the released code
+X-Pool with texts sampled from a region around their vectors. Follows the released code
 (Jiamian-Wang/T-MASS-text-video-retrieval, modules/stochastic_module.py, trainer/trainer_stochastic.py).
 
 Deviations:
-- protocol: released scores each test video pooled under its OWN caption, so that ground truth leaks; here under the
-  query. `protocol: as-released` is theirs, and its results say "leaks ground truth".
-- draws: released draws again for every pair; here one set of draws per evaluation, seeded by `evaluation.seed`,
-  applies to all pairs, so that a score depends on its pair alone. Each score has the same distribution.
-- sigma: paper N(0, 1); released U[0, 1), whose mean is 1/2; here as released (`prior`).
-- radius: paper multiplies by S W with W (F, D) alone; released has a bias; here as released.
-- support weight: released 0 by default, 0.8 in its MSR-VTT command; here 0.8, and 0 in the recipes of other datasets
-  (`support_weight`).
-- draws of dropout: released for every pair; here too, or for every video (`attention.dropout_per: video`).
+- protocol: released pools each test video for its OWN caption, so ground truth leaks; here pools it for the query.
+  `protocol: as-released` selects the released behavior and marks every result with "leaks ground truth".
+- draws: released draws separately for every pair; here uses one set of draws per evaluation for all pairs, seeded by
+  `evaluation.seed`, so that a score depends only on its pair. Each score has the same distribution.
+- sigma: paper uses N(0, 1); released uses U[0, 1), whose mean is 1/2; here as released (`prior`).
+- radius: paper multiplies S only by W (F, D); released adds a bias; here as released.
+- support weight: released uses 0 by default and 0.8 in its MSR-VTT command; here 0.8, and 0 in the recipes of other
+  datasets (`support_weight`).
+- draws of dropout: released draws for every pair; here too, or for every video (`attention.dropout_per: video`).
 - padded frames, tokens, several captions, pixels, selection: released as X-Pool; here as X-Pool here.
 """
 
@@ -46,7 +46,7 @@ from tvr_lightning.training.losses import info_nce
 
 @dataclass
 class TMASSOptions(Options):
-    """The options of T-MASS: X-Pool's attention, and the text as a region (modules/stochastic_module.py).
+    """Options of T-MASS: X-Pool's attention, and the region of a text (modules/stochastic_module.py).
 
     Attributes:
         attention: X-Pool's cross-attention.
@@ -66,14 +66,14 @@ class TMASSOptions(Options):
 
 @dataclass
 class TrainingScores:
-    """What the losses are made of, for B matching pairs.
+    """Training scores and regions of B matching pairs.
 
     Attributes:
-        similarity: (B, B) cosines of drawn texts (rows) with the videos pooled for the texts.
-        support_similarity: (B, B) the same of the support texts.
-        log_radius: (B, D) of each text and its own video.
-        drawn: (B, D) drawn texts.
-        support: (B, D) support texts.
+        similarity: Cosines (B, B) of sampled texts (rows) and the videos pooled for the texts.
+        support_similarity: Cosines (B, B) of support texts and the same videos.
+        log_radius: Logarithm of the radius (B, D) of each text with its own video.
+        drawn: Sampled texts (B, D).
+        support: Support texts (B, D).
     """
 
     similarity: Tensor
@@ -87,14 +87,14 @@ class TMASSHead(PoolingHead):
     """X-Pool's pooling and the region of a text (model/clip_stochastic.py).
 
     Args:
-        dimension: D.
-        frames: F, which a linear radius is tied to.
-        options: of the paper.
+        dimension: Dimension D of the features.
+        frames: Number of frames F, which a linear radius requires.
+        options: Options of T-MASS.
     """
 
     def __init__(self, dimension: int, frames: int, options: TMASSOptions | None = None) -> None:
         options = options or TMASSOptions()
-        # The radius, the pooled video and their products.
+        # The radius, the pooled video, and their products.
         super().__init__(dimension, frames, options.attention, extra=8 * dimension)
         self.radius = Radius(frames, dimension, options.radius)
 
@@ -104,22 +104,22 @@ class TMASSHead(PoolingHead):
         return self.radius(similarity, video.frame_mask.unsqueeze(1))
 
     def trials(self, query: Query, video: VideoFeatures, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines (M, K, N) of drawn texts with z, and R (M, N, D), of n texts, m videos and K draws."""
+        """Return cosines (M, K, N) of sampled texts and z, and R (M, N, D), for N texts, M videos, and K draws."""
         radius = self.log_radius(query.sentence, video).exp()
         pooled = self.pooled(query, video).materialize()[:, :, 0].transpose(0, 1)
         return trial_cosines(query.sentence, radius, pooled, draws), radius
 
     def score(self, query: Query, video: VideoFeatures, draws: Tensor) -> Scores:
-        """Return the best cosines (n, m) of draws (K, D), or (m, K, n, D) where each pair has its own."""
+        """Return the best cosines (n, m) over draws (K, D), or draws (m, K, n, D) if each pair has its own."""
         return Scores(self.trials(query, video, draws.to(query.sentence))[0].amax(1).T)
 
     def train_scores(self, text: TextFeatures, video: VideoFeatures, draw: Tensor) -> TrainingScores:
-        """Score B matching pairs with drawn and support texts.
+        """Score B matching pairs with sampled and support texts.
 
         Args:
-            text: B texts.
-            video: their B videos.
-            draw: (B, D), sigma.
+            text: Features of B texts.
+            video: Features of the matching B videos.
+            draw: Samples of sigma (B, D).
         """
         sentence, pooled = text.sentence, self.pooled(self.prepare(text, video)[0], video)
         similarity = torch.einsum("bd,bfd->bf", unit(sentence), unit(video.frames))
@@ -133,16 +133,16 @@ class TMASSHead(PoolingHead):
 
 
 class TMASS(RetrievalModule):
-    """T-MASS: X-Pool whose text is drawn from a region as wide as its similarity with the frames says.
+    """T-MASS: X-Pool with a text sampled from a region, whose radius depends on its similarity with the frames.
 
-    Without the region it is X-Pool, which is a class of its own.
+    Without the region it equals X-Pool, which is a separate class.
 
     Args:
         encoder: encoder of texts and videos.
-        tmass: the options of the paper.
-        protocol: evaluation protocol: `query` pools every video for the query; `as-released` for its own caption, which
-            leaks ground truth.
-        shared: the arguments of `RetrievalModule`.
+        tmass: options of T-MASS.
+        protocol: evaluation protocol: `query` pools every video for the query; `as-released` pools it for its own
+            caption, which leaks ground truth.
+        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(
@@ -154,15 +154,11 @@ class TMASS(RetrievalModule):
         self.head = TMASSHead(encoder.dimension, self.frames, self.options).within(self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos.
-
-        Returns:
-            `similarity` (N, M): the best cosine of the text's draws with the video pooled for the text.
-        """
+        """Return the best cosines (N, M) of the samples of a text with the video pooled for the text."""
         return self.head(text, video, self._draws())
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos that are pooled for their own captions: ground truth leaks."""
+        """Score N texts against M videos pooled for their own captions, which leaks ground truth."""
         return released.score_tmass(self.head, text, video, own_text, self._draws())
 
     def _draws(self) -> Tensor:
@@ -170,11 +166,11 @@ class TMASS(RetrievalModule):
         return trial_draws(options.prior, options.trials, self.encoder.dimension, self.evaluation_config.seed)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts: the sentence alone is read."""
+        """Drop the words of N texts, because only the sentence is used."""
         return text.without_words()
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return scalars: InfoNCE of drawn texts and the weighted one of support texts, for B matching pairs."""
+        """Return InfoNCE of sampled texts and weighted InfoNCE of support texts, scalars, for B matching pairs."""
         draw = self.options.prior.draw(tuple(pairs.text.sentence.shape))
         scores, scale = self.head.train_scores(pairs.text, pairs.video, draw), self.temperature()
         terms = {"stochastic": info_nce(self.contrastive_logits(scale * scores.similarity))}

@@ -1,29 +1,29 @@
 """UCoFiA: Unified Coarse-to-Fine Alignment for Video-Text Retrieval (Wang et al., ICCV 2023).
 
-Three alignments: video with sentence, frames with sentence, and a few patches per frame with words, each aggregated by
+Three alignments (video with sentence, frames with sentence, and a few patches per frame with words), each aggregated by
 interactive similarity attention. Follows the released training code (Ziyang412/UCoFiA, train/modules).
 
 Deviations:
 - patch shift: paper does not mention it; released wraps the attention of vision blocks 10 and 11 so that patches move
   between neighboring frames, as in TS2-Net; here the encoder's `patch_shift`, which the recipe sets.
 - trained attention of vision blocks 10 and 11: released evaluation loads a checkpoint before it wraps the two blocks,
-  drops their trained weights and runs with OpenAI's; here the trained ones. `tvr convert --openai_clip FILE` takes
-  OpenAI's.
-- evaluated model: released text-to-video folder has another patch predictor, and neither folder ever uses the matrix L1
+  drops their trained weights, and runs with OpenAI's weights; here uses the trained weights.
+  `tvr convert --openai_clip FILE` uses OpenAI's.
+- evaluated model: released text-to-video folder has another patch predictor, and neither folder uses the matrix L1
   (`local_mat_weight1`), so that a checkpoint of the training code does not load in the first and is scored without L1
   in the second; here the training code's model. Both are options (`patch_selection.predictor`, `patch_matrix`), and
   `tvr convert --openai_clip FILE` leaves L1 out. `evaluate_as: released` trains with L1 and scores without it.
-- noise: released selectors draw it at evaluation too, and scores change from run to run; here evaluation takes the k
+- noise: released selectors also draw it in evaluation, and scores change from run to run; here evaluation takes the k
   best patches (`patch_selection.noise_eval` or `evaluate_as: released` draws).
 - score normalization: released corrects each of the three scores by a separate bias (log weights of Sinkhorn's
   algorithm over all training queries, added before the mean); here off. `evaluate_as: released` adds the three
-  biases, and `recipes/variants/ucofia-sinkhorn.yaml` one bias of the mean.
+  biases, and `recipes/variants/ucofia-sinkhorn.yaml` adds one bias to the mean.
 - unused parameters: released creates some; here they are left out.
-- ties: released counts a tied query several times; here they are ranked by their expectation.
+- ties: released counts a tied query several times; here ranks ties by their expected rank.
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
-- gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
+- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ UCoFiAScore = Literal["video_sentence", "sentence_frame", "word_patch"]
 
 @dataclass
 class UCoFiAOptions(Options):
-    """The options of UCoFiA.
+    """Options of UCoFiA.
 
     Attributes:
         temporal_layers: number of blocks of the temporal transformer of the video (released: 4); 0 builds none.
@@ -67,7 +67,7 @@ class UCoFiAOptions(Options):
             unless `evaluation.normalization` names another. The trained vision blocks are kept.
 
     Raises:
-        ValueError: a value out of its range, or an option of a score that is not made.
+        ValueError: A value is out of range, or an option belongs to a score that is not computed.
     """
 
     temporal_layers: Layers = 4
@@ -95,12 +95,12 @@ class UCoFiAOptions(Options):
 
 @dataclass
 class PreparedText(Record):
-    """What the alignments read of N texts.
+    """Prepared features of N texts.
 
     Attributes:
-        mapped: (N, D) unit sentences times the sentence's and the video's matrix, where videos are aligned.
-        sentence: (N, 1, D) at unit length.
-        words: (N, W, D) at unit length, to meet patches.
+        mapped: Unit sentences (N, D) times the sentence's and the video's matrix, if videos are aligned.
+        sentence: Unit sentences (N, 1, D).
+        words: Unit words (N, W, D), if patches are aligned.
     """
 
     mapped: Tensor | None
@@ -110,13 +110,13 @@ class PreparedText(Record):
 
 @dataclass
 class PreparedVideo(Record):
-    """What the alignments read of M videos.
+    """Prepared features of M videos.
 
     Attributes:
-        pooled: (M, D) unit vectors of the videos.
-        frames: (M, F, D) CLIP's own frames at unit length.
-        patches: (M, F P', D) selected patches of all frames in a row, times the temperature of what aggregates them; of
-            words and patches the fewer are times L L1^T.
+        pooled: Unit vectors (M, D) of the videos.
+        frames: Unit vectors (M, F, D) of CLIP's frames.
+        patches: Selected patches (M, F P', D) of all frames in a row, times the temperature of their aggregation.
+            Either the words or the patches, whichever are fewer, are multiplied by L L1^T.
     """
 
     pooled: Tensor
@@ -125,13 +125,13 @@ class PreparedVideo(Record):
 
 
 class UCoFiAHead(PairHead):
-    """Features to the scores (N, M) of up to three alignments and their mean.
+    """Scores (N, M) of up to three alignments and their mean.
 
     Args:
-        dimension: D.
-        words: W.
-        frames: F.
-        options: of the paper.
+        dimension: Dimension D of the features.
+        words: Number of words W.
+        frames: Number of frames F.
+        options: Options of UCoFiA.
     """
 
     def __init__(self, dimension: int, words: int, frames: int, options: UCoFiAOptions | None = None) -> None:
@@ -152,10 +152,10 @@ class UCoFiAHead(PairHead):
             self.word_patch = BidirectionalAggregation(aggregation, frames * patches, words)
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, PreparedVideo]:
-        """Return what the alignments read of the texts and of the videos.
+        """Return the prepared features of the texts and of the videos.
 
         Raises:
-            ValueError: other numbers of words, frames or patches than the head's matrices are for.
+            ValueError: The number of words, frames, or patches differs from the shape of the head's matrices.
         """
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
@@ -185,13 +185,13 @@ class UCoFiAHead(PairHead):
         """Score n texts against m videos.
 
         Args:
-            text: n texts.
-            video: m videos.
-            scale: exp(logit_scale), scalar.
+            text: Prepared features of n texts.
+            video: Prepared features of m videos.
+            scale: exp(logit_scale), a scalar.
 
         Returns:
-            `similarity` (n, m), the mean of `parts`: the alignments' scores, of which word_patch alone is divided by
-            the scale. Times the scale they are the released scores.
+            `similarity` (n, m), the mean of `parts`: the scores of the alignments. Only word_patch is divided by the
+            scale. Times the scale, they equal the released scores.
         """
         parts = {}
         if text.mapped is not None:
@@ -210,8 +210,8 @@ class UCoFiA(RetrievalModule):
 
     Args:
         encoder: encoder of texts and videos.
-        ucofia: the options of the paper.
-        shared: the arguments of `RetrievalModule`.
+        ucofia: options of UCoFiA.
+        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, ucofia: UCoFiAOptions | None = None, **shared: Any) -> None:
@@ -233,7 +233,7 @@ class UCoFiA(RetrievalModule):
         )
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Select patches (M, F, P', D) of every frame and relate the frames (M, F, D), keeping CLIP's own."""
+        """Select the patches (M, F, P', D) of every frame, and relate the frames (M, F, D) in time."""
         patches = None
         if self.selector is not None:
             if video.patches is None:
@@ -243,10 +243,6 @@ class UCoFiA(RetrievalModule):
         return dataclasses.replace(video, frames=frames, clip_frames=video.frames, patches=patches)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos.
-
-        Returns:
-            `similarity` (N, M): the mean of the alignments on the scale of a cosine; `parts`: the alignments.
-        """
+        """Return the mean (N, M) of the alignments on the scale of a cosine, and the alignments as `parts`."""
         scores: Scores = self.head(text, video, self.temperature())
         return scores

@@ -6,10 +6,10 @@ is no public code.
 Deviations:
 - classifier: paper not stated; here, as HBI and EMCL-QA (main_vqa.py, modeling_qa.py), an MLP over the 1,500 most
   frequent answers on the concatenation of the pooled question and the pooled video.
-- partition: paper "directly applies" it; here the Spot half of the frames (DPDV, Eq. 3) is pooled. The Recover-Path
-  needs captions of the video, which test videos do not have.
-- micro view: paper not stated; here every word of the question takes its most similar patch of these frames, the inner
-  maximum of DPDV's Eq. 5, and the patches are averaged.
+- partition: paper "directly applies" it; here pools the Spot half of the frames (DPDV, Eq. 3). The Recover-Path needs
+  captions of the video, which test videos do not have.
+- micro view: paper not stated; here selects for every word of the question its most similar patch of these frames, the
+  inner maximum of DPDV's Eq. 5, and averages the patches.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from tvr_lightning.training.optim import OptimizerConfig
 
 @dataclass
 class _Given(Record):
-    """Answers to N questions: their numbers (N,) int64 and their probabilities (N,)."""
+    """Answers to N questions: answer numbers (N,) int64 and probabilities (N,)."""
 
     answer: Tensor
     probability: Tensor
 
 
 class VideoQuestionAnswering(RecipeModule):
-    """Answers questions about videos by one of the most frequent training answers, on any method's features.
+    """Video question answering with the most frequent training answers, on any method's features.
 
-    Titles: "DPDV" (anonymous ACL submission), Supplement Table 4; the deviations stand at the top of this file.
+    Titles: "DPDV" (anonymous ACL submission), Supplement Table 4. The module docstring lists the deviations.
 
-    The answers are learnt from the training questions and stored in the checkpoint. A training question with a rarer
-    answer is left out of the loss; a test question with an answer that is not among them counts as wrong. Both are
-    counted and reported. Of the method, only what makes features is trained; layers that do nothing but score pairs get
-    no gradient, so that several devices need `trainer.strategy: ddp_find_unused_parameters_true`.
+    The answers are learned from the training questions and stored in the checkpoint. Training questions with rarer
+    answers are left out of the loss, and test questions with unknown answers count as wrong. Both are counted and
+    reported. Only the layers of the method that compute features are trained. Layers that only score pairs get no
+    gradient, so several devices need `trainer.strategy: ddp_find_unused_parameters_true`.
 
     Args:
         encoder: encoder of texts and videos.
@@ -70,8 +70,8 @@ class VideoQuestionAnswering(RecipeModule):
         hidden, dropout, pooling, spot_ratio, micro, inputs: see `AnswerHead`.
 
     Raises:
-        ValueError: `micro` with a method that has no patches, options of the method or the optimiser that answering
-            does not use, or what `AnswerHead` refuses.
+        ValueError: `micro` is set for a method without patches, options of the method or the optimizer have no effect
+            on answering, or `AnswerHead` rejects its options.
     """
 
     monitor = "val/accuracy"
@@ -113,7 +113,7 @@ class VideoQuestionAnswering(RecipeModule):
         self._given: list[Placed[_Given]] = []
 
     def _check_options(self) -> None:
-        """Refuse what would be ignored: the method makes features here, and is neither trained nor evaluated itself."""
+        """Reject options that have no effect, because the method only computes features here."""
         if self.optimizer_config.gradient_cache is not None:
             raise ValueError(
                 "optimizer.gradient_cache is for losses over a whole batch, but questions are answered one by one. Set "
@@ -136,32 +136,32 @@ class VideoQuestionAnswering(RecipeModule):
 
     @property
     def words(self) -> int:  # type: ignore[override]
-        """Token positions that the method asks for."""
+        """Number of token positions of the method."""
         return self.method.words
 
     @property
     def audio_encoder(self) -> AudioEncoder | None:
-        """The method's encoder of sound, where it hears."""
+        """Audio encoder of the method, if it uses audio."""
         return getattr(self.method, "audio_encoder", None)
 
     @property
     def needs_patches(self) -> bool:
-        """Whether stored features must hold patches."""
+        """Whether stored features must contain patches."""
         return self.method.needs_patches
 
     @property
     def skipped(self) -> list[str]:
-        """Files that could not be read so far, each with its reason, over all devices."""
+        """Files that could not be read so far, each with the reason, over all devices."""
         return self.encoded.skipped_anywhere()
 
     def setup(self, stage: str) -> None:
-        """Learn the answers, and start from the retrieval checkpoint where there is one.
+        """Select the answers, and load the retrieval checkpoint if there is one.
 
         Raises:
-            UserError: the data have captions.
-            CheckpointError: `pretrained` holds another method, or one of other sizes.
-            StoreError: stored features were made with another encoder.
-            ValueError: the encoder's precision does not go with the trainer's precision or strategy.
+            UserError: The data have captions instead of questions.
+            CheckpointError: `pretrained` contains another method, or one with other sizes.
+            StoreError: Stored features were computed with another encoder.
+            ValueError: The encoder's precision conflicts with the trainer's precision or strategy.
         """
         super().setup(stage)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -188,15 +188,15 @@ class VideoQuestionAnswering(RecipeModule):
         self.method.load_state_dict(checkpoint["state_dict"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the answers with the weights that were trained on them."""
+        """Store the answers with the weights."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["answers"] = list(self.vocabulary)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the answers of the checkpoint, and name the tensors that do not fit.
+        """Load the answers of the checkpoint, and check its tensors.
 
         Raises:
-            CheckpointError: a retrieval checkpoint, or tensors of other sizes.
+            CheckpointError: The checkpoint contains a retrieval method, or tensors of other sizes.
         """
         if "answers" not in checkpoint:
             raise CheckpointError(
@@ -207,10 +207,9 @@ class VideoQuestionAnswering(RecipeModule):
         super().on_load_checkpoint(checkpoint)
 
     def logits(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
-        """Score the learnt answers to B questions about B videos, in float32; row i of `text` asks about row i.
+        """Return the logits (B, K) of the learned answers to B questions about B videos, in float32.
 
-        Returns:
-            (B, K), K = min(A, number of learnt answers).
+        K is min(A, number of learned answers). Row i of `text` is the question about video i.
         """
         with torch.autocast(self.device.type, enabled=False):
             return self.head(text.float(), video.float())[:, : len(self.vocabulary)]
@@ -218,16 +217,16 @@ class VideoQuestionAnswering(RecipeModule):
     # Training
 
     def on_train_start(self) -> None:
-        """Number the right answers of the training questions."""
+        """Number the correct answers of the training questions."""
         super().on_train_start()
         _, self._training_right = self._numbered("train")
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy of the right answers, a scalar; questions with a rare one do not count."""
+        """Return the cross-entropy of the correct answers, a scalar. Questions with rare answers are ignored."""
         self.encoded.skipped.update(batch.video.skipped)
         logits = self.logits(self.method.text_features(batch.text), self.method.video_features(batch.video))
         right = self._training_right.to(logits.device)[batch.text.index]
-        # Over all devices, whose gradients are averaged: their parts hold different numbers of rare answers.
+        # Over all devices, whose gradients are averaged, because each has another number of rare answers.
         counted = gather_tensor((right >= 0).sum().reshape(1)).sum().clamp(min=1)
         loss = world_size() * F.cross_entropy(logits, right, ignore_index=-1, reduction="sum") / counted
         loss = self.total_loss({"cross_entropy": loss}, batch)
@@ -235,19 +234,19 @@ class VideoQuestionAnswering(RecipeModule):
         return loss
 
     def _numbered(self, name: SplitName) -> tuple[list[QuestionRecord], Tensor]:
-        """Return the questions of a split and the numbers (N,) of their right answers, -1 where it is not known."""
+        """Return the questions of a split and the numbers (N,) of their correct answers, -1 if unknown."""
         questions = self.trainer.datamodule.questions(name)  # type: ignore[attr-defined]
         number = {answer: place for place, answer in enumerate(self.vocabulary)}
         return questions, torch.tensor([number.get(question.answer, -1) for question in questions])
 
-    # Evaluation: the videos come first, each encoded once; then the questions, each answered where its video is
+    # Evaluation: first each video is encoded once, then each question is answered on the device of its batch
 
     def on_validation_epoch_start(self) -> None:
-        """Number the right answers of the validation questions."""
+        """Number the correct answers of the validation questions."""
         self._start("val")
 
     def on_test_epoch_start(self) -> None:
-        """Number the right answers of the test questions."""
+        """Number the correct answers of the test questions."""
         self._start("test")
 
     on_predict_epoch_start = on_test_epoch_start
@@ -273,7 +272,7 @@ class VideoQuestionAnswering(RecipeModule):
         videos, place = self._bank
         rows = place[[self._asked[i].video for i in batch.index.tolist()]]
         there = rows >= 0
-        # All are answered and those without a video forgotten: devices that share out weights must compute together.
+        # Answers without a video are computed and discarded, because devices that shard weights must compute together.
         logits = self.logits(self.method.text_features(batch), videos[rows.clamp(min=0)])
         probability, given = (found[there] for found in logits.softmax(-1).max(-1))
         index = batch.index[there]
@@ -283,12 +282,12 @@ class VideoQuestionAnswering(RecipeModule):
     test_step = validation_step
 
     def predict_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Encode or answer one batch; returns its indices, since Lightning expects a value."""
+        """Encode or answer one batch and return its indices, because Lightning expects a value."""
         self.validation_step(batch, batch_idx, dataloader_idx)
         return batch.index
 
     def _video_bank(self) -> tuple[VideoFeatures, Tensor]:
-        """Return the videos read by all devices, and the row of every video of the split, -1 where it was not read."""
+        """Return the videos read by all devices, and the row of each video of the split, -1 if it was not read."""
         videos = self.encoded.join_videos(self.device).distinct()
         count = 1 + max(question.video for question in self._asked)
         place = torch.full((max(count, int(videos.index[-1]) + 1),), -1, device=videos.index.device)
@@ -296,7 +295,7 @@ class VideoQuestionAnswering(RecipeModule):
         return videos.features, place
 
     def _answered(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return index, number of the given answer and its probability (N,) of the distinct questions answered."""
+        """Return index, answer number, and probability (N,) of the distinct answered questions."""
         gathered = gather_batches(self._given, self.device)
         if gathered is None:
             empty = torch.zeros(0, dtype=torch.int64)
@@ -323,15 +322,15 @@ class VideoQuestionAnswering(RecipeModule):
         log_values(self, stage, {"answerable": self.evaluation.answerable, "majority": self.evaluation.majority})
 
     def on_validation_epoch_end(self) -> None:
-        """Compare the answers and log the accuracy."""
+        """Evaluate the answers and log the accuracy."""
         self._evaluate("val")
 
     def on_test_epoch_end(self) -> None:
-        """Compare the answers and log the accuracy."""
+        """Evaluate the answers and log the accuracy."""
         self._evaluate("test")
 
     def on_predict_epoch_end(self) -> None:
-        """Keep one row per question: question, video_id, answer, probability, right."""
+        """Store one row per question: question, video_id, answer, probability, right."""
         videos = self.trainer.datamodule.read_split("test").videos  # type: ignore[attr-defined]
         rows = []
         for index, given, probability in zip(*(tensor.tolist() for tensor in self._answered()), strict=True):

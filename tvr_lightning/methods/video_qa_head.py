@@ -1,4 +1,4 @@
-"""From a question and its video to the scores of all answers; `video_qa.py` says what the paper leaves open."""
+"""Head that scores all answers to a question about a video. `video_qa.py` lists what the paper leaves open."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Inputs = Literal["both", "question", "video"]
 
 
 class AnswerHead(nn.Module):
-    """Pools a question and its video and scores every answer.
+    """Pooling of a question and its video, and an MLP that scores every answer.
 
     Args:
-        dimension: D, size of the features.
-        answers: A, number of answers.
-        hidden: width of the MLP.
-        dropout: before both linear layers.
-        pooling: `spot` averages the frames that the question spots (DPDV, Eq. 3), `mean` all frames.
-        spot_ratio: share of a video's frames that are spotted, at least one (paper: half).
-        micro: add the patches that the question's words take.
-        inputs: what the answer may depend on; `question` shows what the words of a question alone give away.
+        dimension: Dimension D of the features.
+        answers: Number of answers A.
+        hidden: Width of the MLP.
+        dropout: Dropout rate before both linear layers.
+        pooling: `spot` averages the frames most similar to the question (DPDV, Eq. 3), `mean` averages all frames.
+        spot_ratio: Share of a video's frames that `spot` selects, at least one frame (paper: half).
+        micro: Whether to add the patches most similar to the question's words.
+        inputs: Inputs that the answer depends on. `question` measures the accuracy of the question text alone.
 
     Raises:
-        ValueError: a value is out of its range, or options conflict.
+        ValueError: A value is out of range, or options conflict.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class AnswerHead(nn.Module):
         """Return the logits (B, A) of the answers to B questions about B videos, row by row."""
         chosen = self.spotted(text.sentence, video) if self.pooling == "spot" else video.frame_mask
         question, macro = text.sentence, masked_average(video.frames, chosen)
-        # Multiplied rather than left out: shapes stay, and every parameter gets a gradient.
+        # Multiplied by 0 rather than left out, so that shapes stay and every parameter gets a gradient.
         if self.inputs == "question":
             macro = 0.0 * macro
         elif self.inputs == "video":
@@ -85,27 +85,24 @@ class AnswerHead(nn.Module):
         return self.classify(torch.cat(parts, dim=-1))
 
     def spotted(self, sentence: Tensor, video: VideoFeatures) -> Tensor:
-        """Return (B, F) bool: the frames of each video most similar to its own question (B, D) (DPDV, Eq. 3)."""
+        """Return a mask (B, F) of the frames of each video most similar to its question (B, D) (DPDV, Eq. 3)."""
         similarity = torch.einsum("bd,bfd->bf", unit(sentence), unit(video.frames))
         return spot_frames(similarity, video.frame_mask.bool(), self.spot_ratio)
 
 
 def masked_average(vectors: Tensor, mask: Tensor) -> Tensor:
-    """Average vectors (B, K, D) where mask (B, K) is True; zeros where it is nowhere."""
+    """Return the mean of vectors (B, K, D) over mask (B, K), or zeros if the mask is empty."""
     weights = mask.to(vectors.dtype).unsqueeze(-1)
     return (weights * vectors).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def words_patches(text: TextFeatures, patches: Tensor, chosen: Tensor) -> Tensor:
-    """Average the patches that the words of B questions take, each its most similar one (DPDV, Eq. 5, inner maximum).
+    """Return the mean (B, D) of the patches most similar to each word of B questions (DPDV, Eq. 5, inner maximum).
 
     Args:
-        text: words (B, W, D) and their mask.
-        patches: (B, F, P, D).
-        chosen: (B, F) bool, frames whose patches may be taken.
-
-    Returns:
-        (B, D).
+        text: Words (B, W, D) and their mask.
+        patches: Patches (B, F, P, D).
+        chosen: Mask (B, F) bool of the frames whose patches are used.
     """
     count = patches.shape[2]
     flat = patches.flatten(1, 2)

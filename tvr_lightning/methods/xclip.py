@@ -4,11 +4,11 @@ Four contrasts (video-sentence, video-word, sentence-frame, frame-word) and the 
 and matrices (AOSM), on CLIP's features. Follows the released code (xuguohai/X-CLIP, modules/modeling_xclip.py).
 
 Deviations:
-- padding: released padded words and frames take part in the fine-grained contrasts; here as released (`mask_words` and
+- padding: released includes padded words and frames in the fine-grained contrasts; here as released (`mask_words` and
   `mask_frames` leave them out).
-- memory: released makes the frame-word similarities (N, W, M, F) of an evaluation at once; here block by block.
-- ties: released counts a tied query several times; here they are ranked by their expectation.
-- gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
+- memory: released computes all frame-word similarities (N, W, M, F) of an evaluation at once; here block by block.
+- ties: released counts a tied query several times; here ranks ties by their expected rank.
+- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
@@ -40,11 +40,11 @@ XCLIPContrast = Literal["video_sentence", "video_word", "sentence_frame", "frame
 class SimilarityAttention(nn.Module):
     """Attention over a vector of similarities x: sum_s x_s (softmax(lambda x) A)_s (X-CLIP, AOSM).
 
-    The matrix comes after the softmax as released, so that weights need be neither positive nor add up to one.
+    As released, the matrix is applied after the softmax, so weights can be negative and need not add up to one.
 
     Args:
-        slots: S; the matrix A is (S, S) and starts as the identity.
-        temperature: lambda, factor inside the softmax.
+        slots: Number of slots S. The matrix A (S, S) is initialized as the identity.
+        temperature: Factor lambda inside the softmax.
     """
 
     def __init__(self, slots: int, temperature: float) -> None:
@@ -53,13 +53,13 @@ class SimilarityAttention(nn.Module):
         self.weight = nn.Parameter(torch.eye(slots))
 
     def forward(self, similarities: Tensor, dim: int = 0, whole: bool = False, scaled: bool = False) -> Tensor:
-        """Return (...) for similarities (S, ...), or with the slots at `dim`; minus infinity where no slot is there.
+        """Return the sum (...) of similarities (S, ...), or minus infinity if all slots are absent.
 
         Args:
-            similarities: (S, ...).
-            dim: the axis of the slots.
-            whole: promises that all slots are there.
-            scaled: whether the similarities come times lambda; the result does not.
+            similarities: Similarities (S, ...), or with the slots at `dim`.
+            dim: Axis of the slots.
+            whole: Whether all slots are known to be present.
+            scaled: Whether the similarities are multiplied by lambda. The result is not.
         """
         absent = None if whole else similarities == -torch.inf
         logits = similarities if scaled else self.temperature * similarities
@@ -77,7 +77,7 @@ class SimilarityAttention(nn.Module):
 
 
 class AOSM(Aggregation):
-    """Attention over similarities: one softmax with a learnt matrix behind it.
+    """Attention over similarities: one softmax followed by a learned matrix.
 
     Args:
         softmax_lambda: factor inside the softmax (released: divided by 0.01).
@@ -87,13 +87,13 @@ class AOSM(Aggregation):
         self.softmax_lambda = softmax_lambda
 
     def module(self, slots: int) -> nn.Module:
-        """See `Aggregation.module`."""
+        """Return the module that sums similarities over S `slots`."""
         return SimilarityAttention(slots, self.softmax_lambda)
 
 
 @dataclass
 class XCLIPOptions(Options):
-    """The options of X-CLIP.
+    """Options of X-CLIP.
 
     Attributes:
         similarity_header: relation of the frames before they are pooled to the video (released: --sim_header), by
@@ -105,7 +105,7 @@ class XCLIPOptions(Options):
         mask_frames: leave padded frames out of the frame contrasts; the released code keeps them.
 
     Raises:
-        ValueError: a value out of its range, or an option of contrasts that are not made.
+        ValueError: A value is out of range, or an option belongs to contrasts that are not computed.
     """
 
     similarity_header: TemporalHeader = kind(SeqTransf)
@@ -140,12 +140,14 @@ class XCLIPOptions(Options):
 
 @dataclass
 class PreparedText(Record):
-    """What the contrasts read of N texts.
+    """Prepared features of N texts.
 
     Attributes:
-        sentence: (N, 1, D) at unit length; `interacting_sentence` (N, D) is it times G where there is that matrix.
-        words: (N, W, D) at unit length; `interacting_words` are those that meet frames, if any do.
-        word_mask: (N, W) bool, True where there is a token.
+        sentence: Unit sentences (N, 1, D).
+        interacting_sentence: Unit sentences (N, D) times the matrix G, if it exists.
+        words: Unit words (N, W, D).
+        interacting_words: Words of the frame-word contrast, if it is used.
+        word_mask: Mask (N, W) bool, True for valid tokens.
     """
 
     sentence: Tensor
@@ -157,14 +159,14 @@ class PreparedText(Record):
 
 @dataclass
 class PreparedVideo(Record):
-    """What the contrasts read of M videos.
+    """Prepared features of M videos.
 
     Attributes:
-        pooled: (M, D) unit vectors of the videos.
-        frames: (M, F, D) CLIP's own frames at unit length.
-        interacting_frames: (M, F, D) those that meet words, if any do, times the temperature of what aggregates them:
-            of one side the tokens are times L.
-        frame_mask: (M, F) bool, True where there is a frame.
+        pooled: Unit vectors (M, D) of the videos.
+        frames: Unit vectors (M, F, D) of CLIP's frames.
+        interacting_frames: Frames (M, F, D) of the frame-word contrast, if it is used, times the temperature of its
+            aggregation. The tokens of one side are multiplied by L.
+        frame_mask: Mask (M, F) bool, True for valid frames.
     """
 
     pooled: Tensor
@@ -174,13 +176,13 @@ class PreparedVideo(Record):
 
 
 class XCLIPHead(PairHead):
-    """Features to the scores (N, M) of up to four contrasts and their mean.
+    """Scores (N, M) of up to four contrasts and their mean.
 
     Args:
-        dimension: D.
-        words: W, word slots.
-        frames: F, frame slots.
-        options: of the paper.
+        dimension: Dimension D of the features.
+        words: Number of word slots W.
+        frames: Number of frame slots F.
+        options: Options of X-CLIP.
     """
 
     def __init__(self, dimension: int, words: int, frames: int, options: XCLIPOptions | None = None) -> None:
@@ -190,7 +192,7 @@ class XCLIPHead(PairHead):
         cells = words * frames if "frame_word" in contrasts else words + frames
         super().__init__(dimension, extra=6 * cells, side="both")
         self.options, self.words, self.frames = options, words, frames
-        # Matrices of contrasts that are not made would wait for a gradient in vain.
+        # Matrices of unused contrasts would never get a gradient.
         if "video_sentence" in contrasts:
             self.global_matrix = nn.Parameter(torch.eye(dimension))
         if "video_word" in contrasts:
@@ -202,14 +204,14 @@ class XCLIPHead(PairHead):
             self.frame_word = BidirectionalAggregation(aggregation, frames, words)
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, PreparedVideo]:
-        """Return what the contrasts read of the texts and of the videos.
+        """Return the prepared features of the texts and of the videos.
 
         Args:
-            text: sentence (N, D), words (N, W, D).
-            video: `frames` (M, F, D) after the temporal encoder, `clip_frames` before it where the two differ.
+            text: Sentences (N, D) and words (N, W, D).
+            video: `frames` (M, F, D) after the temporal encoder, and `clip_frames` before it if they differ.
 
         Raises:
-            ValueError: another number of words or frames than the head's matrices are for.
+            ValueError: The number of words or frames differs from the shape of the head's matrices.
         """
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
@@ -229,11 +231,7 @@ class XCLIPHead(PairHead):
         return texts, PreparedVideo(pooled, frames, met_frames, video.frame_mask.bool())
 
     def score(self, text: PreparedText, video: PreparedVideo) -> Scores:
-        """Score n texts against m videos.
-
-        Returns:
-            `similarity` (n, m), the mean of the contrasts on the scale of a cosine, and the contrasts as `parts`.
-        """
+        """Return the mean (n, m) of the contrasts on the scale of a cosine, and the contrasts as `parts`."""
         options, parts = self.options, {}
         no_word = ~text.word_mask.T if options.mask_words else None  # (W, n)
         no_frame = ~video.frame_mask.T.unsqueeze(-1) if options.mask_frames else None  # (F, m, 1)
@@ -250,14 +248,14 @@ class XCLIPHead(PairHead):
             similarity = token_similarities(video.interacting_frames, text.interacting_words)  # (F, m, W, n)
             similarity = without(None if no_frame is None else no_frame.unsqueeze(-1), without(no_word, similarity))
             parts["frame_word"] = self.frame_word(similarity, words=2, whole=whole, scaled=True).T
-        # A video without a frame is nothing to a text, and no reason for losses that are not finite.
+        # A video without frames gets the score 0, to keep losses finite.
         if not whole:
             parts = {name: part.masked_fill(part == -torch.inf, 0.0) for name, part in parts.items()}
         return Scores(torch.stack(list(parts.values())).mean(0), parts)
 
 
 def without(absent: Tensor | None, similarity: Tensor) -> Tensor:
-    """Return similarities (S, ...) with minus infinity where a slot is `absent`, which broadcasts; None is nowhere."""
+    """Set similarities (S, ...) of `absent` slots (broadcast) to minus infinity. None means no slot."""
     return similarity if absent is None else similarity.masked_fill(absent, -torch.inf)
 
 
@@ -266,8 +264,8 @@ class XCLIP(RetrievalModule):
 
     Args:
         encoder: encoder of texts and videos.
-        xclip: the options of the paper.
-        shared: the arguments of `RetrievalModule`.
+        xclip: options of X-CLIP.
+        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, xclip: XCLIPOptions | None = None, **shared: Any) -> None:
@@ -281,16 +279,12 @@ class XCLIP(RetrievalModule):
         )
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames (M, F, D) over time, keeping CLIP's own as `clip_frames` for the frame contrasts."""
+        """Relate the frames (M, F, D) over time, and keep CLIP's own as `clip_frames` for the frame contrasts."""
         if self.temporal is None:
             return video
         related = self.temporal(video.frames, video.frame_mask)
         return dataclasses.replace(video, frames=related, clip_frames=video.frames)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos.
-
-        Returns:
-            `similarity` (N, M): the mean of the contrasts on the scale of a cosine; `parts`: the contrasts.
-        """
+        """Return the mean cosines (N, M) of the contrasts, and the contrasts as `parts`."""
         return self.head(text, video)

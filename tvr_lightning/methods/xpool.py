@@ -1,18 +1,18 @@
 """X-Pool: Cross-Modal Language-Video Attention for Text-Video Retrieval (Gorti et al., CVPR 2022).
 
-Follows the released code (layer6ai-labs/xpool, model/clip_transformer.py, modules/transformer.py, modules/metrics.py);
-T-MASS and GAID build on it.
+Follows the released code (layer6ai-labs/xpool, model/clip_transformer.py, modules/transformer.py, modules/metrics.py).
+T-MASS and GAID build on X-Pool.
 
 Deviations:
-- padded frames: released has none, since short clips repeat their last frame; here they are left out.
-- captions: released pads to the longest of a batch; here to `words`.
-- several captions per video: released scores them in a table padded with minus infinity; here texts and videos are
-  scored once each and paired by index.
-- draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
+- padded frames: released has none, since short clips repeat their last frame; here padded frames are masked.
+- captions: released pads to the longest caption of a batch; here pads to `words`.
+- several captions per video: released scores them in a table padded with minus infinity; here scores each text and
+  each video once and pairs them by index.
+- draws of dropout: released draws for every pair; here too, or for every video, whose pairs then lose the same elements
   (`xpool.dropout_per: video`).
-- pixels: released in float32, resized without antialiasing; here the same (`data.init_args.antialias: false`), kept in
-  float16, so that a value from 0 to 255 is off by at most 1/8.
-- selection: released on the test set, ten times per epoch; here by `results.select_on`.
+- pixels: released uses float32, resized without antialiasing; here the same (`data.init_args.antialias: false`), stored
+  in float16, so that a value from 0 to 255 is off by at most 1/8.
+- selection: released selects on the test set, ten times per epoch; here selects by `results.select_on`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tvr_lightning.ranges import Count, Dropout, Options
 
 @dataclass
 class XPoolOptions(Options):
-    """X-Pool's cross-attention of a text and the frames of a video (modules/transformer.py).
+    """X-Pool's cross-attention between a text and the frames of a video (modules/transformer.py).
 
     Attributes:
         heads: number of attention heads.
@@ -42,7 +42,7 @@ class XPoolOptions(Options):
             pairs, or every `video`, whose pairs lose the same elements, which is cheaper.
 
     Raises:
-        ValueError: draws per video of a dropout of 0.
+        ValueError: Dropout samples per video with a dropout rate of 0.
     """
 
     heads: Count = 1
@@ -56,11 +56,11 @@ class XPoolOptions(Options):
 
 @dataclass
 class Query(Record):
-    """What the head needs of N texts.
+    """Prepared features of N texts.
 
     Attributes:
-        sentence: (N, D), not normalised.
-        queries: (N, 1, D) what the texts attend with.
+        sentence: Sentences (N, D), not normalized.
+        queries: Attention queries (N, 1, D).
     """
 
     sentence: Tensor
@@ -68,14 +68,14 @@ class Query(Record):
 
 
 class PoolingHead(PairHead):
-    """Frames (M, F, D) pooled as every text asks (model/clip_transformer.py), which T-MASS and GAID build on.
+    """Text-conditioned pooling of frames (M, F, D) (model/clip_transformer.py), shared with T-MASS and GAID.
 
     Args:
-        dimension: D.
-        frames: F.
-        options: of the attention.
-        basis: vectors per frame of a video, 2 where a gate blends two.
-        extra: as of `PairHead`.
+        dimension: Dimension D of the features.
+        frames: Number of frames F.
+        options: Options of the attention.
+        basis: Number of vectors per frame; 2 if a gate blends two.
+        extra: Additional memory per pair, see `PairHead`.
     """
 
     def __init__(self, dimension: int, frames: int, options: XPoolOptions, *, basis: int = 1, extra: int = 0) -> None:
@@ -88,16 +88,16 @@ class PoolingHead(PairHead):
         )
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Query, VideoFeatures]:
-        """Return what the texts ask with, and the videos."""
+        """Return the queries of the texts, and the videos unchanged."""
         return Query(text.sentence, self.attention.queries(text.sentence.unsqueeze(1))), video
 
     def pooled(self, query: Query, video: VideoFeatures, frames: Tensor | PairFrames | None = None) -> Pairwise:
-        """Return z, the video of every pair in one slot.
+        """Return the pooled video z of every pair, in one slot.
 
         Args:
-            query: of N texts.
-            video: of M videos.
-            frames: to be pooled; the video's own where they are not given.
+            query: Queries of N texts.
+            video: Features of M videos.
+            frames: Frames to pool. Default: the frames of the video.
         """
         queries = self.of_texts(query.queries, len(video))
         return self.attention(queries, video.frames if frames is None else frames, video.frame_mask)
@@ -107,27 +107,27 @@ class XPoolHead(PoolingHead):
     """Cosines (N, M) of texts and the videos pooled for them.
 
     Args:
-        dimension: D.
-        frames: F.
-        options: of the attention.
+        dimension: Dimension D of the features.
+        frames: Number of frames F.
+        options: Options of the attention.
     """
 
     def __init__(self, dimension: int, frames: int, options: XPoolOptions | None = None) -> None:
         super().__init__(dimension, frames, options or XPoolOptions())
 
     def score(self, query: Query, video: VideoFeatures) -> Scores:
-        """Return cosines of n texts and m videos."""
+        """Return the cosines of n texts and m videos."""
         pooled = self.pooled(query, video).unit()
         return Scores(pooled.dot(unit(query.sentence).unsqueeze(1))[:, :, 0, 0].T)
 
 
 class XPool(RetrievalModule):
-    """X-Pool: every text attends to the frames that it resembles.
+    """X-Pool: every text attends to the frames that are most similar to it.
 
     Args:
         encoder: encoder of texts and videos.
-        xpool: the options of the paper.
-        shared: the arguments of `RetrievalModule`.
+        xpool: options of X-Pool.
+        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, xpool: XPoolOptions | None = None, **shared: Any) -> None:
@@ -136,13 +136,9 @@ class XPool(RetrievalModule):
         self.head = XPoolHead(encoder.dimension, self.frames, options).within(self.evaluation_config.memory_gib)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos.
-
-        Returns:
-            `similarity` (N, M), cosines of sentences and the videos pooled for them.
-        """
+        """Return cosines (N, M) of sentences and the videos pooled for them."""
         return self.head(text, video)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts: the sentence alone is read."""
+        """Drop the words of N texts, because only the sentence is used."""
         return text.without_words()

@@ -1,4 +1,4 @@
-"""DPDV: `method.py` says where it deviates from its paper, `model.py` has its equations, `options.py` its options."""
+"""DPDV: deviations from the paper in `method.py`, equations in `model.py`, options in `options.py`."""
 
 from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.dpdv.options import (

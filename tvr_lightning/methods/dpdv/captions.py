@@ -1,4 +1,4 @@
-"""The descriptions of DPDV's Recover-Path: their features, and which videos have enough of them."""
+"""Features of the video descriptions for DPDV's Recover-Path, and checks that every video has enough of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Captions(Record):
     """Features of up to S descriptions of each of B videos.
 
     Attributes:
-        sentence: (B, S, D).
-        words: (B, S, W, D).
-        word_mask: (B, S, W) bool.
-        mask: (B, S) bool, True where there is a description.
+        sentence: Sentences (B, S, D).
+        words: Words (B, S, W, D).
+        word_mask: Mask (B, S, W) bool of the words.
+        mask: Mask (B, S) bool, True for valid descriptions.
     """
 
     sentence: Tensor
@@ -31,16 +31,16 @@ class Captions(Record):
 
 
 def said_captions(video_ids: list[str], descriptions: list[list[str]], most: int, least: int) -> list[list[int]]:
-    """Return which descriptions of each of B videos say something.
+    """Return the positions of the nonempty descriptions of each of B videos.
 
     Args:
-        video_ids: of the B videos, for errors.
-        descriptions: of each video.
-        most: S, places per video.
-        least: how many the Recover-Path takes.
+        video_ids: IDs of the B videos, for errors.
+        descriptions: Descriptions of each video.
+        most: Maximum number S of descriptions per video.
+        least: Number of descriptions that the Recover-Path uses.
 
     Raises:
-        UserError: a video has fewer than `least` descriptions that say something, or more than `most`.
+        UserError: A video has fewer than `least` or more than `most` nonempty descriptions.
     """
     found = []
     for video_id, described in zip(video_ids, descriptions, strict=True):
@@ -66,18 +66,18 @@ def encode_captions(
     most: int,
     least: int,
 ) -> Captions:
-    """Encode the descriptions of B videos with the text encoder, as the paper does; places without one hold "".
+    """Encode the descriptions of B videos with the text encoder, as in the paper. Missing descriptions are "".
 
     Args:
-        encoder: of the texts.
-        video_ids: of the B videos, for errors.
-        descriptions: of each video, as strings or as what the encoder's `caption_tokens` makes of them.
-        words: W.
-        most: S, places per video.
-        least: how many the Recover-Path takes.
+        encoder: Text encoder.
+        video_ids: IDs of the B videos, for errors.
+        descriptions: Descriptions of each video, as strings or as the output of the encoder's `caption_tokens`.
+        words: Number of words W.
+        most: Maximum number S of descriptions per video.
+        least: Number of descriptions that the Recover-Path uses.
 
     Raises:
-        UserError: as `said_captions`.
+        UserError: A video has fewer than `least` or more than `most` nonempty descriptions.
     """
     strings = [described.captions if isinstance(described, Tokens) else described for described in descriptions]
     said = said_captions(video_ids, strings, most, least)

@@ -1,4 +1,4 @@
-"""Density-peak clustering with k nearest neighbours (DPC-KNN), as DPDV, HBI and TCFormer merge tokens with it."""
+"""Density-peak clustering with k nearest neighbors (DPC-KNN), used by DPDV, HBI, and TCFormer to merge tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DensityRule = Literal["paper", "neighbours", "hbi"]
 
 @dataclass
 class Clusters:
-    """Which tokens of each set belong together.
+    """Clusters of the tokens of each set.
 
     Attributes:
-        density: (..., T), larger where a token has near neighbours.
-        delta: (..., T), distance to the nearest denser token.
-        centre: (..., K) int64, tokens that are centres, by falling density times delta.
-        assignment: (..., T) int64, position in `centre` of each token's cluster.
+        density: Density (..., T), larger for tokens with near neighbors.
+        delta: Distance (..., T) to the nearest denser token.
+        centre: Positions (..., K) int64 of the center tokens, by decreasing density times delta.
+        assignment: Position (..., T) int64 in `centre` of the cluster of each token.
     """
 
     density: Tensor
@@ -36,28 +36,27 @@ class Clusters:
 def dpc_knn(tokens: Tensor, clusters: int, neighbours: int = 3, density: DensityRule = "paper") -> Clusters:
     """Cluster the T tokens of each set around density peaks (Eq. 7 and the text around it).
 
-    A token is a centre where it is dense and far from everything denser; each other token goes to its nearest centre.
-    Nothing is random: the released codes add noise of 1e-6 to break ties, here the first of several equals is taken.
-    Equal tokens therefore give a defined result, and densities that underflow still have their order, because they are
-    compared by their logarithms.
+    Centers are dense tokens that are far from all denser tokens. Every other token is assigned to its nearest center.
+    The result is deterministic: the released codes add noise of 1e-6 to break ties, while the first of several equal
+    tokens is used here. Densities are compared by their logarithms, so their order is defined even if they underflow.
 
-    Eq. 7 prints minimum and maximum over the wrong index. Here, as in HBI and TCFormer (cluster.py): the distance to
-    the nearest token of strictly larger density, and where there is none, the largest distance.
+    Eq. 7 has its minimum and maximum over the wrong index. As in HBI and TCFormer (cluster.py), delta is the distance
+    to the nearest token of strictly larger density, or the largest distance if no token is denser.
 
     Args:
-        tokens: (..., T, D).
-        clusters: K, from 1 to T.
-        neighbours: k; no more than there are.
-        density: `paper` is exp(-mean of the k smallest distances), the token itself among them at distance 0;
-            `neighbours` leaves the token itself out; `hbi` is HBI's and TCFormer's exp(-mean of squared distances)
-            with distances divided by sqrt(D), the token itself among them, and takes for the densest token the largest
-            distance of the whole set instead of its own largest.
+        tokens: Tokens (..., T, D).
+        clusters: Number of clusters K, from 1 to T.
+        neighbours: Number of neighbors k, limited to the number of tokens.
+        density: `paper` is exp(-mean of the k smallest distances), including the token itself at distance 0;
+            `neighbours` excludes the token itself; `hbi` is HBI's and TCFormer's exp(-mean of squared distances), with
+            distances divided by sqrt(D) and the token itself included, and uses the largest distance of the whole set
+            for the densest token instead of its own largest distance.
 
     Returns:
-        The clusters, in float32 at least.
+        Clusters, in at least float32.
 
     Raises:
-        ValueError: no token, more clusters than tokens, or a number below 1.
+        ValueError: There are no tokens or fewer tokens than clusters, or a number is below 1.
     """
     count = tokens.shape[-2]
     if count < 1 or neighbours < 1 or not 1 <= clusters <= count:
@@ -78,9 +77,9 @@ def dpc_knn(tokens: Tensor, clusters: int, neighbours: int = 3, density: Density
 
 
 def pairwise_distance(tokens: Tensor) -> Tensor:
-    """Return Euclidean distances (..., T, T) of tokens (..., T, D); equal tokens are exactly 0 apart.
+    """Return Euclidean distances (..., T, T) of tokens (..., T, D). Equal tokens have distance exactly 0.
 
-    The usual shortcut over inner products would leave about 1e-3 between equal tokens, and ties would fall at random.
+    Computed by inner products, equal tokens would have distances of about 1e-3, and ties would be random.
     """
     return torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
 
@@ -109,19 +108,19 @@ def _assignment(distance: Tensor, centre: Tensor) -> Tensor:
     nearest = to_centres == to_centres.amin(-1, keepdim=True)
     number = torch.arange(clusters, device=distance.device)
     assignment = torch.where(nearest, number, clusters).amin(-1)
-    return assignment.scatter(-1, centre, number.expand_as(centre))  # a centre that equals another keeps its own
+    return assignment.scatter(-1, centre, number.expand_as(centre))  # a center equal to another keeps its own cluster
 
 
 def merge_tokens(tokens: Tensor, assignment: Tensor, clusters: int, weight: Tensor | None = None) -> Tensor:
     """Return the mean token (..., K, D) of each cluster.
 
     Args:
-        tokens: (..., T, D).
-        assignment: (..., T) int64, cluster of each token; every cluster has one.
-        clusters: K.
-        weight: (..., T) positive weight of each token in its cluster's mean; equal where it is not given.
+        tokens: Tokens (..., T, D).
+        assignment: Cluster (..., T) int64 of each token. No cluster is empty.
+        clusters: Number of clusters K.
+        weight: Positive weight (..., T) of each token in the mean of its cluster. Default: equal weights.
     """
-    # A product with the memberships rather than a scattered sum, which adds in random order on a GPU.
+    # A product with the memberships, because a scattered sum adds in random order on a GPU.
     with torch.autocast(tokens.device.type, enabled=False):
         member = one_hot(assignment, clusters, tokens.dtype)
         if weight is not None:

@@ -1,6 +1,6 @@
-"""How the tokens of a text meet those of a video: mean pooling, UCoFiA's aggregation, weighted-max (Table 5).
+"""Interactions of the tokens of texts and videos: mean pooling, UCoFiA's aggregation, weighted-max (Table 5).
 
-An interaction prepares each side by itself, and then scores pairs; a score depends on the tokens of its own pair only.
+An interaction prepares each side separately and then scores pairs. A score depends only on the tokens of its pair.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tvr_lightning.methods.dpdv.weighted_max import (
 
 
 class Interaction(nn.Module, ABC):
-    """Scores (N, M) of all pairs from the tokens of both sides."""
+    """Interaction that scores all pairs (N, M) from the tokens of both sides."""
 
     def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
-        """Prepare un-normalised tokens (N, T, D) of texts, with their mask (N, T)."""
+        """Prepare unnormalized tokens (N, T, D) of texts with their mask (N, T)."""
         return Tokens(unit(tokens), tokens.new_zeros(mask.shape), mask.bool())
 
     def video(self, tokens: Tensor, mask: Tensor) -> Tokens:
-        """Prepare un-normalised tokens (M, T, D) of videos, with their mask (M, T)."""
+        """Prepare unnormalized tokens (M, T, D) of videos with their mask (M, T)."""
         return self.text(tokens, mask)
 
     def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
-        """Return how many numbers a pair takes while it is scored: its cosines, their maxima, its masks."""
+        """Return the number of elements per pair during scoring: cosines, their maxima, and masks."""
         return 3 * text_tokens * video_tokens + 2 * (text_tokens + video_tokens)
 
     @abstractmethod
@@ -43,21 +43,21 @@ class Interaction(nn.Module, ABC):
         """Return scores (N, M).
 
         Args:
-            text: of N texts, best from long to short.
-            video: of M videos.
-            pair_mask: (N, M, T) bool, which of the video's tokens each pair has, where pairs differ.
+            text: Tokens of N texts, preferably sorted from long to short.
+            video: Tokens of M videos.
+            pair_mask: Mask (N, M, T) bool of the video tokens of each pair, if pairs differ.
         """
 
 
 class MeanPooling(Interaction):
-    """Cosine (N, M) of the mean tokens of both sides (Eq. 1): no parameters."""
+    """Cosine (N, M) of the mean tokens of both sides (Eq. 1), without parameters."""
 
     def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
-        """Keep tokens (N, T, D) as they are: their means are un-normalised."""
+        """Return tokens (N, T, D) unchanged, because means are computed from unnormalized tokens."""
         return Tokens(tokens, tokens.new_zeros(mask.shape), mask.bool())
 
     def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
-        """Return cosines (N, M); 0 for a pair of which one side has no token."""
+        """Return cosines (N, M), or 0 for pairs with a side without tokens."""
         sentence = unit((text.weights.unsqueeze(-1) * text.vectors).sum(1))
         if pair_mask is None:
             return sentence @ unit((video.weights.unsqueeze(-1) * video.vectors).sum(1)).T
@@ -71,12 +71,12 @@ class MeanPooling(Interaction):
 class SimilarityAggregation(Interaction):
     """UCoFiA's interactive similarity aggregation of the cosines, in one direction or both (Table 5).
 
-    Its matrices have a row for every token, so that the number of tokens is fixed. Scores are (N, M).
+    The matrices have one row per token, so the number of tokens is fixed. Scores are (N, M).
 
     Args:
-        text_slots: tokens of a text; with 1 there is one direction.
-        video_slots: tokens of a video.
-        temperature: factor inside the softmaxes (UCoFiA's released code: 100).
+        text_slots: Number of tokens of a text. 1 gives one direction.
+        video_slots: Number of tokens of a video.
+        temperature: Factor inside the softmaxes (UCoFiA's released code: 100).
     """
 
     def __init__(self, text_slots: int, video_slots: int, temperature: float = 100.0) -> None:
@@ -89,14 +89,14 @@ class SimilarityAggregation(Interaction):
             self.aggregation = BidirectionalAggregation(ISA(temperature), video_slots, text_slots)
 
     def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
-        """Return how many numbers a pair takes: both directions hold a softmax of their own."""
+        """Return the number of elements per pair, including a softmax for each direction."""
         return 3 * super().pair_numbers(text_tokens, video_tokens)
 
     def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
-        """Return scores (N, M); 0 for a pair of which one side has no token.
+        """Return scores (N, M), or 0 for pairs with a side without tokens.
 
         Raises:
-            ValueError: another number of tokens than the matrices have rows.
+            ValueError: The number of tokens differs from the number of matrix rows.
         """
         found = (text.vectors.shape[1], video.vectors.shape[1])
         if found != self.slots:
@@ -115,12 +115,12 @@ class SimilarityAggregation(Interaction):
 
 
 class WeightedMax(Interaction):
-    """Weighted-max: scores (N, M) of texts and videos (Eqs. 5, 6 and 9).
+    """Weighted-max interaction of texts and videos (Eqs. 5, 6 and 9), with scores (N, M).
 
     Args:
-        dimension: D.
-        text_weights: learn the weights of a text's tokens; a single sentence has the weight 1.
-        simplified: Eq. 6 for single sentences, which leaves out the best frame of Eq. 5.
+        dimension: Dimension D of the tokens.
+        text_weights: Whether to learn weights of text tokens. A single sentence has the weight 1.
+        simplified: Whether to use Eq. 6 for single sentences, which leaves out the best frame of Eq. 5.
     """
 
     def __init__(self, dimension: int, text_weights: bool = True, simplified: bool = False) -> None:
@@ -130,24 +130,24 @@ class WeightedMax(Interaction):
         self.simplified = simplified
 
     def text(self, tokens: Tensor, mask: Tensor) -> Tokens:
-        """Return unit tokens (N, T, D) with the logits (N, T) of their weights, from a mask (N, T) of real ones."""
+        """Return unit tokens (N, T, D) of texts with the logits (N, T) of their weights, for a mask (N, T)."""
         if self.text_weights is None:
             return super().text(tokens, mask)
         found: Tokens = self.text_weights(tokens, mask)
         return found
 
     def video(self, tokens: Tensor, mask: Tensor) -> Tokens:
-        """Return unit tokens (N, T, D) with the logits (N, T) of their weights, from a mask (N, T) of real ones."""
+        """Return unit tokens (M, T, D) of videos with the logits (M, T) of their weights, for a mask (M, T)."""
         found: Tokens = self.video_weights(tokens, mask)
         return found
 
     def pair_numbers(self, text_tokens: int, video_tokens: int) -> int:
-        """Return how many numbers a pair takes; without gradients those of one piece of the texts live at a time."""
+        """Return the number of elements per pair. Without gradients, one piece of the texts is in memory at a time."""
         numbers = super().pair_numbers(text_tokens, video_tokens)
         return numbers if torch.is_grad_enabled() else -(-numbers // PIECES)
 
     def forward(self, text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
-        """Return scores (N, M) between cosines; 0 for a pair of which one side has no token."""
+        """Return scores (N, M) in the range of a cosine, or 0 for pairs with a side without tokens."""
         if pair_mask is None:
             video = compacted(video)
         if self.simplified and text.vectors.shape[1] == 1:

@@ -1,31 +1,31 @@
 """DPDV: Dual-Pathway and Dual-View Representation Learning for Bridging Information Asymmetry in Text-Video Retrieval.
 
-The equations are in `model.py`, to be read beside section 3 of the paper. There is no public code; the submission is
-anonymous. What the paper leaves open is an option, whose sentence names the default's reason. Building blocks follow
-HBI, TCFormer and DRL, which the paper builds on.
+The equations are in `model.py`, in the order of section 3 of the paper. There is no public code, and the submission is
+anonymous. Everything that the paper leaves open is an option, whose description gives the reason for the default.
+Building blocks follow HBI, TCFormer, and DRL, on which the paper builds.
 
 Deviations:
 - clustering: paper Eq. 7 has its minimum and maximum over the wrong index; here as in the clustering that it cites
   (TCFormer, HBI).
 - macro view: paper Eq. 6 "simplifies" Eq. 5 for one sentence and thereby drops the sentence's best frame; here Eq. 6
   (`macro_interaction`).
-- patches: paper not stated; here CLIP's, through its last LayerNorm and projection, as HBI and UCoFiA take them.
+- patches: paper not stated; here CLIP's, after its last LayerNorm and projection, as in HBI and UCoFiA.
 - temporal encoder: paper mentions none; here none (`temporal_layers` adds CLIP4Clip's).
 - partition: paper L+ and L- index one set of frames per sample; here the paired text divides them (`spot_partition`).
-- order of time: paper not stated; here kept within each path, and no gradient passes the choice of frames and captions.
-- padded frames: paper not stated; here they take no part, and the Spot-Path has the share `spot_ratio` of a video's own
+- order of time: paper not stated; here kept within each path, and the selection of frames and captions has no gradient.
+- padded frames: paper not stated; here they are excluded, and the Spot-Path has the share `spot_ratio` of a video's own
   frames, rounded up.
-- a single frame: paper not stated; here, as it cannot be divided, it is in both paths.
-- patch merging in the original pair: paper not stated; here of all frames, as the KL terms compare like with like only
-  so.
-- neighbours and heads of the merging: paper neither k of the clustering nor the attention's heads; here 3 and 8, as HBI
-  (`patch_reduction`).
-- divergence: paper not which softmaxes, scale or reduction; here over rows and columns of the scaled logits, the mean
-  over the batch, literally KL(original || path) (`divergence`).
+- a single frame: paper not stated; here it is in both paths, because it cannot be divided.
+- patch merging in the original pair: paper not stated; here of all frames, because otherwise the KL terms would compare
+  different quantities.
+- neighbours and heads of the merging: paper states neither k of the clustering nor the attention's heads; here 3 and 8,
+  as in HBI (`patch_reduction`).
+- divergence: paper does not state softmaxes, scale or reduction; here over rows and columns of the scaled logits, the
+  mean over the batch, literally KL(original || path) (`divergence`).
 - weights theta: paper not stated; here MLPs of HBI's sizes, one per kind of token, shared by all paths.
-- test: paper "aggregated"; here the mean of both views' scores, and generated captions take no part.
+- test: paper "aggregated"; here the mean of both views' scores, without generated captions.
 - optimiser: paper not stated; here AdamW with CLIP's decay, new modules at ten times the encoders' rate (`optimizer`).
-- captioner: paper VILA; here any captions file.
+- captioner: paper uses VILA; here any captions file.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from tvr_lightning.training.losses import info_nce
 
 
 class DPDV(RetrievalModule):
-    """DPDV: frames divided by the text, captions for what it leaves out, sentence-frame and word-patch interaction.
+    """DPDV: frames divided by the text, captions for the remaining frames, sentence-frame and word-patch interaction.
 
     Args:
         encoder: encoder of texts and videos.
-        dpdv: the options of the paper.
-        shared: the arguments of `RetrievalModule`.
+        dpdv: options of DPDV.
+        shared: arguments of `RetrievalModule`.
 
     Raises:
-        ValueError: a single frame, which two paths cannot share.
+        ValueError: Two paths are set for a single frame.
     """
 
     def __init__(self, encoder: Encoder, *, dpdv: DPDVOptions | None = None, **shared: Any) -> None:
@@ -83,7 +83,7 @@ class DPDV(RetrievalModule):
         )
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames (M, F, D) over time and reduce the patches (M, F, P, D) of every frame to (M, F, P', D)."""
+        """Relate the frames (M, F, D) over time, and reduce the patches (M, F, P, D) of each frame to (M, F, P', D)."""
         patches = video.patches if self.needs_patches else None
         if patches is not None and isinstance(self.options.patch_reduction, AveragePatches):
             patches = patches.mean(2, keepdim=True)
@@ -94,13 +94,13 @@ class DPDV(RetrievalModule):
         return dataclasses.replace(video, frames=frames, patches=patches)
 
     def encode_extras(self, batch: PairBatch) -> dict[str, Any]:
-        """Encode the descriptions of the batch's videos, where the Recover-Path needs them.
+        """Encode the descriptions of the batch's videos, if the Recover-Path needs them.
 
         Returns:
             `captions`: Captions of the B videos.
 
         Raises:
-            UserError: the data bring no captions, or a video too few or too many.
+            UserError: The data contain no captions, or a video has too few or too many.
         """
         if "recover" not in self.options.paths:
             return {}
@@ -117,10 +117,9 @@ class DPDV(RetrievalModule):
         }
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos by all frames and all patches; captions take no part.
+        """Return the mean (N, M) of the views' scores from all frames and patches, and the scores as `parts`.
 
-        Returns:
-            `similarity` (N, M), the mean of the views' scores on the scale of a cosine; `parts`: the views' scores.
+        Scores are on the scale of a cosine. Captions are not used.
         """
         scores: Scores = self.head(text, video)
         return scores
@@ -128,10 +127,10 @@ class DPDV(RetrievalModule):
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
         """Return the weighted terms of Eqs. 10 and 12, scalars by name, for B matching pairs.
 
-        `macro` and `micro` are L, `spot` and `recover` alpha times L+ and L-, `divergence` beta times L_KL.
+        `macro` and `micro` are L, `spot` and `recover` are alpha times L+ and L-, `divergence` is beta times L_KL.
 
         Raises:
-            UserError: the Recover-Path is on and `pairs.extras` holds no captions.
+            UserError: The Recover-Path is used, but `pairs.extras` contains no captions.
         """
         options, scale = self.options, self.temperature()
         captions = pairs.extras.get("captions")

@@ -1,7 +1,7 @@
 """The equations of DPDV, in the paper's order (anonymous ACL submission).
 
-T_s (N, D) are sentences, T_w (N, W, D) words, V_f (M, F, D) frames and V_p (M, F, P, D) their patches, which
-`patch_merging.py` has merged (Eqs. 7-8). `interactions.py` has Eqs. 1, 5, 6 and 9, on `weighted_max.py`.
+T_s (N, D) are sentences, T_w (N, W, D) words, V_f (M, F, D) frames, and V_p (M, F, P, D) their patches, merged by
+`patch_merging.py` (Eqs. 7-8). `interactions.py` has Eqs. 1, 5, 6 and 9, based on `weighted_max.py`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Part = Literal["all", "spot", "recover"]
 
 @torch.no_grad()
 def spot_frames(similarity: Tensor, frame_mask: Tensor, ratio: float) -> Tensor:
-    """Mark the frames of the Spot-Path, V_f^+: the share `ratio` most similar to the sentence (Eq. 3).
+    """Return a mask of the frames of the Spot-Path, V_f^+: the share `ratio` most similar to the sentence (Eq. 3).
 
     Args:
-        similarity: (..., F) cosines of a sentence with the frames.
-        frame_mask: (..., F) bool, True where there is a frame.
-        ratio: share of a video's frames, rounded up; from two frames on, at least one is left over.
+        similarity: Cosines (..., F) of a sentence with the frames.
+        frame_mask: Mask (..., F) bool, True for valid frames.
+        ratio: Share of a video's frames, rounded up. With two or more frames, at least one is left over.
 
     Returns:
-        (..., F) bool; of equally similar frames the earlier.
+        Mask (..., F) bool. Of equally similar frames, the earlier is selected.
     """
     valid = frame_mask.sum(-1, keepdim=True)
-    # 1e-6 takes back what thirds and tenths lack in binary.
+    # 1e-6 corrects the binary rounding of thirds and tenths.
     kept = torch.ceil(valid * ratio - 1e-6).long().clamp(min=1)
     kept = torch.minimum(kept, (valid - 1).clamp(min=1))
     order = first_largest(similarity.masked_fill(~frame_mask, -torch.inf), similarity.shape[-1])
@@ -49,7 +49,7 @@ def spot_frames(similarity: Tensor, frame_mask: Tensor, ratio: float) -> Tensor:
 
 
 def recover_frames(spot: Tensor, frame_mask: Tensor) -> Tensor:
-    """Mark the frames of the Recover-Path, V_f^- (..., F): those not spotted; of a single frame, that frame."""
+    """Return a mask (..., F) of the frames of the Recover-Path, V_f^-: all other frames, or the single frame."""
     rest = frame_mask & ~spot
     return torch.where(rest.any(-1, keepdim=True), rest, frame_mask)
 
@@ -59,13 +59,13 @@ def caption_order(captions: Tensor, mask: Tensor, frames: Tensor, recover: Tenso
     """Rank the captions of each video by their cosine with the mean of its Recover-Path frames (Eq. 4).
 
     Args:
-        captions: (B, S, D) sentences.
-        mask: (B, S) bool, True where there is a caption.
-        frames: (B, F, D), not normalised: so is their mean in the paper.
-        recover: (B, F) bool.
+        captions: Sentences (B, S, D).
+        mask: Mask (B, S) bool, True for valid captions.
+        frames: Frames (B, F, D), not normalized, because the paper averages unnormalized frames.
+        recover: Mask (B, F) bool of the Recover-Path frames.
 
     Returns:
-        Cosines (B, S), and the order (B, S) from the most similar; places without a caption come last.
+        Cosines (B, S), and the order (B, S) from the most similar. Missing captions come last.
     """
     chosen = recover.unsqueeze(-1).to(frames.dtype)
     mean = (frames * chosen).sum(1) / chosen.sum(1).clamp(min=1)
@@ -78,11 +78,11 @@ def caption_order(captions: Tensor, mask: Tensor, frames: Tensor, recover: Tenso
 
 @dataclass
 class TextSide(Record):
-    """What N texts bring to a path.
+    """Text features of N texts for a path.
 
     Attributes:
-        tokens: by view: sentences (or captions) for `macro`, words for `micro`.
-        query: (N, D) sentences at unit length, which divide frames.
+        tokens: Tokens by view: sentences (or captions) for `macro`, words for `micro`.
+        query: Unit sentences (N, D), which divide frames.
     """
 
     tokens: dict[str, Tokens]
@@ -91,12 +91,12 @@ class TextSide(Record):
 
 @dataclass
 class VideoSide(Record):
-    """What M videos bring to a path.
+    """Video features of M videos for a path.
 
     Attributes:
-        tokens: by view: frames for `macro`, patches for `micro`.
-        frames: (M, F, D) at unit length, which a text divides.
-        frame_mask: (M, F) bool.
+        tokens: Tokens by view: frames for `macro`, patches for `micro`.
+        frames: Unit frames (M, F, D), which a text divides.
+        frame_mask: Mask (M, F) bool of the frames.
     """
 
     tokens: dict[str, Tokens]
@@ -105,13 +105,13 @@ class VideoSide(Record):
 
 
 class DPDVHead(PairHead):
-    """Both views of the original pairs, and for matching pairs those of both paths (sections 3.2 and 3.3).
+    """Scores of the original pairs in both views, and of matching pairs in both paths (sections 3.2 and 3.3).
 
     Args:
-        dimension: D.
-        words: W, which UCoFiA's aggregation fixes.
-        frames: F, likewise.
-        options: of the paper.
+        dimension: Dimension D of the features.
+        words: Number of words W, which UCoFiA's aggregation fixes.
+        frames: Number of frames F, which UCoFiA's aggregation fixes.
+        options: Options of DPDV.
     """
 
     def __init__(self, dimension: int, words: int = 32, frames: int = 12, options: DPDVOptions | None = None) -> None:
@@ -127,21 +127,21 @@ class DPDVHead(PairHead):
             patches = frames * (options.patch_reduction.per_frame or 1)
             self.micro = interaction(options.micro_interaction, WeightedMax(dimension), (words, patches))
         for layer in self.modules():
-            if isinstance(layer, nn.Linear):  # as HBI initialises
+            if isinstance(layer, nn.Linear):  # HBI's initialization
                 nn.init.normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
 
     def views(self) -> Iterator[tuple[str, Interaction]]:
-        """Yield the views that there are, with their interactions."""
+        """Yield the views in use, with their interactions."""
         for name, module in (("macro", self.macro), ("micro", self.micro)):
             if module is not None:
                 yield name, module
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TextSide, VideoSide]:
-        """Return the tokens of both sides, those of videos from the frames that their mask leaves.
+        """Return the tokens of both sides, without masked frames of videos.
 
         Raises:
-            ValueError: no patches although the micro view needs them.
+            ValueError: The micro view needs patches, but there are none.
         """
         return self.of_text(text), self.of_video(video)
 
@@ -152,15 +152,15 @@ class DPDVHead(PairHead):
         return self._side(text, {"macro": (sentence, one), "micro": (text.words, text.word_mask)})
 
     def of_captions(self, text: TextFeatures, captions: Captions, video: VideoFeatures, recover: Tensor) -> TextSide:
-        """Return the tokens of the N_s^- captions nearest to the Recover-Path's frames (Eq. 4).
+        """Return the tokens of the N_s^- captions most similar to the Recover-Path's frames (Eq. 4).
 
-        Several captions are one bag of sentences and one of words (Supplement, Eqs. 2 and 3).
+        Several captions form one set of sentences and one set of words (Supplement, Eqs. 2 and 3).
 
         Args:
-            text: B texts, which divide the frames.
-            captions: of their videos.
-            video: B videos.
-            recover: (B, F) bool, frames of the Recover-Path.
+            text: Features of B texts, which divide the frames.
+            captions: Captions of their videos.
+            video: Features of B videos.
+            recover: Mask (B, F) bool of the Recover-Path frames.
         """
         _, order = caption_order(captions.sentence, captions.mask, video.frames, recover)
         rows = torch.arange(len(order), device=order.device).unsqueeze(1)
@@ -171,18 +171,18 @@ class DPDVHead(PairHead):
         return self._side(text, {"macro": sentences, "micro": bags})
 
     def _side(self, text: TextFeatures, given: dict[str, tuple[Tensor, Tensor]]) -> TextSide:
-        """Return N texts that divide frames, with the tokens (N, T, D) and masks (N, T) given for each view."""
+        """Return N texts that divide frames, with tokens (N, T, D) and masks (N, T) by view."""
         return TextSide({view: module.text(*given[view]) for view, module in self.views()}, unit(text.sentence))
 
     def of_video(self, video: VideoFeatures, mask: Tensor | None = None) -> VideoSide:
         """Return the tokens of M videos: V_f for the macro view, V_p for the micro view.
 
         Args:
-            video: M videos.
-            mask: (M, F) bool, which frames take part; all that there are where it is not given.
+            video: Features of M videos.
+            mask: Mask (M, F) bool of the frames to use. Default: all valid frames.
 
         Raises:
-            ValueError: no patches although the micro view needs them.
+            ValueError: The micro view needs patches, but there are none.
         """
         mask = (video.frame_mask if mask is None else mask).bool()
         tokens = {}
@@ -199,9 +199,9 @@ class DPDVHead(PairHead):
         """Return the mean over the views (n, m) of S_macro (Eqs. 5-6) and S_micro (Eq. 9), which are its `parts`.
 
         Args:
-            text: n texts.
-            video: m videos.
-            part: `all` frames of a video, or those that each text chooses for the `spot` or the `recover` path.
+            text: Features of n texts.
+            video: Features of m videos.
+            part: `all` frames of a video, or the frames that each text selects for the `spot` or the `recover` path.
         """
         chosen = None if part == "all" else self.pair_frames(text, video, part)
         parts = {}
@@ -213,14 +213,14 @@ class DPDVHead(PairHead):
         return Scores(torch.stack(list(parts.values())).mean(0), parts)
 
     def pair_frames(self, text: TextSide, video: VideoSide, part: Part) -> Tensor:
-        """Return the frames (n, m, F) of a path that each pair has, where every text divides every video's (Eq. 3)."""
+        """Return a mask (n, m, F) of a path's frames of each pair, if every text divides every video (Eq. 3)."""
         similarity = torch.einsum("nd,mfd->nmf", text.query, video.frames)
         mask = video.frame_mask.expand_as(similarity)
         spot = spot_frames(similarity, mask, self.options.spot_ratio)
         return spot if part == "spot" else recover_frames(spot, mask)
 
     def pair_numbers(self, text: Record, video: Record) -> int:
-        """Return how many numbers a pair takes while it is scored: those of the views, and its frames' masks."""
+        """Return the number of elements per pair during scoring: those of the views, and the frame masks."""
         assert isinstance(text, TextSide)
         assert isinstance(video, VideoSide)
         tokens = [
@@ -230,12 +230,12 @@ class DPDVHead(PairHead):
         return 2 * video.frames.shape[1] + sum(tokens)
 
     def order(self, text: Record) -> Tensor | None:
-        """Return the order (N,) of texts from long to short, so that those scored together are of similar length."""
+        """Return the order (N,) of texts from long to short, so that each block has texts of similar length."""
         assert isinstance(text, TextSide)
         return by_length(text.tokens["micro"]) if "micro" in text.tokens else None
 
     def partition(self, text: TextFeatures, video: VideoFeatures) -> tuple[Tensor, Tensor]:
-        """Return the frames (B, F) of the Spot-Path and of the Recover-Path of B matching pairs (Eq. 3)."""
+        """Return masks (B, F) of the Spot-Path and Recover-Path frames of B matching pairs (Eq. 3)."""
         mask = video.frame_mask.bool()
         similarity = torch.einsum("bd,bfd->bf", unit(text.sentence), unit(video.frames))
         spot = spot_frames(similarity, mask, self.options.spot_ratio)
@@ -245,12 +245,12 @@ class DPDVHead(PairHead):
         """Score B matching pairs in all paths.
 
         Args:
-            text: B texts.
-            video: their B videos.
-            captions: of these videos; the Recover-Path is left out without them.
+            text: Features of B texts.
+            video: Features of the matching B videos.
+            captions: Captions of these videos. Without them, the Recover-Path is left out.
 
         Returns:
-            S_m of the original pairs (B, B) under the views' names, those of the paths as `spot.{view}` and
+            S_m of the original pairs (B, B) with the names of the views, and of the paths as `spot.{view}` and
             `recover.{view}`.
         """
         text, video = text.float(), video.float()
@@ -267,19 +267,19 @@ class DPDVHead(PairHead):
         return parts
 
     def path(self, name: Literal["spot", "recover"], text: TextSide, video: VideoSide) -> dict[str, Tensor]:
-        """Return the scores (N, M) of a path as `{name}.{view}`; videos bring its frames unless texts choose them."""
+        """Return the scores (N, M) of a path as `{name}.{view}`. `video` has only its frames if they are paired."""
         part: Part = name if self.options.spot_partition == "pairwise" else "all"
         scores = self.in_blocks(lambda some, few: self.score(some, few, part), text, video)
         return {f"{name}.{view}": score for view, score in scores.parts.items()}
 
 
 def interaction(name: str, weighted: WeightedMax, slots: tuple[int, int]) -> Interaction:
-    """Return the interaction of a view by its name (Table 5).
+    """Return the interaction of a view by name (Table 5).
 
     Args:
-        name: `mean`, `ucofia`, or a weighted one.
-        weighted: the view's own.
-        slots: tokens of a text and of a video, which UCoFiA's aggregation fixes.
+        name: `mean`, `ucofia`, or a weighted interaction.
+        weighted: Weighted interaction of the view.
+        slots: Number of tokens of a text and of a video, which UCoFiA's aggregation fixes.
     """
     if name == "mean":
         return MeanPooling()
@@ -290,16 +290,16 @@ def interaction(name: str, weighted: WeightedMax, slots: tuple[int, int]) -> Int
 
 
 def view_divergence(original: Tensor, path: Tensor, scale: Tensor, options: Divergence) -> tuple[Tensor, Tensor]:
-    """KL divergence between the scores of the original pairs and those of a path, over rows and over columns (Eq. 11).
+    """Return the KL divergences between the scores of the original pairs and of a path (Eq. 11).
 
     Args:
-        original: (B, B) scores S_m.
-        path: (B, B) scores S_m+-.
+        original: Scores S_m (B, B).
+        path: Scores S_m+- (B, B).
         scale: exp(logit_scale).
-        options: direction, reduction, and whether the scale is applied.
+        options: Direction, reduction, and whether the scale is applied.
 
     Returns:
-        Two scalars: over rows (texts to videos), over columns; their mean enters the loss.
+        Two scalars, over rows (texts to videos) and over columns. The loss uses their mean.
     """
     scale = scale if options.scores == "logits" else torch.ones_like(scale)
     if options.direction == "path-to-original":

@@ -1,7 +1,7 @@
-"""The options of DPDV: what the paper varies, and what it leaves open.
+"""Options of DPDV: variants of the paper, and choices that it leaves open.
 
 Sources are equations and tables of the paper (anonymous submission, without code), and the code of HBI
-(models/cluster.py, modeling.py, until_module.py) and TCFormer, which it builds on.
+(models/cluster.py, modeling.py, until_module.py) and TCFormer, on which the paper builds.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ Share = Annotated[float, Range(above=0, below=1)]
 
 
 class PatchReduction(Kind):
-    """What becomes of the patches of a frame (Table S10)."""
+    """Reduction of the patches of a frame (Table S10)."""
 
     @property
     def per_frame(self) -> int | None:
-        """How many are left; None where that depends on the frames."""
+        """Number of remaining patches, or None if it depends on the frames."""
         return None
 
 
 class EveryPatch(PatchReduction):
-    """All of them are left."""
+    """No reduction: all patches."""
 
 
 class AveragePatches(PatchReduction):
-    """Their mean is left (Table S10, "CLIP4Clip")."""
+    """Mean of the patches (Table S10, "CLIP4Clip")."""
 
     @property
     def per_frame(self) -> int:
-        """One is left."""
+        """One patch."""
         return 1
 
 
 class SelectedPatches(PatchReduction):
-    """A few are left, and CLS (Table S10, "UCoFiA").
+    """Selection of a few patches, in addition to CLS (Table S10, "UCoFiA").
 
     Args:
         selection: patch selection; UCoFiA's by default.
@@ -55,12 +55,12 @@ class SelectedPatches(PatchReduction):
 
     @property
     def per_frame(self) -> int:
-        """CLS and those that are kept."""
+        """Number of selected patches and CLS."""
         return 1 + self.selection.kept
 
 
 class PatchMerging(PatchReduction):
-    """They are clustered and merged, stage by stage (section 3.3).
+    """Clustering and merging of the patches, stage by stage (section 3.3).
 
     Args:
         ratio: share of the patches that a stage keeps as centers, rounded up (Table S10): .5 reduces 49 to 25, 13, 7
@@ -68,7 +68,7 @@ class PatchMerging(PatchReduction):
         stages: number of merging stages (Table S10).
         neighbours: k of the density (Eq. 7). Not stated; TCFormer uses 5, HBI 3, so the default is 3.
         density: formula of the density, see `dpc_knn`; `paper` is the paper's.
-        weights: `mean` of a cluster (the paper says "merge"), or `scored` as in HBI and TCFormer: tokens pass a
+        weights: `mean` of a cluster (the paper: "merge"), or `scored` as in HBI and TCFormer: tokens pass a
             convolution and a LayerNorm, and are weighted by a learned score.
         heads: number of attention heads; Eq. 8 shows one head, HBI has 8.
         keys: keys and values of the merged patches: the `previous` patches (the paper: "the original patch is used as
@@ -94,10 +94,10 @@ class PatchMerging(PatchReduction):
         self.keys = keys
 
     def schedule(self, patches: int) -> list[int]:
-        """Return how many patches each stage leaves of `patches`: 49 at .5 gives [25, 13, 7]."""
+        """Return the number of patches after each stage: 49 at .5 gives [25, 13, 7]."""
         counts = []
         for _ in range(self.stages):
-            # Tokens are few: 1e-9 takes back what .0625 or .1 lacks in binary, so that exact products stay whole.
+            # 1e-9 corrects the binary rounding of .0625 or .1, so that exact products stay integers.
             patches = max(math.ceil(patches * self.ratio - 1e-9), 1)
             counts.append(patches)
         return counts
@@ -125,7 +125,7 @@ class Divergence(Options):
 
 @dataclass
 class DPDVOptions(Options):
-    """The options of DPDV.
+    """Options of DPDV.
 
     Attributes:
         temporal_layers: number of blocks of CLIP4Clip's temporal transformer on the frames; 0, as the paper mentions
@@ -148,7 +148,7 @@ class DPDVOptions(Options):
         divergence: KL terms, L_KL of Eq. 12.
 
     Raises:
-        ValueError: a value out of its range, or options of which one makes another senseless.
+        ValueError: A value is out of range, or options conflict.
     """
 
     temporal_layers: Layers = 0

@@ -1,4 +1,4 @@
-"""DPDV's patch feature merging (section 3.3): cluster the patches of a frame, merge each cluster, look back at all."""
+"""DPDV's patch feature merging (section 3.3): cluster patches, merge each cluster, attend to the original patches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class TokenAttention(nn.Module):
     """x + proj(attention(LN(x), LN(tokens))), one LayerNorm for both, no MLP (Eq. 8; HBI's `TCBlock`).
 
     Args:
-        dimension: D.
-        heads: attention heads.
+        dimension: Dimension D of the tokens.
+        heads: Number of attention heads.
 
     Raises:
-        ValueError: heads do not divide D.
+        ValueError: D is not a multiple of the number of heads.
     """
 
     def __init__(self, dimension: int, heads: int) -> None:
@@ -30,7 +30,7 @@ class TokenAttention(nn.Module):
         self.proj = nn.Linear(dimension, dimension)
 
     def forward(self, merged: Tensor, tokens: Tensor) -> Tensor:
-        """Return (B, K, D) for merged tokens (B, K, D), the queries, and tokens (B, T, D), keys and values."""
+        """Return (B, K, D) for merged tokens (B, K, D), the queries, and tokens (B, T, D), the keys and values."""
 
         def split(x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
@@ -42,10 +42,10 @@ class TokenAttention(nn.Module):
 
 
 class ScoredTokens(nn.Module):
-    """Tokens through a convolution along the sequence, its input added, and a LayerNorm; and a score for each (HBI).
+    """Residual convolution along the tokens with a LayerNorm, and a score for each token (HBI).
 
     Args:
-        dimension: D, width of tokens (B, T, D).
+        dimension: Dimension D of tokens (B, T, D).
     """
 
     def __init__(self, dimension: int) -> None:
@@ -55,17 +55,17 @@ class ScoredTokens(nn.Module):
         self.score = nn.Linear(dimension, 1)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens (B, T, D) and positive weights (B, T) for tokens (B, T, D)."""
+        """Return tokens (B, T, D) and positive weights (B, T)."""
         tokens = self.norm(self.conv(tokens.transpose(1, 2)).transpose(1, 2) + tokens)
         return tokens, self.score(tokens).squeeze(-1).exp()
 
 
 class PatchMergingStage(nn.Module):
-    """One stage: cluster, merge, attend; tokens (B, T, D) become (B, K, D).
+    """One merging stage: clustering, merging, and attention, from tokens (B, T, D) to (B, K, D).
 
     Args:
-        dimension: D.
-        options: all but `ratio` and `stages`.
+        dimension: Dimension D of the tokens.
+        options: Options of the merging, of which `ratio` and `stages` are not used.
     """
 
     def __init__(self, dimension: int, options: PatchMerging) -> None:
@@ -75,7 +75,7 @@ class PatchMergingStage(nn.Module):
         self.attention = TokenAttention(dimension, options.heads)
 
     def merge(self, tokens: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-        """Return merged tokens (B, K, D) and the tokens (B, T, D) that they were made of (Eq. 7)."""
+        """Return merged tokens (B, K, D) and the tokens (B, T, D) that were merged (Eq. 7)."""
         weight = None
         if self.scored is not None:
             tokens, weight = self.scored(tokens)
@@ -89,11 +89,11 @@ class PatchMergingStage(nn.Module):
 
 
 class PatchFeatureMerging(nn.Module):
-    """PFMM: all stages, each with parameters of its own; frames are independent of each other.
+    """PFMM: all merging stages, each with its own parameters. Frames are independent of each other.
 
     Args:
-        dimension: D, width of patches (M, F, P, D).
-        options: how they are merged.
+        dimension: Dimension D of patches (M, F, P, D).
+        options: Options of the merging.
     """
 
     def __init__(self, dimension: int, options: PatchMerging | None = None) -> None:
@@ -102,7 +102,7 @@ class PatchFeatureMerging(nn.Module):
         self.stages = nn.ModuleList(PatchMergingStage(dimension, options) for _ in range(options.stages))
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Return (M, F, P', D) for patches (M, F, P, D); P' is the last of `PatchMerging.schedule(P)`."""
+        """Return (M, F, P', D) for patches (M, F, P, D); P' is the last value of `PatchMerging.schedule(P)`."""
         tokens = patches.flatten(0, 1)
         for stage, clusters in zip(self.stages, self.options.schedule(patches.shape[2]), strict=True):
             tokens = stage(tokens, clusters)

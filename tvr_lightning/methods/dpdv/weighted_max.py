@@ -1,4 +1,4 @@
-"""Weighted-max: every token of one side meets its best match of the other, weighed by what the token is worth.
+"""Weighted-max: a weighted sum of the best match of every token among the tokens of the other side.
 
 DPDV's interaction (Eqs. 5, 6, 9; Supplement Eqs. 2 and 3), after DRL's weighted token-wise interaction.
 """
@@ -14,17 +14,17 @@ from tvr_lightning.features import Record
 from tvr_lightning.layers.cosine import unit
 
 PIECES = 4
-"""Into how many groups of similar length the texts of a block are split, so that short ones are not padded to long."""
+"""Number of groups of similar length that the texts of a block are split into, to reduce the padding of short texts."""
 
 
 @dataclass
 class Tokens(Record):
-    """Tokens of N texts or videos, ready to meet others.
+    """Prepared tokens of N texts or videos.
 
     Attributes:
-        vectors: (N, T, D), at unit length.
-        logits: (N, T) before the softmax that gives their weights.
-        mask: (N, T) bool, True where there is a token.
+        vectors: Unit vectors (N, T, D).
+        logits: Logits (N, T) of the weights.
+        mask: Mask (N, T) bool, True for valid tokens.
     """
 
     vectors: Tensor
@@ -33,15 +33,15 @@ class Tokens(Record):
 
     @property
     def weights(self) -> Tensor:
-        """(N, T) weights theta that add up to 1 over the tokens that are there; 0 elsewhere."""
+        """Weights theta (N, T) that add up to 1 over the valid tokens, and are 0 elsewhere."""
         return masked_softmax(self.logits, self.mask)
 
 
 class TokenWeights(nn.Module):
-    """Logit of each token's weight: Linear(D, 2D), ReLU, Linear(2D, 1) (Eq. 6; sizes of HBI's modeling.py).
+    """Logits of the token weights: Linear(D, 2D), ReLU, Linear(2D, 1) (Eq. 6; sizes of HBI's modeling.py).
 
     Args:
-        dimension: D.
+        dimension: Dimension D of the tokens.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -49,25 +49,24 @@ class TokenWeights(nn.Module):
         self.layers = nn.Sequential(nn.Linear(dimension, 2 * dimension), nn.ReLU(), nn.Linear(2 * dimension, 1))
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tokens:
-        """Return tokens with unit vectors and logits, for un-normalised tokens (N, T, D) and their mask (N, T)."""
+        """Return unit tokens with logits for unnormalized tokens (N, T, D) and their mask (N, T)."""
         return Tokens(unit(tokens), self.layers(tokens).squeeze(-1), mask.bool())
 
 
 def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
-    """Softmax of logits (..., T) over the places where the mask (..., T) is True; 0 elsewhere, and where none is."""
+    """Return the softmax of logits (..., T) over the mask (..., T), with 0 for masked and for empty items."""
     least = torch.finfo(logits.dtype).min
     return logits.masked_fill(~mask, least).softmax(-1).masked_fill(~mask, 0.0)
 
 
 def compacted(tokens: Tokens, most: int | None = None) -> Tokens:
-    """Return the tokens that are there, in their order, padded to the largest number any item has: (N, T', ...).
+    """Return the valid tokens in order, padded to the largest number of any item: (N, T', ...).
 
-    Half of the frames are in each of DPDV's paths, and captions are shorter than their places: what is not there
-    should cost nothing.
+    Each of DPDV's paths has half of the frames, and captions are shorter than the maximum, so this saves computation.
 
     Args:
-        tokens: of N items.
-        most: the largest number, at least 1; None counts it, which waits for the device.
+        tokens: Tokens of N items.
+        most: Largest number of valid tokens, at least 1. None counts them, which synchronizes with the device.
     """
     most = max(int(tokens.mask.sum(1).max()), 1) if most is None else most
     if most == tokens.mask.shape[1]:
@@ -78,24 +77,25 @@ def compacted(tokens: Tokens, most: int | None = None) -> Tokens:
 
 
 def by_length(text: Tokens) -> Tensor:
-    """Return the order (N,) int64 of texts from the longest to the shortest; equals keep their order."""
+    """Return the order (N,) int64 of texts from the longest to the shortest. Ties keep their order."""
     return text.mask.sum(1).sort(descending=True, stable=True).indices
 
 
 def weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
-    """1/2 (sum_w theta_w max_t a_wt + sum_t theta_t max_w a_wt) of all pairs, a being cosines (Eqs. 5 and 9).
+    """Return 1/2 (sum_w theta_w max_t a_wt + sum_t theta_t max_w a_wt) of all pairs, for cosines a (Eqs. 5 and 9).
 
     Args:
-        text: tokens of N texts, best from long to short (`by_length`): groups are trimmed to their longest.
-        video: tokens of M videos.
-        pair_mask: (N, M, T) bool, which of the video's tokens each pair has, where pairs differ.
+        text: Tokens of N texts, preferably sorted from long to short (`by_length`), because groups are trimmed to
+            their longest text.
+        video: Tokens of M videos.
+        pair_mask: Mask (N, M, T) bool of the video tokens of each pair, if pairs differ.
 
     Returns:
-        (N, M); 0 for a pair of which one side has no token.
+        Scores (N, M), or 0 for pairs with a side without tokens.
     """
     if pair_mask is not None:
         pair_mask = pair_mask & video.mask
-    # How long texts are, and whether a token of a video is absent, in one question to the device.
+    # One device synchronization for the lengths of the texts and for whether a video token is absent.
     present = (video.mask if pair_mask is None else pair_mask).all()
     *lengths, complete = torch.cat([text.mask.sum(1), present.reshape(1)]).tolist()
     size = -(-len(text) // PIECES)
@@ -110,7 +110,7 @@ def weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None = None) -
 
 
 def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None, padded: tuple[bool, bool]) -> Tensor:
-    """Return (N, M); `padded` says whether a token of a text, and of a video, is absent."""
+    """Return scores (N, M). `padded`: whether any token of a text, and of a video, is absent."""
     texts, words, dimension = text.vectors.shape
     videos, tokens, _ = video.vectors.shape
     cosine = text.vectors.reshape(-1, dimension) @ video.vectors.reshape(-1, dimension).T
@@ -119,7 +119,7 @@ def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None, padded:
         video_mask, weight = video.mask[None, None], video.weights
     else:
         video_mask, weight = pair_mask.unsqueeze(1), masked_softmax(video.logits.expand_as(pair_mask), pair_mask)
-    # A token that is not there has the weight 0, whatever its own maximum, and is never that of another one.
+    # An absent token has the weight 0 and must not be the maximum of another token.
     for mask, some_absent in zip((text.mask[:, :, None, None], video_mask), padded, strict=True):
         if some_absent:
             cosine = _without(~mask, cosine)
@@ -131,23 +131,23 @@ def _weighted_max(text: Tokens, video: Tokens, pair_mask: Tensor | None, padded:
 
 
 def _without(absent: Tensor, cosine: Tensor) -> Tensor:
-    """Return cosines, which are lost without gradients, with -2 where a token is `absent`: below any, but finite."""
+    """Return cosines with -2 for `absent` tokens, below any cosine but finite. In place without gradients."""
     return cosine.masked_fill(absent, -2.0) if torch.is_grad_enabled() else cosine.masked_fill_(absent, -2.0)
 
 
 def weighted_sum(text: Tensor, video: Tokens, pair_mask: Tensor | None = None) -> Tensor:
-    """sum_f theta_f a_f of all pairs: one sentence against the frames (Eq. 6).
+    """Return sum_f theta_f a_f of all pairs, one sentence against the frames (Eq. 6).
 
-    The sum over frames moves to the video, which costs one inner product per pair; only frames that pairs choose for
-    themselves need their cosines one by one.
+    The sum over frames is computed once per video, which leaves one inner product per pair. Only frames that are
+    selected per pair need their own cosines.
 
     Args:
-        text: (N, D) sentences, at unit length.
-        video: frames of M videos.
-        pair_mask: (N, M, F) bool, which frames each pair has, where pairs differ.
+        text: Unit sentences (N, D).
+        video: Frames of M videos.
+        pair_mask: Mask (N, M, F) bool of the frames of each pair, if pairs differ.
 
     Returns:
-        (N, M); 0 for a pair without frames.
+        Scores (N, M), or 0 for pairs without frames.
     """
     if pair_mask is None:
         return text @ (video.weights.unsqueeze(-1) * video.vectors).sum(1).T

@@ -1,4 +1,4 @@
-"""GAID: `method.py` says where it deviates from its paper, `model.py` has its equations, `options.py` its options."""
+"""GAID: deviations from the paper in `method.py`, equations in `model.py`, options in `options.py`."""
 
 from tvr_lightning.methods.gaid.method import GAID
 from tvr_lightning.methods.gaid.options import DASP, STP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation

@@ -1,37 +1,37 @@
 """GAID: Frame-Level Gated Audio-Visual Integration with Directional Perturbation (Yang, Cao, He, Su).
 
-The equations are in `model.py`, to be read next to the paper's method section. Defaults are those of the released code
-(YangBowenn/GAID, model/clip_stochastic.py, modules/stochastic_module.py, modules/loss.py) but for its evaluation, which
-leaks.
+The equations are in `model.py`, in the order of the paper's method section. Defaults are those of the released code
+(YangBowenn/GAID, model/clip_stochastic.py, modules/stochastic_module.py, modules/loss.py), except for its evaluation,
+which leaks.
 
 Deviations:
-- protocol: paper conditions on the query; released fuses AND pools each test video under its OWN caption, so that
-  ground truth leaks twice; here both follow the query. `protocol: as-released` is theirs, and its results say "leaks
-  ground truth".
-- gate: paper conditions on the query; released trains it on the own caption (`fusion.text: paired`); here the query's
-  gate is trained as it is tested.
+- protocol: paper conditions on the query; released fuses AND pools each test video for its OWN caption, so ground truth
+  leaks twice; here conditions both on the query. `protocol: as-released` selects the released behavior and marks every
+  result with "leaks ground truth".
+- gate: paper conditions on the query; released trains it on the matching caption (`fusion.text: paired`); here trains
+  the gate on the query, as in evaluation.
 - sigma: paper N(0, 1); released U[0, 1); here as released (`prior`).
 - text: paper normalizes it; released does not; here as released (`normalize_text`).
-- loss: paper plain InfoNCE; released weighted by each pair's own similarity, where a negative one rewards a bad match;
-  here as released, but a pair of negative similarity has weight 0 (`loss_weighting`).
+- loss: paper plain InfoNCE; released weights it by each pair's own similarity, where a negative one rewards a bad
+  match; here as released, but a pair of negative similarity has weight 0 (`loss_weighting`).
 - support text: paper "along the variance direction"; released towards the mean of the pooled videos, each dimension as
   far as its radius; here as released.
 - temperature: released detaches it, so that it stays CLIP's 100; here as released.
-- draws of dropout: released for every pair; here too, or for every video (`attention.dropout_per: video`).
-- silence: released feeds zeros, and wav2vec2's projection then adds its bias; here sets the projected
-  audio features of silent frames to zero.
+- draws of dropout: released draws for every pair; here too, or for every video (`attention.dropout_per: video`).
+- silence: released passes zeros to wav2vec 2.0, whose projection then adds its bias; here sets the projected audio
+  features of silent frames to zero.
 - audio of other lengths than 30 s: paper concatenates and resamples longer audio (A.1); released pads and cuts to 30 s;
   here `data.init_args.audio_alignment` decides.
 - length of wav2vec 2.0's audio: released encodes the whole track; here encodes the first `data.init_args.audio_seconds`
   of it, also with `audio_alignment: clip30`, and the recipes set 60.
-- draws of T-MASS's perturbation (`STP`): released draws again for every pair; here one set of draws per evaluation
-  applies to all pairs, so that a score depends on its pair alone.
-- several captions per video, as released: released fuses under the first caption and pools under that of the query's
-  number; here both take the one of the query's number.
+- draws of T-MASS's perturbation (`STP`): released draws separately for every pair; here uses one set of draws per
+  evaluation for all pairs, so that a score depends only on its pair.
+- several captions per video, as released: released fuses for the first caption and pools for the caption with the
+  query's number; here uses the caption with the query's number for both.
 - pixels: released resizes float tensors with antialiasing; here rounds them to 8 bits.
-- fusion of samples and tokens: paper Table 5; released not; here after the paper's description.
+- fusion of samples and tokens: paper Table 5; released does not have it; here follows the paper's description.
 - optimizer: paper Adam (Table 8); released AdamW; here as released (`optimizer`).
-- selection: released the best test R@1, ten times per epoch; here the weights of the last step;
+- selection: released selects the best test R@1, ten times per epoch; here uses the weights of the last step;
   `recipes/variants/gaid-select-on-test.yaml` selects as released.
 - gather: released none; here over all devices (`gather`).
 """
@@ -61,20 +61,20 @@ AUDIO = "audio_encoder."
 
 
 class GAID(RetrievalModule):
-    """GAID: frames that listen as the query asks, and a text that is moved along its cross-modal deviation.
+    """GAID: frames fused with audio by a text-conditioned gate, and texts perturbed along their cross-modal deviation.
 
     Args:
         encoder: encoder of texts and videos.
-        gaid: the options of the paper.
+        gaid: options of GAID.
         audio_encoder: frozen encoder of the audio; `data.init_args.audio` must name its kind. The default depends on
             the encoder: a TinyWhisperEncoder for a TinyClipEncoder, otherwise Whisper base with OpenAI's weights.
         protocol: evaluation protocol: `query` fuses and pools every video for the query; `as-released` for its own
             caption, which leaks ground truth.
-        shared: the arguments of `RetrievalModule`.
+        shared: arguments of `RetrievalModule`.
 
     Raises:
-        ValueError: an encoder of sound that nothing would hear.
-        MissingWeightsError: Whisper's weights are not where it looks for them.
+        ValueError: An audio encoder is set, but the fusion does not use audio.
+        MissingWeightsError: Whisper's weights are missing.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class GAID(RetrievalModule):
         self.audio_projection: nn.Linear | None = None
         if self.audio_encoder is not None and self.audio_encoder.dimension != encoder.dimension:
             self.audio_projection = nn.Linear(self.audio_encoder.dimension, encoder.dimension)
-        # The released loss detaches it, and distributed training refuses parameters that wait for a gradient.
+        # The released loss detaches it, and distributed training requires a gradient for every trained parameter.
         self.temperature.requires_grad_(False)
 
     @classmethod
     def required_files(cls, *, encoder: Any, audio_encoder: Any = None, gaid: Any = None, **options: Any) -> list[Path]:
-        """Return the files of the audio encoder that goes with an encoder where a recipe names none."""
+        """Return the files of the default audio encoder of an encoder, if the recipe names none."""
         fusion = None if gaid is None else gaid.get("fusion")
         deaf = fusion is not None and str(fusion.class_path).endswith(NoFusion.__name__)
         if deaf or audio_encoder is not None or encoder.class_path.endswith(TinyClipEncoder.__name__):
@@ -112,11 +112,11 @@ class GAID(RetrievalModule):
         return WhisperEncoder.required_files(size="base", weights="openai")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Load the audio encoder's own weights if the checkpoint does not contain them, as the authors' do not.
+        """Load the audio encoder's weights if the checkpoint does not contain them, as in the authors' checkpoints.
 
         Raises:
-            MissingWeightsError: They are not where the audio encoder looks for them.
-            CheckpointError: See `RetrievalModule.on_load_checkpoint`.
+            MissingWeightsError: The weights of the audio encoder are missing.
+            CheckpointError: The checkpoint does not fit, see `RetrievalModule.on_load_checkpoint`.
         """
         state = checkpoint.get("state_dict")
         if self.audio_encoder is not None and state is not None and not any(n.startswith(AUDIO) for n in state):
@@ -125,7 +125,7 @@ class GAID(RetrievalModule):
         super().on_load_checkpoint(checkpoint)
 
     def video_features(self, batch: VideoBatch) -> VideoFeatures:
-        """Encode picture and sound of M videos; without sound, the error names the option that reads it."""
+        """Encode frames and audio of M videos. If audio is missing, the error names the option to set."""
         video = self.encoder.encode_video(batch.video)
         if self.audio_encoder is not None:
             # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L50-L57
@@ -134,10 +134,10 @@ class GAID(RetrievalModule):
         return self.encode_video(video)
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Bring audio (M, F, D_a) to (M, F, D), zero where there is no sound.
+        """Project audio (M, F, D_a) to (M, F, D), with zeros for silent frames.
 
         Raises:
-            ValueError: fusion, but no audio.
+            ValueError: Fusion needs audio, but there is none.
         """
         if self.audio_encoder is None:
             return dataclasses.replace(video, audio=None, audio_mask=None)
@@ -150,15 +150,11 @@ class GAID(RetrievalModule):
         return dataclasses.replace(video, audio=audio * video.audio_mask.unsqueeze(-1))
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos.
-
-        Returns:
-            `similarity` (N, M), cosines of perturbed texts and the videos fused and pooled for the texts.
-        """
+        """Return cosines (N, M) of perturbed texts and the videos fused and pooled for the texts."""
         return self.head(text, video, self._draws())
 
     def score_as_released(self, text: TextFeatures, video: VideoFeatures, own_text: TextFeatures) -> Scores:
-        """Score N texts against M videos that are fused and pooled for their own captions: ground truth leaks."""
+        """Score N texts against M videos fused and pooled for their own captions, which leaks ground truth."""
         return released.score_gaid(self.head, text, video, own_text, self._draws())
 
     def _draws(self) -> Tensor | None:
@@ -168,11 +164,11 @@ class GAID(RetrievalModule):
         return trial_draws(options.prior, options.trials, self.encoder.dimension, self.evaluation_config.seed)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
-        """Drop the words of N texts: the sentence alone is read."""
+        """Drop the words of N texts, because only the sentence is used."""
         return text.without_words()
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return scalars: the weighted terms of perturbed and support texts for B matching pairs (Eqs. 8-10)."""
+        """Return the weighted loss of perturbed and support texts, scalars, for B matching pairs (Eqs. 8-10)."""
         options = self.options.perturbation
         moved = not isinstance(options, NoPerturbation)
         sigma = options.prior.draw(tuple(pairs.text.sentence.shape)) if moved else None
@@ -186,5 +182,5 @@ class GAID(RetrievalModule):
 
 
 def audio_companion(encoder: Encoder) -> AudioEncoder:
-    """Return the audio encoder that goes with an encoder where a recipe names none."""
+    """Return the default audio encoder of an encoder, for recipes that name none."""
     return TinyWhisperEncoder(seed=0) if isinstance(encoder, TinyClipEncoder) else WhisperEncoder("base", "openai")

@@ -1,7 +1,7 @@
 """The equations of GAID, in the paper's order (Yang, Cao, He, Su).
 
-t_i (N, D) are texts, v_j and a_j (M, F, D) the frames of a video and their sound. What every pair has of its own, its
-fused frames and its pooled video, is written as in the paper; `tvr_lightning.pairwise` keeps it without building it.
+t_i (N, D) are texts, v_j and a_j (M, F, D) the frames of a video and their audio. Fused frames and pooled videos of all
+pairs are written as in the paper; `tvr_lightning.pairwise` represents them without computing every element.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ class GAIDHead(PoolingHead):
     """Cosines (N, M) of perturbed texts and the videos that are fused and pooled for the texts.
 
     Args:
-        dimension: D.
-        frames: F, which the radius is tied to.
-        options: of the paper.
+        dimension: Dimension D of the features.
+        frames: Number of frames F, which the radius requires.
+        options: Options of GAID.
     """
 
     def __init__(self, dimension: int, frames: int, options: GAIDOptions | None = None) -> None:
         options = options or GAIDOptions()
         fusion, moved = options.fusion, not isinstance(options.perturbation, NoPerturbation)
         gated = isinstance(fusion, GatedFusion)
-        # Each trial of STP meets the deviation of every pair; DASP's is made when it is needed.
+        # STP uses the deviation of every pair in each trial; DASP's is computed when needed.
         extra = 4 * dimension if isinstance(options.perturbation, STP) else 8 * frames
         super().__init__(dimension, frames, options.attention, basis=2 if gated else 1, extra=extra)
         self.options = options
         self.gate = Gate(dimension, fusion) if isinstance(fusion, GatedFusion) else None
         self.radius = Radius(frames, dimension) if moved else None
         self.alpha = nn.Parameter(torch.tensor([0.5])) if isinstance(options.perturbation, DASP) else None
-        if self.gate is not None and self.gate.of_pairs:  # every pair then has frames of its own
+        if self.gate is not None and self.gate.of_pairs:  # every pair then has separate frames
             self.basis, self.extra = dimension, extra + 6 * dimension * frames
 
     def score(self, query: Query, video: VideoFeatures, draws: Tensor | None = None) -> Scores:
         """Return cos(t_pert, z) of n texts and m videos.
 
         Args:
-            query: n texts.
-            video: m videos with audio (m, F, D) where there is fusion.
-            draws: (K, D), sigma of the trials of `STP`, of which the best counts.
+            query: Queries of n texts.
+            video: Features of m videos, with audio (m, F, D) for fusion.
+            draws: Samples (K, D) of sigma for the trials of `STP`, of which the best counts.
         """
         fused = self.fused(query.sentence, video)  # Eqs. 1-2
         pooled = self.pooled(query, video, fused)  # z: cross-attention of the text and the fused frames
@@ -75,7 +75,7 @@ class GAIDHead(PoolingHead):
         return Scores(pooled.cosine_each(perturbed)[..., 0].T)
 
     def fused(self, text: Tensor, video: VideoFeatures, paired: bool = False) -> PairFrames:
-        """Return the fused frames of every pair, or for the paired text (M, D) of every video (Eqs. 1-2)."""
+        """Return the fused frames of every pair, or of every video with its paired text (M, D) (Eqs. 1-2)."""
         if self.gate is None or video.audio is None:
             return PlainFrames(video.frames)
         gate = self.gate(video, text, paired)  # Eq. 1
@@ -83,30 +83,30 @@ class GAIDHead(PoolingHead):
         return PlainFrames(fused) if isinstance(fused, Tensor) else fused
 
     def normalized(self, text: Tensor) -> Tensor:
-        """Return texts (N, D) as they are perturbed: as they are (released), or at unit length (paper)."""
+        """Return the texts (N, D) to perturb: unchanged (released), or at unit length (paper)."""
         return unit(text) if self.options.normalize_text else text
 
     def std(self, cosines: Tensor, frame_mask: Tensor) -> Tensor:
-        """Return the cross-modal deviation (..., D) from the cosines (..., F) of a text and its fused frames."""
-        assert self.radius is not None  # callers ask for it only where texts are moved
+        """Return the cross-modal deviation (..., D) for cosines (..., F) of a text and its fused frames."""
+        assert self.radius is not None  # required by all callers
         return self.radius(cosines, frame_mask).exp()
 
     def perturbed(self, text: Tensor, std: Tensor, sigma: Tensor | None = None) -> Tensor:
-        """Return t_pert, of the shape of `std`: of training with draws sigma, of inference without."""
+        """Return t_pert, with the shape of `std`: with samples sigma in training, without in inference."""
         if self.alpha is None:
-            assert sigma is not None  # STP draws always
+            assert sigma is not None  # STP always has samples
             return text + sigma * std  # Eq. 3
         if sigma is None:
             return torch.addcmul(text, self.alpha, std)  # Eq. 5: t + alpha std
         return text + (self.alpha * sigma + 1 - self.alpha) * std  # Eq. 4
 
     def train_cosines(self, text: TextFeatures, video: VideoFeatures, sigma: Tensor | None = None) -> Tensor:
-        """Return cosines of B matching pairs, (2, B texts, B videos): of perturbed texts (Eq. 4), of support texts.
+        """Return cosines (2, B texts, B videos) of B matching pairs: of perturbed texts (Eq. 4) and of support texts.
 
         Args:
-            text: B texts.
-            video: their B videos.
-            sigma: (B, D) draws; None without perturbation, whose cosines are (1, B, B).
+            text: Features of B texts.
+            video: Features of the matching B videos.
+            sigma: Samples (B, D). None without perturbation, which gives cosines (1, B, B).
         """
         query, _ = self.prepare(text, video)
         fusion = self.options.fusion
@@ -115,9 +115,9 @@ class GAIDHead(PoolingHead):
         pooled, sentence = self.pooled(query, video, fused), self.normalized(text.sentence)
         texts = [sentence]
         if self.radius is not None:
-            own = fused.cosine(text.sentence).diagonal(dim1=0, dim2=1).T  # (B, F): every text with its own video
+            own = fused.cosine(text.sentence).diagonal(dim1=0, dim2=1).T  # (B, F): every text with its matching video
             log_std = self.radius(own, video.frame_mask)
-            mean = pooled.materialize().mean(0)[:, 0]  # of each video over the texts
+            mean = pooled.materialize().mean(0)[:, 0]  # mean of each video over the texts
             assert sigma is not None
             perturbed = self.perturbed(sentence, log_std.exp(), sigma.to(sentence))
             texts = [perturbed, support_text(sentence, mean, log_std)]
@@ -125,12 +125,12 @@ class GAIDHead(PoolingHead):
 
 
 class Gate(nn.Module):
-    """How much a frame takes of its sound: g = sigmoid(W_g [v; a; t] + b_g) (Eq. 1).
+    """Gate of the audio in each frame: g = sigmoid(W_g [v; a; t] + b_g) (Eq. 1).
 
     Args:
-        dimension: D.
-        options: a number per frame, per sample (from the means over the frames), or per dimension; and which text has a
-            say.
+        dimension: Dimension D of the features.
+        options: Level of the gate (one value per frame, per sample, from the means over the frames, or per dimension),
+            and the text that controls it.
     """
 
     def __init__(self, dimension: int, options: GatedFusion) -> None:
@@ -140,12 +140,12 @@ class Gate(nn.Module):
         self.linear = nn.Linear((3 if self.text else 2) * dimension, dimension if self.level == "token" else 1)
 
     def forward(self, video: VideoFeatures, text: Tensor, paired: bool = False) -> Tensor | PairGate:
-        """Return g of every pair; where every video has a text of its own, or texts no say, (M, F or 1, E).
+        """Return g of every pair, or (M, F or 1, E) if each video has one text or the gate does not use texts.
 
         Args:
-            video: M videos with audio.
-            text: (N, D), or with `paired` (M, D), one text per video.
-            paired: whether each video has a text of its own.
+            video: Features of M videos with audio.
+            text: Texts (N, D), or with `paired` (M, D), one text per video.
+            paired: Whether each video has its own text.
         """
         # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L78-L82
         logits = self.of_video(video)  # (M, F or 1, E)
@@ -159,30 +159,30 @@ class Gate(nn.Module):
         return PairGate((logits + by_text.T).sigmoid().expand(-1, video.frames.shape[1], -1))  # (M, F, N)
 
     def of_video(self, video: VideoFeatures) -> Tensor:
-        """Return what M videos add to the logits: (M, F, E), or (M, 1, E) for samples; E is 1, or D for tokens."""
-        assert video.audio is not None  # the method asks for it
+        """Return the logits of M videos: (M, F, E), or (M, 1, E) for samples. E is 1, or D for tokens."""
+        assert video.audio is not None  # checked by the method
         both = torch.cat([video.frames, video.audio], dim=-1)
         if self.level == "sample":
             both = masked_mean(both, video.frame_mask).unsqueeze(1)
         return F.linear(both, self.linear.weight[:, : 2 * self.dimension], self.linear.bias)
 
     def of_text(self, text: Tensor) -> Tensor:
-        """Return what N texts (N, D) add to the logits: (N, E)."""
+        """Return the contribution (N, E) of N texts (N, D) to the logits."""
         return F.linear(text, self.linear.weight[:, 2 * self.dimension :])
 
 
 def branch_losses(
     cosines: Tensor, scale: Tensor, weighting: LossWeighting, contrast: LogitMap | None = None
 ) -> list[Tensor]:
-    """Return L_pert and, with support texts, L_sup, unweighted by lambda (Eqs. 8-9).
+    """Return L_pert and, with support texts, L_sup, not multiplied by lambda (Eqs. 8-9).
 
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L62-L78
 
     Args:
-        cosines: (1 or 2, B, B) of `train_cosines`; the perturbed texts' weigh the pairs of both branches.
-        scale: exp(logit_scale), scalar.
-        weighting: of the pairs.
-        contrast: maps logits (B, B) to those that InfoNCE sees; as they are where it is not given.
+        cosines: Cosines (1 or 2, B, B) of `train_cosines`. Those of the perturbed texts weight both terms.
+        scale: exp(logit_scale), a scalar.
+        weighting: Weighting of the pairs.
+        contrast: Function from logits (B, B) to those of InfoNCE. Default: the identity.
     """
     weight = pair_weights(cosines[0], weighting)
     logits = [scale * matrix for matrix in cosines]
@@ -193,13 +193,13 @@ def pair_weights(similarity: Tensor, weighting: LossWeighting) -> Tensor | None:
     """Return the weight of each matching pair in the loss, without gradient.
 
     Args:
-        similarity: (B, B) cosines of B matching pairs.
+        similarity: Cosines (B, B) of B matching pairs.
         weighting: `released` divides each pair's own similarity by their sum (trainer/trainer_stochastic.py);
-            `positive` counts negative ones as 0, and weighs all alike where none is positive; `uniform` weighs all
-            alike.
+            `positive` counts negative ones as 0, and weights all equally if none is positive; `uniform` weights all
+            equally.
 
     Returns:
-        (B,) weights that add up to 1, or None for equal weights.
+        Weights (B,) that add up to 1, or None for equal weights.
     """
     if weighting == "uniform":
         return None

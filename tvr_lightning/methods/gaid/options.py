@@ -1,4 +1,4 @@
-"""The options of GAID: what the paper varies, and where its wording and its released code differ.
+"""Options of GAID: variants of the paper, and differences between its wording and its released code.
 
 Sources are equations and tables of the paper (Yang, Cao, He, Su) and the files of YangBowenn/GAID.
 """
@@ -16,15 +16,15 @@ LossWeighting = Literal["positive", "released", "uniform"]
 
 
 class Fusion(Kind):
-    """How frames and sound become one."""
+    """Fusion of frames and audio."""
 
 
 class NoFusion(Fusion):
-    """The frames alone: no sound is heard (Table 5)."""
+    """No fusion: frames without audio (Table 5)."""
 
 
 class GatedFusion(Fusion):
-    """A gate says how much of the sound every frame takes (Eqs. 1-2).
+    """Gated fusion, which mixes audio into every frame (Eqs. 1-2).
 
     Args:
         level: one gate per `frame`, per `sample`, or per `token` (dimension) (Table 5).
@@ -42,14 +42,14 @@ class GatedFusion(Fusion):
 
 
 class Perturbation(Kind):
-    """How texts are moved."""
+    """Perturbation of texts."""
 
     prior: Prior
     support_weight: float = 0.0
 
 
 class NoPerturbation(Perturbation):
-    """They stay where they are (Table 6)."""
+    """No perturbation (Table 6)."""
 
 
 class DASP(Perturbation):
@@ -82,13 +82,13 @@ class STP(Perturbation):
 
 @dataclass
 class GAIDOptions(Options):
-    """The options of GAID.
+    """Options of GAID.
 
     Attributes:
         fusion: fusion of frames and audio; `GatedFusion` by default.
         perturbation: perturbation of the texts; `DASP` by default.
-        loss_weighting: `positive` weighs pairs by their own similarity; `released` gives negative weights to negative
-            similarities, which diverges from random weights (trainer/trainer_stochastic.py); `uniform` weighs all
+        loss_weighting: `positive` weights pairs by their own similarity; `released` gives negative weights to negative
+            similarities, which diverges from random weights (trainer/trainer_stochastic.py); `uniform` weights all
             equally (Eqs. 8-9).
         normalize_text: perturb the text at unit length (the paper, above Eq. 3).
         attention: cross-attention of texts and frames (modules/transformer.py).

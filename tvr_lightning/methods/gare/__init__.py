@@ -1,4 +1,4 @@
-"""GARE: `method.py` says where it deviates from its paper, `model.py` has its equations, `options.py` its options."""
+"""GARE: deviations from the paper in `method.py`, equations in `model.py`, options in `options.py`."""
 
 from tvr_lightning.methods.gare.method import GARE
 from tvr_lightning.methods.gare.options import (

@@ -1,7 +1,7 @@
-"""What GARE's losses read of the increments of all pairs, in pieces that stay in a processor's caches.
+"""Statistics of the increments of all pairs that GARE's losses use, computed in cache-sized tiles.
 
-Written as an operator each, products, means and deviations would read all elements of all increments several times, and
-their gradients write as many. Here one backward pass writes one gradient.
+With separate operators, products, means, and deviations would each read all increments, and each would write a gradient
+of that size. Here, one backward pass writes one gradient.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tvr_lightning.pairwise.pieces import pieces_of
 
 
 class Increments:
-    """The increments of all pairs, measured.
+    """Increments of all pairs and their statistics.
 
     Args:
-        vectors: (N, M, D).
-        over: the axis of at least 2 items that means and deviations are taken over: 0 texts, 1 videos, None for none.
-        products: whether lengths and cosines are asked for.
+        vectors: Increments (N, M, D).
+        over: Axis of at least 2 items for means and deviations: 0 for texts, 1 for videos, None for neither.
+        products: Whether to compute lengths and cosines.
 
     Attributes:
-        lengths: (N, M).
-        cosines: (N, M, M) of the increments of a text with one another.
-        mean: (M, D) over the texts, or (N, D) over the videos.
-        deviation: of the same shape, unbiased.
+        lengths: Lengths (N, M).
+        cosines: Cosines (N, M, M) between the increments of a text.
+        mean: Mean (M, D) over the texts, or (N, D) over the videos.
+        deviation: Unbiased standard deviation, of the same shape.
 
     Example:
         >>> found = Increments(torch.tensor([[[3.0, 4.0], [0.0, 2.0]]]), over=1)  # N 1, M 2, D 2
@@ -41,12 +41,12 @@ class Increments:
 
     @classmethod
     def of(cls, vectors: Tensor | Increments, over: int | None = None, products: bool = True) -> Increments:
-        """Return increments that are measured already as they are."""
+        """Return the statistics of increments, or increments that already have them unchanged."""
         return vectors if isinstance(vectors, Increments) else cls(vectors, over, products)
 
 
 class _Measured(torch.autograd.Function):
-    """Lengths (N, M), cosines (N, M, M), means and deviations, each None where it is not asked for."""
+    """Lengths (N, M), cosines (N, M, M), means and deviations, each None if not requested."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, over: int | None, products: bool) -> tuple[Tensor | None, ...]:
@@ -59,8 +59,8 @@ class _Measured(torch.autograd.Function):
                 cosines[some].div_(lengths[some].unsqueeze(1)).div_(lengths[some].unsqueeze(2))
         mean = deviation = shift = None
         if over is not None:
-            # An anchor's increments may be as good as equal. What they are away from their mean, and gradients most of
-            # all, would then be the rounding of the mean; differences from one of them are exact in float32.
+            # The increments of an anchor can be almost equal. Deviations from their mean, and especially gradients,
+            # would then be its rounding error. Differences from the first increment are exact in float32.
             first, count = vectors.narrow(over, 0, 1), vectors.shape[over]
             shift, deviation = torch.empty_like(first), torch.empty_like(first)
             for some in pieces_of(vectors, 1 - over):
@@ -112,16 +112,16 @@ class _Measured(torch.autograd.Function):
 
 
 def _of_met(lengths: Tensor, cosines: Tensor, of_lengths: Tensor | None, of_cosines: Tensor | None) -> Tensor:
-    """Return what times the increments (n, M, D) of some texts is their gradient.
+    """Return the matrix that gives the gradient of the increments (n, M, D) of n texts by multiplication with them.
 
     Args:
-        lengths: (n, M).
-        cosines: (n, M, M).
-        of_lengths: (n, M) gradient of the lengths.
-        of_cosines: (n, M, M) gradient of the cosines.
+        lengths: Lengths (n, M).
+        cosines: Cosines (n, M, M).
+        of_lengths: Gradient (n, M) of the lengths.
+        of_cosines: Gradient (n, M, M) of the cosines.
 
     Returns:
-        (n, M, M), symmetric.
+        Symmetric matrices (n, M, M).
     """
     if of_cosines is None:
         both, of_length = torch.zeros_like(cosines), torch.zeros_like(lengths)
@@ -136,5 +136,5 @@ def _of_met(lengths: Tensor, cosines: Tensor, of_lengths: Tensor | None, of_cosi
 
 
 def _at(some: slice, axis: int) -> tuple[slice, ...]:
-    """Return the index of some items of an axis, 0 or 1."""
+    """Return an index of items on axis 0 or 1."""
     return (slice(None),) * axis + (some,)

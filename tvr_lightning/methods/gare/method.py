@@ -1,11 +1,11 @@
 """GARE: Rebalancing Contrastive Alignment with Bottlenecked Semantic Increments in Text-Video Retrieval (Xiao, 2025).
 
-The equations are in `model.py`, to be read beside section 2 of the paper. Defaults are those of the released code
+The equations are in `model.py`, in the order of section 2 of the paper. Defaults are those of the released code
 (musicman217/GARE-text-video-retrieval, tvr/models/modeling.py and psi_module.py).
 
 Deviations:
-- pooling: paper the video side of the cosine is the mean of the frames; released their mean by softmax(t . V / 3);
-  here as released (`pooling`).
+- pooling: paper uses the mean of the frames as the video side of the cosine; released uses their mean weighted by
+  softmax(t . V / 3); here as released (`pooling`).
 - mean of the frames in the gap: released counts padded frames; here as released (`mask_frames`).
 - information bottleneck: paper 0.07 times the mean over D; released 1e-4 times the sum; here as released
   (`bottleneck`).
@@ -13,22 +13,22 @@ Deviations:
 - temperature: paper 0.01; released learns CLIP's, at most 100; here as released (`fixed_temperature`).
 - optimizer: paper Adam (section 3.1) and AdamW (appendix H.5); released BertAdam; here as released (`optimizer`).
 - augmentation: paper mentions none; released RandAugment; here as released (`data.init_args.augmentation`).
-- corrected videos, words as context, the query without gap: paper has them in Tables 4, 5 and 7; released not; here
-  options, and what the paper leaves open in them.
+- corrected videos, words as context, the query without gap: paper has them in Tables 4, 5 and 7; released does not;
+  here options, including choices for what the paper leaves open.
 - schedule on ActivityNet: released plans 5 epochs (`t_total`) and trains 10, so that the cosine rises again and ends at
   the peak rate; here as released (`schedule_epochs: 5` in the recipe; null in
   `recipes/variants/gare-activitynet-paper.yaml`).
-- temporal transformer on MSVD: paper mentions no exception; released none there; here as released (`temporal_layers: 0`
+- temporal transformer on MSVD: paper mentions no exception; released uses none; here as released (`temporal_layers: 0`
   in the recipe).
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
-- selection: released the best test R@1, every 150 steps; here the weights of
-  the last step; `recipes/variants/gare-select-on-test.yaml` selects as released.
-- gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
-- draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
+- selection: released selects the best test R@1, every 150 steps; here uses the weights of the last step;
+  `recipes/variants/gare-select-on-test.yaml` selects as released.
+- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
+- draws of dropout: released draws for every pair; here too, or for every video, whose pairs then lose the same elements
   (`increment.dropout_per: video`).
-- ties: released counts a tied query several times; here they are ranked by their expectation.
+- ties: released counts a tied query several times; here ranks ties by their expected rank.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class GARE(RetrievalModule):
     Args:
         encoder: encoder of texts and videos.
         gare: options of GARE.
-        shared: the arguments of `RetrievalModule`.
+        shared: arguments of `RetrievalModule`.
     """
 
     def __init__(self, encoder: Encoder, *, gare: GAREOptions | None = None, **shared: Any) -> None:
@@ -85,11 +85,7 @@ class GARE(RetrievalModule):
         return dataclasses.replace(video, frames=self.temporal(video.frames, video.frame_mask))
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos.
-
-        Returns:
-            `similarity` (N, M): cosines of corrected texts and pooled videos, or of texts and corrected videos.
-        """
+        """Return cosines (N, M) of corrected texts and pooled videos, or of texts and corrected videos."""
         return self.head(text, video)
 
     def compact_text(self, text: TextFeatures) -> TextFeatures:
@@ -97,9 +93,9 @@ class GARE(RetrievalModule):
         return text if self.options.increment.words else text.without_words()
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return scalars: InfoNCE (Eq. 9) and the weighted regularization of B matching pairs' increments (Eq. 28).
+        """Return InfoNCE (Eq. 9) and the weighted regularization of increments (Eq. 28), scalars, for B matching pairs.
 
-        A single pair has no variances: the terms that need them are left out, with a warning.
+        The variances of a single pair are undefined, so their terms are left out, with a warning.
         """
         options = self.options
         bottleneck, lengths, direction = options.bottleneck, options.norm_variance, options.direction

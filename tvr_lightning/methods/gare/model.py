@@ -1,7 +1,7 @@
 """The equations of GARE, in the paper's order (Xiao, 2025).
 
-t_i (N, D) are sentences, T_i (N, W, D) words, V_j (M, F, D) frames and v_j (M, D) their mean. Vectors of all pairs are
-`Pairwise`: `+`, `-`, `layer_norm`, `linear` and `mix` say what every pair's vector is, without building it.
+t_i (N, D) are sentences, T_i (N, W, D) words, V_j (M, F, D) frames, and v_j (M, D) their mean. Vectors of all pairs are
+`Pairwise`: `+`, `-`, `layer_norm`, `linear`, and `mix` define the vector of every pair without computing it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class GAREHead(PairHead):
     """Cosines (N, M) of corrected texts and pooled videos (Eq. 4).
 
     Args:
-        dimension: D.
-        words: W, which psi may attend to.
-        frames: F.
-        options: of the paper.
+        dimension: Dimension D of the features.
+        words: Number of words W, which psi may attend to.
+        frames: Number of frames F.
+        options: Options of GARE.
     """
 
     def __init__(self, dimension: int, words: int, frames: int, options: GAREOptions | None = None) -> None:
@@ -70,12 +70,12 @@ class GAREHead(PairHead):
         """Return s_ij = cos(t_i + Delta_ij, v_j), or cos(t_i, v_j + Delta_ij) (Eq. 4).
 
         Args:
-            text: n texts.
-            video: m videos.
-            increments: whether the increments (n, m, D) are wanted as the part `increment`.
+            text: Features of n texts.
+            video: Features of m videos.
+            increments: Whether to return the increments (n, m, D) as the part `increment`.
 
         Raises:
-            ValueError: increments are wanted but there are none.
+            ValueError: Increments are requested, but the options have none.
         """
         texts, means = self.of_texts(text.sentence, len(video)), self.of_videos(self.mean_frames(video), len(text))
         videos = self.pooled(texts, means, video)
@@ -96,9 +96,9 @@ class GAREHead(PairHead):
         return masked_mean(video.frames, self.counted(video))
 
     def pooled(self, texts: P, means: P, video: VideoFeatures) -> P:
-        """Return what a text is compared with: v_j (section 2.1), or the frames by softmax_f(t_i . V_jf / temperature).
+        """Return v_j (section 2.1), or the frames weighted by softmax_f(t_i . V_jf / temperature).
 
-        As released, padded frames lose their weight after the softmax, and the rest is not scaled up.
+        As released, padded frames lose their weight after the softmax, and the other weights are not rescaled.
         https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L184-L206
         """
         pooling = self.options.pooling
@@ -109,14 +109,14 @@ class GAREHead(PairHead):
         return type(texts).mix(logits.softmax(1) * video.frame_mask[..., None, None], video.frames)
 
     def counted(self, video: VideoFeatures) -> Tensor:
-        """Return which frames (M, F) the mean and the softmax count: all, as released, or the real ones."""
+        """Return a mask (M, F) of the frames in the mean and the softmax: all, as released, or the valid ones."""
         mask = video.frame_mask.bool()
         return mask if self.options.mask_frames else torch.ones_like(mask)
 
     def increments(self, texts: Pairwise, means: Pairwise, text: TextFeatures, video: VideoFeatures) -> Pairwise:
         """Return Delta_ij = psi(eta (v_j - t_i), C) (Eq. 7), or without gap R unit(v_j - psi(t_i, V_j)) (Table 5)."""
         options = self.options.increment
-        assert self.psi is not None  # callers ask for increments only where there are some
+        assert self.psi is not None  # required by all callers
         if isinstance(options, GapIncrement):
             gap = means - texts if options.sign == 1 else texts - means
             if options.words:
@@ -140,13 +140,13 @@ class GAREHead(PairHead):
         return F.linear(cosines, weight, bias).exp()
 
     def geometry(self, text: TextFeatures, video: VideoFeatures) -> dict[str, Tensor]:
-        """Return what Figures 3 and 8 show of every pair, by name, (N, M) each, for corrected texts.
+        """Return the values of Figures 3 and 8 for every pair, by name, (N, M) each, for corrected texts.
 
-        `angle_to_gap` and `angle_to_text` of the increment in radians, `increment_norm`, `text_norm`, `corrected_norm`,
-        and the Euclidean distances `text_to_video` and `corrected_to_video`.
+        The values are `angle_to_gap` and `angle_to_text` of the increment in radians, `increment_norm`, `text_norm`,
+        `corrected_norm`, and the Euclidean distances `text_to_video` and `corrected_to_video`.
 
         Raises:
-            ValueError: there are no increments, or videos are corrected.
+            ValueError: There are no increments, or videos are corrected.
         """
         if self.psi is None or self.options.increment.corrected == "video":
             raise ValueError("the geometry of corrected texts needs an increment with corrected: text")
@@ -170,14 +170,14 @@ class IncrementNetwork(nn.Module):
     """psi(query, C), one layer of cross-attention over the frames or the words of a pair (Eq. 7; psi_module.py).
 
     With q = LN1(query) and C' = LN1(C), the same LN1: o = W_O sum_k softmax_k(W_Q q . W_K C'_k / sqrt(D)) W_V C'_k,
-    h = LN2(o), psi = W_M LN3(h + dropout(W_1 h)). The released module also holds `log_std_proj`, whose output is thrown
-    away, and `linear2` and `mlp`, which nothing calls; they are not built. One head, as released:
+    h = LN2(o), psi = W_M LN3(h + dropout(W_1 h)). Not built are `log_std_proj` of the released module, whose output is
+    unused, and `linear2` and `mlp`, which are never called. One head, as released:
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/psi_module.py#L134
 
     Args:
-        dimension: D.
-        dropout: probability on the elements of W_1 h in training.
-        dropout_per: what it is drawn for anew, every pair or every video.
+        dimension: Dimension D of the features.
+        dropout: Dropout rate of the elements of W_1 h in training.
+        dropout_per: Unit with its own dropout sample, every pair or every video.
     """
 
     def __init__(self, dimension: int, dropout: float = 0.3, dropout_per: DropoutPer = "pair") -> None:
@@ -193,7 +193,7 @@ class IncrementNetwork(nn.Module):
         self.out_proj = nn.Linear(dimension, dimension)
         self.linear1 = nn.Linear(dimension, dimension)
         self.mean_proj = nn.Linear(dimension, dimension)
-        # The identity that psi_module.py starts from is overwritten by the released model's `init_weights`.
+        # The released model's `init_weights` overwrites the identity initialization of psi_module.py.
         # https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L389-L404
         for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj, self.linear1, self.mean_proj):
             nn.init.normal_(layer.weight, std=0.02)
@@ -203,11 +203,11 @@ class IncrementNetwork(nn.Module):
         """Return the increment of every pair, in the form of `query` and with one slot.
 
         Args:
-            query: pair vectors with one slot, such as the gap.
-            context: (M, F, D) frames of each video, or (N, W, D) words of each text.
-            mask: (M, F) or (N, W), True where there is a frame or word; all are attended to where it is not given. An
-                item without any spreads its attention evenly.
-            side: whose vectors `context` holds.
+            query: Pair vectors with one slot, such as the gap.
+            context: Frames (M, F, D) of each video, or words (N, W, D) of each text.
+            mask: Mask (M, F) or (N, W), True for valid frames or words. Default: no mask. An item without any attends
+                uniformly.
+            side: Side of the vectors in `context`.
         """
         # https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/psi_module.py#L92-L93
         context = PlainFrames(context).layer_norm(self.layer_norm1).frames
@@ -216,7 +216,7 @@ class IncrementNetwork(nn.Module):
             real = mask.bool()[:, :, None, None] if side == "video" else mask.bool().T[None, :, :, None]
             logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
         weights = (logits / math.sqrt(context.shape[-1])).softmax(1)
-        # W_O goes to the values: attention adds up to one, so that its bias may stand inside.
+        # W_O is applied to the values: attention adds up to one, so that the bias can be added before the sum.
         values = PlainFrames(context).linear(self.v_proj, self.out_proj).frames
         hidden = type(query).mix(weights, values, side).layer_norm(self.layer_norm2)
         branch = hidden.linear(self.linear1).dropout(self.dropout if self.training else 0.0, self.dropout_per)
@@ -224,14 +224,14 @@ class IncrementNetwork(nn.Module):
 
 
 def norm_variance(increment: Tensor | Increments, options: NormRegularization) -> Tensor:
-    """Return -E_i Var_j |Delta_ij| (Eq. 10), or its smooth form (appendix C.3); its weight is not applied.
+    """Return -E_i Var_j |Delta_ij| (Eq. 10), or its smooth form (appendix C.3), without its weight.
 
     Args:
-        increment: (N, M, D), M at least 2.
-        options: kind and floor.
+        increment: Increments (N, M, D), M at least 2.
+        options: Kind and floor.
 
     Returns:
-        Scalar; of `Variance`, 0 without gradient where it would be below minus the floor, as released:
+        Scalar. For `Variance`, 0 without gradient if the value is below minus the floor, as released:
         https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
     """
     length = Increments.of(increment).lengths
@@ -246,11 +246,11 @@ def directional_diversity(increment: Tensor | Increments, options: DirectionRegu
     """Return E_i log E_jk exp(-alpha (1 - z_ij . z_ik)) (Eq. 11), or E_i E_jk (z_ij . z_ik)^2 (appendix C.2).
 
     Args:
-        increment: (N, M, D).
-        options: kind and alpha; its weight is not applied.
+        increment: Increments (N, M, D).
+        options: Kind and alpha. Its weight is not applied.
 
     Returns:
-        Scalar. A direction is compared with itself too in `LogMeanExp` (as released), and not in `Orthogonal`.
+        Scalar. `LogMeanExp` also compares each direction with itself (as released), `Orthogonal` does not.
     """
     cosine = Increments.of(increment).cosines  # (N, M, M)
     if isinstance(options, LogMeanExp):
@@ -266,8 +266,8 @@ def relaxed_bottleneck(increment: Tensor | Increments, options: Bottleneck) -> T
     https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L208-L259
 
     Args:
-        increment: (N, M, D), or measured over the side that is no anchor; at least two there.
-        options: anchor, prior and reduction over D; its weight is not applied.
+        increment: Increments (N, M, D), or their statistics over the side that is not the anchor, of at least 2 items.
+        options: Anchor, prior, and reduction over D. Its weight is not applied.
 
     Returns:
         Scalar. Variances are unbiased, and 1e-6 is added to the deviations, as released.
@@ -281,26 +281,26 @@ def relaxed_bottleneck(increment: Tensor | Increments, options: Bottleneck) -> T
 
 
 def anchored(options: Bottleneck) -> int:
-    """Return the axis of the increments (N, M, D) that an anchor's distribution runs over."""
+    """Return the axis of the increments (N, M, D) over which the distribution of an anchor is computed."""
     return 0 if options.anchor == "video" else 1
 
 
 def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     """Return the longest step of steepest descent that stays within the trust region (Eqs. 37 to 40).
 
-    What psi learns to predict, in closed form: alpha = d . g + sqrt((d . g)^2 - |d|^2 + radius^2) with the direction g
-    of the gradient. Training does not use it; appendix H.5 compares with it.
+    The closed form of what psi learns to predict: alpha = d . g + sqrt((d . g)^2 - |d|^2 + radius^2) with the direction
+    g of the gradient. It is not used in training; appendix H.5 compares psi with it.
 
     Args:
-        increment: (..., D) increments d, none longer than `radius`.
-        gradient: (..., D) gradients of the loss with respect to them, none zero.
-        radius: of the trust region.
+        increment: Increments d (..., D), not longer than `radius`.
+        gradient: Nonzero gradients (..., D) of the loss with respect to them.
+        radius: Radius of the trust region.
 
     Returns:
         The increments (..., D) after the step, of length `radius`, and the lengths alpha (...) of the steps.
 
     Raises:
-        ValueError: an increment is outside the trust region, or a gradient is zero.
+        ValueError: An increment is outside the trust region, or a gradient is zero.
     """
     direction = gradient / gradient.norm(dim=-1, keepdim=True)
     if not bool(direction.isfinite().all()):

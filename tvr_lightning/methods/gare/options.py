@@ -1,4 +1,4 @@
-"""The options of GARE: what the paper varies, and where its wording and its released code differ.
+"""Options of GARE: variants of the paper, and differences between its wording and its released code.
 
 Sources are equations and tables of the paper (Xiao, 2025) and the files of musicman217/GARE-text-video-retrieval.
 """
@@ -16,11 +16,11 @@ Side = Literal["text", "video"]
 
 
 class Pooling(Kind):
-    """How the frames of a video become the vector that a text is compared with."""
+    """Pooling of the frames of a video to the vector that a text is compared with."""
 
 
 class TextPooling(Pooling):
-    """The frames weighed by their inner products with the text (modeling.py).
+    """Weighted mean of the frames, with weights from their inner products with the text (modeling.py).
 
     Args:
         temperature: divisor of the inner products (released script: --temp 3).
@@ -31,11 +31,11 @@ class TextPooling(Pooling):
 
 
 class MeanPooling(Pooling):
-    """The mean of the frames (section 2.1)."""
+    """Mean of the frames (section 2.1)."""
 
 
 class Increment(Kind):
-    """What is added to the text or the video of every pair."""
+    """Increment that is added to the text or the video of every pair."""
 
     corrected: Side = "text"
     dropout: float = 0.0
@@ -44,11 +44,11 @@ class Increment(Kind):
 
 
 class NoIncrement(Increment):
-    """Nothing: the baseline of Table 3."""
+    """No increment: the baseline of Table 3."""
 
 
 class GapIncrement(Increment):
-    """psi asks with the gap of video and text (Eq. 7).
+    """Increment from the gap of video and text, which is the query of psi (Eq. 7).
 
     Args:
         corrected: side that the increment is added to (Table 7).
@@ -61,7 +61,8 @@ class GapIncrement(Increment):
             released code attends to padded frames (psi_module.py).
 
     Raises:
-        ValueError: draws per video of a dropout of 0, or where psi attends to words, whose basis is no video's.
+        ValueError: Dropout samples per video with a dropout rate of 0, or with words as context, whose basis depends
+            on the text.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class GapIncrement(Increment):
 
 
 class TextIncrement(Increment):
-    """psi asks with the text alone, and the increment of the text points along v - psi(t, V) (Table 5, "no gap").
+    """Increment from the text alone, in the direction v - psi(t, V) (Table 5, "no gap").
 
     Its length is exp(linear(cosines of the text with the frames)).
 
@@ -103,7 +104,7 @@ class TextIncrement(Increment):
         dropout_per: same as in `GapIncrement`.
 
     Raises:
-        ValueError: draws per video of a dropout of 0.
+        ValueError: Dropout samples per video with a dropout rate of 0.
     """
 
     def __init__(self, dropout: Dropout = 0.3, mask_context: bool = False, dropout_per: DropoutPer = "pair") -> None:
@@ -134,7 +135,7 @@ class Bottleneck(Options):
 
 
 class NormRegularization(Kind):
-    """How the lengths of the increments, the trust-region radii, are spread.
+    """Regularization of the spread of the increments' lengths, the trust-region radii.
 
     Args:
         weight: lambda_eps; 0 omits the term (appendix F; modeling.py).
@@ -145,7 +146,7 @@ class NormRegularization(Kind):
 
 
 class Variance(NormRegularization):
-    """Minus the variance (Eq. 10).
+    """Negative variance of the lengths (Eq. 10).
 
     Args:
         weight: lambda_eps; 0 omits the term.
@@ -158,11 +159,11 @@ class Variance(NormRegularization):
 
 
 class LogSumExp(NormRegularization):
-    """The smooth form of the variance (appendix C.3)."""
+    """Smooth form of the variance (appendix C.3)."""
 
 
 class DirectionRegularization(Kind):
-    """How the directions of a text's increments differ.
+    """Regularization of the differences between the directions of a text's increments.
 
     Args:
         weight: lambda_dir; 0 omits the term (appendix F; modeling.py).
@@ -173,7 +174,7 @@ class DirectionRegularization(Kind):
 
 
 class LogMeanExp(DirectionRegularization):
-    """The logarithm of the mean agreement (Eq. 11).
+    """Logarithm of the mean agreement (Eq. 11).
 
     Args:
         weight: lambda_dir; 0 omits the term.
@@ -186,12 +187,12 @@ class LogMeanExp(DirectionRegularization):
 
 
 class Orthogonal(DirectionRegularization):
-    """The mean square of the cosines (appendix C.2)."""
+    """Mean square of the cosines (appendix C.2)."""
 
 
 @dataclass
 class GAREOptions(Options):
-    """The options of GARE.
+    """Options of GARE.
 
     Attributes:
         temporal_layers: number of blocks of the temporal transformer (section 3.1; main_retrieval.py: 4, on MSVD 0).
@@ -205,7 +206,7 @@ class GAREOptions(Options):
         fixed_temperature: fixed value of tau (section 3.1: 0.01); None learns CLIP's (modeling.py).
 
     Raises:
-        ValueError: a value out of its range, or regularization of increments that there are none of.
+        ValueError: A value is out of range, or increments are regularized but not used.
     """
 
     temporal_layers: Layers = 4

@@ -1,4 +1,4 @@
-"""NCL: `method.py` says where it deviates from its paper and has its options, `model.py` has its equations."""
+"""NCL: deviations from the paper and options in `method.py`, equations in `model.py`."""
 
 from tvr_lightning.methods.ncl.method import NCL
 

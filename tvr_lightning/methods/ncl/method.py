@@ -1,29 +1,29 @@
 """NCL: Normalized Contrastive Learning for Text-Video Retrieval (Park et al., EMNLP 2022).
 
-A loss and a test-time normalisation for any method's scores: Sinkhorn biases a_i for texts and b_j for videos make
+A loss and a test-time normalization for any method's scores: Sinkhorn biases a_i for texts and b_j for videos make
 every text and every video of a batch equally likely to be retrieved. The paper applies it to CLIP4Clip with mean
 pooling, as recipes/ncl.yaml does. There is no public code; this follows the paper, whose equations are in `model.py`.
 
 Deviations:
-- Sinkhorn: paper on exp(S) (Fig. 4), which overflows float32 at CLIP's temperature of 0.01; here on logarithms, equal
-  otherwise.
-- gradient of the biases: paper not stated, Fig. 4 read literally differentiates them; here constants in the backward
-  pass, which at convergence is exact (`detach_biases`).
+- Sinkhorn: paper runs it on exp(S) (Fig. 4), which overflows float32 at CLIP's temperature of 0.01; here on logarithms,
+  otherwise equal.
+- gradient of the biases: paper not stated, Fig. 4 taken literally differentiates them; here constants in the backward
+  pass, which is exact at convergence (`detach_biases`).
 - scope of the biases: paper a batch; here the whole gathered batch, not each device's part.
-- queues: paper the last training queries; here what training produced, enqueued after each optimiser step, at first
-  only as far as they are filled; `bank: training-split` encodes training texts and videos again instead.
-- test: paper biases from training queries, or from the test queries as an oracle (Table 5); here either or none, as
-  `evaluation.normalization` says, with the four iterations and the learnt temperature of training.
-- gradient of the loss: paper Eq. 28 lacks a factor; here, with the temperature,
+- queues: paper the last training queries; here training features, enqueued after each optimizer step, used as far as
+  the queue is filled; `bank: training-split` encodes training texts and videos again instead.
+- test: paper computes biases from training queries, or from the test queries as an oracle (Table 5); here either or
+  none, selected by `evaluation.normalization`, with the four iterations and the learned temperature of training.
+- gradient of the loss: paper Eq. 28 misses a factor; here, with the temperature,
   dL/db_j = -(1 - sum_i P_t2v(v_j | t_i)) / (2 B gamma).
 - optimiser: paper Adam (appendix B); released CLIP4Clip, which it builds on, BertAdam; here as CLIP4Clip (`optimizer`).
 - precision of its base: released CLIP4Clip trains CLIP's matrices as float16 parameters with float16 moments, so that
   a rate of 1e-7 moves CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
-- gradient of the gather of its base: released CLIP4Clip each device's own slice (`gather: own-slice`); here the exact
-  one.
+- gradient of the gather of its base: released CLIP4Clip uses each device's own slice (`gather: own-slice`); here the
+  exact gradient.
 - marginals: paper Eqs. 8 and 9 have them exchanged; here rows add up to 1/m, columns to 1/n.
-- Support-Set Bottlenecks: paper puts NCL on it too (Table 4); here it is not built, because only the introduction
+- Support-Set Bottlenecks: paper also applies NCL to it (Table 4); here it is not built, because only the introduction
   of that paper (arXiv 2010.02824) was available; `recipes/tables/ncl-4.yaml` runs NCL on X-CLIP, DRL, and X-Pool.
 """
 
@@ -46,24 +46,24 @@ from tvr_lightning.ranges import Count, Range, check
 
 
 class NCL(ContrastiveLearning):
-    """Normalised contrastive learning of any method, which is given it as `contrast`.
+    """Normalized contrastive learning for any method, set as its `contrast`.
 
-    InfoNCE sees the method's logits with Sinkhorn's biases; other loss terms stay as they are. The last training texts
-    and videos wait in queues for `SinkhornBias` at test, which recipes set as `evaluation.normalization`.
+    InfoNCE uses the method's logits with Sinkhorn biases, and other loss terms are unchanged. Queues store the last
+    training texts and videos for `SinkhornBias` at test time, which recipes set as `evaluation.normalization`.
 
     Args:
         normalize_loss: whether training uses the biases; false trains the method unchanged and only fills the queues,
             for normalization at test time.
         iterations: number of Sinkhorn iterations in the loss (section 3.3: 4, the default).
         detach_biases: treat the biases as constants in the backward pass (not stated); None is true.
-        queue_size: number K of training texts and of training videos to keep (section 4.2 and Fig. 5: 16384); 0 keeps
+        queue_size: number K of training texts and of training videos to store (section 4.2 and Fig. 5: 16384); 0 stores
             none. A queue contains the inputs of the method's `score`: one vector each for CLIP4Clip, or words and
             frames for methods that use them.
         bank: source of the training queries at test time: the `queue`, or the `training-split`, encoded again with the
             final weights and limited to `evaluation.bank_size`.
 
     Raises:
-        ValueError: a value out of range, or options of which one makes another senseless.
+        ValueError: A value is out of range, or options conflict.
     """
 
     name = "NCL"
@@ -93,17 +93,17 @@ class NCL(ContrastiveLearning):
         self.video_queue = FeatureQueue(queue_size) if queue_size else None
 
     def forward(self, logits: Tensor, temperature: Callable[[], Tensor]) -> Tensor:
-        """Add the biases to the logits (B, B), unless training goes without them (NCL, Sec. 3.3)."""
+        """Add the biases to the logits (B, B), unless training does not use them (NCL, Sec. 3.3)."""
         self._asked = True
         if not self.needs_all_logits:
             return logits
         return normalized_logits(logits, self.iterations, self.detach_biases, temperature())
 
     def terms(self, losses: Losses, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return the method's loss terms, of which some must be contrastive.
+        """Return the method's loss terms, at least one of which must be contrastive.
 
         Raises:
-            TypeError: none of them is.
+            TypeError: None of the terms is contrastive.
         """
         self._asked = False
         found = losses(pairs)
@@ -113,10 +113,10 @@ class NCL(ContrastiveLearning):
         return found
 
     def check(self, evaluation: EvaluationConfig) -> None:
-        """Refuse a normalisation by training queries where no queue keeps any.
+        """Reject a normalization by training queries without a queue.
 
         Raises:
-            ValueError: says which option to change.
+            ValueError: The message names the option to change.
         """
         normalizer = evaluation.normalization
         if self.bank_source == "queue" and not self.remembers and normalizer is not None and normalizer.needs_bank:
@@ -125,16 +125,16 @@ class NCL(ContrastiveLearning):
             )
 
     def remember(self, text: TextFeatures, video: VideoFeatures) -> None:
-        """Enqueue a step's texts and videos (NCL, Sec. 3.4)."""
+        """Enqueue the texts and videos of a step (NCL, Sec. 3.4)."""
         if self.text_queue is not None and self.video_queue is not None:
             self.text_queue.push(text)
             self.video_queue.push(video)
 
     def bank(self) -> Bank | None:
-        """Return the queues' texts and videos; None where the training split is to be encoded anew.
+        """Return the texts and videos of the queues, or None if the training split is to be encoded instead.
 
         Raises:
-            EmptyQueueError: nothing was trained yet.
+            EmptyQueueError: The queues are empty.
         """
         if self.bank_source == "training-split":
             return None
@@ -146,10 +146,10 @@ class NCL(ContrastiveLearning):
         return Bank(self.text_queue.records(TextFeatures), self.video_queue.records(VideoFeatures))
 
     def make_room(self, checkpoint: dict[str, Any], prefix: str, path: str | Path | None) -> None:
-        """Make room for the queues of a checkpoint; without its weights at hand, read them from its file."""
+        """Resize the queues to those of a checkpoint. If its weights are already loaded, read them from its file."""
         if not self.remembers:
             return
-        loaded = "state_dict" not in checkpoint  # by ModelParallelStrategy, but no new buffers
+        loaded = "state_dict" not in checkpoint  # ModelParallelStrategy has loaded the weights, but no new buffers
         saved = torch.load(str(path), map_location="cpu", mmap=True, weights_only=True) if loaded else checkpoint
         weights = saved["state_dict"]
         for name, queue in (("text_queue.", self.text_queue), ("video_queue.", self.video_queue)):

@@ -1,8 +1,8 @@
 """The equations of NCL, in the paper's order (Park et al., section 3).
 
 S (N, M) are cosines of texts and videos (Eq. 1), gamma is the temperature. InfoNCE (Eq. 4) is in `training/losses.py`,
-the normalisation error (Eq. 5) in `evaluation/normalization.py`. Sinkhorn's algorithm (Eqs. 8 to 11, Fig. 4), which
-normalises at test as well, is in `layers/sinkhorn.py`.
+the normalization error (Eq. 5) in `evaluation/normalization.py`. Sinkhorn's algorithm (Eqs. 8 to 11, Fig. 4), which is
+also used at test time, is in `layers/sinkhorn.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ from tvr_lightning.layers.sinkhorn import sinkhorn_biases
 
 
 def normalized_logits(logits: Tensor, iterations: int = 4, detach: bool = True, scale: Tensor | float = 1.0) -> Tensor:
-    """Add Sinkhorn's biases to logits: (<t_i, v_j> + a_i + b_j) / gamma (Eqs. 10 to 12 and Fig. 4).
+    """Add Sinkhorn biases to logits (B, B): (<t_i, v_j> + a_i + b_j) / gamma (Eqs. 10 to 12 and Fig. 4).
 
-    In the softmax over videos a_i cancels, in that over texts b_j does, so that one matrix serves both directions.
+    a_i cancels in the softmax over videos, and b_j in the softmax over texts, so one matrix serves both directions.
 
     Args:
-        logits: (B, B) scores of B texts against their B videos, divided by gamma.
-        iterations: of Sinkhorn's algorithm, at least 1.
-        detach: take a and b as constants; otherwise the gradient runs through the iterations.
-        scale: 1 / gamma that the logits were scaled by. With `detach`, a and b are constants on the scale of a cosine,
-            so that the gradient of the temperature sees them.
-
-    Returns:
-        (B, B).
+        logits: Scores (B, B) of B texts against their B videos, divided by gamma.
+        iterations: Number of Sinkhorn iterations, at least 1.
+        detach: Whether a and b are constants. Otherwise the gradient passes through the iterations.
+        scale: Factor 1 / gamma of the logits. With `detach`, a and b are constants on the scale of a cosine, so that
+            they contribute to the gradient of the temperature.
 
     Raises:
-        ValueError: `iterations` is below 1, or there is nothing to balance.
+        ValueError: `iterations` is below 1, or the matrix is empty.
     """
     text_bias, video_bias = sinkhorn_biases(logits.detach() if detach else logits, 1.0, iterations)  # Eqs. 8 to 11
     biases = text_bias[:, None] + video_bias

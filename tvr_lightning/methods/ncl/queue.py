@@ -1,4 +1,4 @@
-"""A first-in-first-out queue of features that is saved with the weights, so that resuming a run is exact."""
+"""A first-in-first-out queue of features that is saved with the weights, so that a resumed run is exact."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PREFIX = "stored_"
 
 
 class FeatureQueue(nn.Module):
-    """The last K records that were pushed (NCL, section 3.4), as buffers of K rows, such as (K, D).
+    """Queue of the last K records (NCL, section 3.4), stored as buffers of K rows, such as (K, D).
 
-    What a record consists of is known with the first one; its buffers come into being then, or with a checkpoint.
+    The buffers are created with the first record, which determines their fields, or from a checkpoint.
 
     Args:
-        capacity: K, at least 1.
+        capacity: Capacity K, at least 1.
 
     Raises:
         ValueError: `capacity` is below 1.
@@ -39,18 +39,18 @@ class FeatureQueue(nn.Module):
         self.register_buffer("filled", torch.zeros(1, dtype=torch.int64))
 
     def __len__(self) -> int:
-        """Number of records that are in it, at most K."""
+        """Number of stored records, at most K."""
         return int(self.filled)
 
     @torch.no_grad()
     def push(self, records: Record) -> None:
-        """Append B records, forgetting the oldest ones beyond the capacity.
+        """Append B records and drop the oldest ones that exceed the capacity.
 
         Args:
-            records: its tensors are (B, ...), of the same further dimensions every time.
+            records: Records with tensors (B, ...), whose remaining dimensions never change.
 
         Raises:
-            ValueError: other fields, sizes or types than before.
+            ValueError: Fields, sizes, or types differ from those of the stored records.
         """
         tensors = _tensors(records)
         stored = self._stored()
@@ -71,13 +71,13 @@ class FeatureQueue(nn.Module):
         self.filled.copy_((self.filled + count).clamp(max=self.capacity))
 
     def records(self, kind: type[R]) -> R:
-        """Return the records that are in it, oldest first.
+        """Return the stored records, oldest first.
 
         Args:
-            kind: what was pushed.
+            kind: Class of the records.
 
         Raises:
-            ValueError: it is empty.
+            ValueError: The queue is empty.
         """
         if not len(self):
             raise ValueError("the queue is empty")
@@ -86,11 +86,11 @@ class FeatureQueue(nn.Module):
         return kind(**{name: tensor[places] for name, tensor in self._stored().items()})
 
     def adopt(self, state: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Make room for the records of a state dict, so that loading it finds buffers of its shapes and no others.
+        """Create buffers with the shapes of a state dict, and remove all others, so that it can be loaded.
 
         Args:
-            state: names to tensors.
-            prefix: what stands before this queue's own names in it.
+            state: Tensors by name.
+            prefix: Prefix of this queue's tensors.
         """
         start = prefix + PREFIX
         for name in self._stored():
@@ -102,7 +102,7 @@ class FeatureQueue(nn.Module):
                 self.register_buffer(name.removeprefix(prefix), room)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        # ModelParallelStrategy loads one buffer at a time, while it goes through those that are there.
+        # ModelParallelStrategy loads one existing buffer at a time.
         if {prefix + "position", prefix + "filled"} <= state_dict.keys():
             self.adopt(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,4 +1,4 @@
-"""TC-MGC: `method.py` says where it deviates from its paper, `model.py` has its equations, `options.py` its options."""
+"""TC-MGC: deviations from the paper in `method.py`, equations in `model.py`, options in `options.py`."""
 
 from tvr_lightning.methods.tcmgc.method import TCMGC
 from tvr_lightning.methods.tcmgc.options import (

@@ -1,31 +1,34 @@
 """TC-MGC: Text-Conditioned Multi-Grained Contrastive Learning for Text-Video Retrieval (Jing, Yang, Chu, 2025).
 
-The equations are in `model.py`, to be read beside section 3 of the paper. Defaults are those of the released code
+The equations are in `model.py`, in the order of section 3 of the paper. Defaults are those of the released code
 (JingXiaolun/TC-MGC, modeling_tcmgc.py, module_xpool.py).
 
 Deviations:
-- interaction matrices: paper none (Eqs. 12, 15); released learns G and L; here as released (`interaction_matrices`).
-- projections: paper W_Q, W_K, W_V and W_O (Eqs. 2-6); released none; here as released (`attention.projections`).
+- interaction matrices: paper has none (Eqs. 12, 15); released learns G and L; here as released
+  (`interaction_matrices`).
+- projections: paper has W_Q, W_K, W_V and W_O (Eqs. 2-6); released has none; here as released
+  (`attention.projections`).
 - temporal encoder: paper 3 layers; released 4; here as released (`temporal_layers`).
 - factor in the softmaxes over slots: paper none in Eqs. 18-29, 100 in Table 13; released 100; here 100
   (`softmax_lambda`).
-- scale of LSA: paper weights from cosines (Eq. 31); released from logits; here as released (`aggregation_on`).
-- scale of SDR: paper variance of cosines (Eq. 36); released of logits; here as released (`decorrelation.scores`).
+- scale of LSA: paper computes weights from cosines (Eq. 31); released from logits; here as released (`aggregation_on`).
+- scale of SDR: paper uses the variance of cosines (Eq. 36); released of logits; here as released
+  (`decorrelation.scores`).
 - InfoNCE: paper sum of both directions (Eq. 35); released their mean; here as released (`loss_reduction`).
-- LSA matrix: paper G x G (Eq. 32); released undefined (`logit_weight`); here the paper's, starting as the identity.
+- LSA matrix: paper G x G (Eq. 32); released undefined (`logit_weight`); here the paper's, initialized as the identity.
 - padding: released keeps padded words and frames; here as released (`mask_words`, `mask_frames`).
 - repeated work: released computes all text-conditioned vectors twice; here once.
 - optimiser: paper Adam (section 4.1); released BertAdam; here as released (`optimizer`).
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
-- undefined switch: released reads `frame_features_conversion_flag`, which nothing sets; here it is off.
-- selection: released the best test R@1 of the epochs; here the weights of
-  the last step; `recipes/variants/tcmgc-select-on-test.yaml` selects as released.
-- gradient of the gather: released each device's own slice (`gather: own-slice`); here the exact one.
-- draws of dropout: released for every pair; here too, or for every video, whose pairs then lose the same elements
+- undefined switch: released reads `frame_features_conversion_flag`, which is never set; here it is off.
+- selection: released selects the best test R@1 of the epochs; here uses the weights of the last step;
+  `recipes/variants/tcmgc-select-on-test.yaml` selects as released.
+- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
+- draws of dropout: released draws for every pair; here too, or for every video, whose pairs then lose the same elements
   (`attention.dropout_per: video`).
-- ties: released counts a tied query several times; here they are ranked by their expectation.
+- ties: released counts a tied query several times; here ranks ties by their expected rank.
 """
 
 from __future__ import annotations
@@ -49,11 +52,11 @@ class TCMGC(RetrievalModule):
 
     Args:
         encoder: encoder of texts and videos.
-        tcmgc: the options of the paper.
-        shared: the arguments of `RetrievalModule`.
+        tcmgc: options of TC-MGC.
+        shared: arguments of `RetrievalModule`.
 
     Raises:
-        ValueError: options, sizes and keep rate do not fit each other.
+        ValueError: Options, sizes, and keep rate conflict.
     """
 
     def __init__(self, encoder: Encoder, *, tcmgc: TCMGCOptions | None = None, **shared: Any) -> None:
@@ -68,21 +71,17 @@ class TCMGC(RetrievalModule):
         )
 
     def encode_video(self, video: VideoFeatures) -> VideoFeatures:
-        """Relate the frames (M, F, D) over time (Eq. 1), keeping CLIP's own where they are contrasted."""
+        """Relate the frames (M, F, D) over time (Eq. 1), and keep CLIP's own if they are contrasted."""
         clip_frames = video.frames if self.options.attention is None else None
         frames = video.frames if self.temporal is None else self.temporal(video.frames, video.frame_mask)
         return dataclasses.replace(video, frames=frames, clip_frames=clip_frames)
 
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:
-        """Score any N texts against any M videos.
-
-        Returns:
-            `similarity` (N, M): aggregated scores on the scale of a cosine; `parts`: the contrasts' cosines.
-        """
+        """Return the aggregated cosines (N, M) of the contrasts, and the contrasts as `parts`."""
         return self.head(text, video, self.temperature())
 
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        """Return scalars: InfoNCE and the weighted similarity decorrelation of B matching pairs (Eqs. 33-37)."""
+        """Return InfoNCE and the weighted decorrelation of B matching pairs, scalars (Eqs. 33-37)."""
         scores, scale = self.score(pairs.text, pairs.video), self.temperature()
         logits = self.contrastive_logits(scale * scores.similarity)
         terms = {"info_nce": info_nce(logits, reduction=self.options.loss_reduction)}

@@ -1,7 +1,7 @@
 """The equations of TC-MGC, in the paper's order (Jing, Yang, Chu, 2025).
 
-s_i (N, D) are sentences, w_i (N, W, D) words, v_j (M, F, D) frames behind the temporal encoder (Eq. 1). Vectors of all
-pairs are `Pairwise`, with a slot for the sentence and one for every word.
+s_i (N, D) are sentences, w_i (N, W, D) words, v_j (M, F, D) frames after the temporal encoder (Eq. 1). Vectors of all
+pairs are `Pairwise`, with one slot for the sentence and one per word.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from tvr_lightning.pairwise import Pairwise, TextConditionedAttention
 
 @dataclass
 class PreparedText(Record):
-    """What the head needs of N texts.
+    """Prepared features of N texts.
 
     Attributes:
-        queries: (N, 1 + W, D) vectors to attend with, the sentence first.
-        sentence: (N, 1, D) at unit length; `interacting_sentence` is it times G where there is that matrix.
-        words: (N, W, D) at unit length; `interacting_words` are they times L where there is that matrix.
-        word_mask: (N, W), True where there is a token.
+        queries: Attention queries (N, 1 + W, D), the sentence first.
+        sentence: Unit sentences (N, 1, D).
+        interacting_sentence: Unit sentences times G, if it exists.
+        words: Unit words (N, W, D).
+        interacting_words: Unit words times L, if it exists.
+        word_mask: Mask (N, W), True for valid tokens.
     """
 
     queries: Tensor
@@ -42,22 +44,22 @@ class PreparedText(Record):
 
 
 class TCMGCHead(PairHead):
-    """Features of texts and videos to four scores per pair and their aggregate (sections 3.2 to 3.6).
+    """Four scores per pair and their aggregate (sections 3.2 to 3.6).
 
     Args:
-        dimension: D.
-        words: W, the word slots.
-        frames: F.
-        options: of the paper.
+        dimension: Dimension D of the features.
+        words: Number of word slots W.
+        frames: Number of frames F.
+        options: Options of TC-MGC.
 
     Raises:
-        ValueError: options, sizes and keep rate do not fit each other.
+        ValueError: Options, sizes, and keep rate conflict.
     """
 
     def __init__(self, dimension: int, words: int, frames: int, options: TCMGCOptions | None = None) -> None:
         options = options or TCMGCOptions()
         attention = options.attention or LanguageVideoAttention(dropout=0.0)
-        # A word asks for a frame of its own, so conditioned frames are as many as words (Eq. 11).
+        # Every word has its own conditioned frame, so there are as many conditioned frames as words (Eq. 11).
         frame_slots = frames if options.attention is None else words
         super().__init__(
             dimension,
@@ -70,7 +72,7 @@ class TCMGCHead(PairHead):
         self.options, self.words, self.frames, self.frame_slots = options, words, frames, frame_slots
         self.attention: TextConditionedAttention | None = None
         if options.attention is not None:
-            # The identity that module_xpool.py starts from is overwritten by the released model's `init_weights`.
+            # The released model's `init_weights` overwrites the identity initialization of module_xpool.py.
             # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/modeling_tcmgc.py#L185
             self.attention = TextConditionedAttention(
                 dimension,
@@ -85,7 +87,7 @@ class TCMGCHead(PairHead):
         self.lsa = LinearSoftmaxAggregation(len(options.contrasts)) if options.aggregation == "lsa" else None
 
     def _build_contrasts(self) -> None:
-        """Build the matrices of the contrasts that are made; others would wait for a gradient in vain."""
+        """Build the matrices of the contrasts in use. Others would never get a gradient."""
         options, modes, aggregation = self.options, self.options.reorganization, self.options.similarity_aggregation
         self._kept: dict[str, int] = {}
 
@@ -109,11 +111,11 @@ class TCMGCHead(PairHead):
             self.frame_word_aggregation = BidirectionalAggregation(aggregation, frames, words)
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[PreparedText, VideoFeatures]:
-        """Return what the texts ask and contrast with, and the videos.
+        """Return the prepared features of the texts, and the videos.
 
         Raises:
-            ValueError: another number of words or frames than the head was built for, or no `clip_frames` where CLIP's
-                own frames are contrasted.
+            ValueError: The number of words or frames differs from the head's, or `clip_frames` is missing although
+                CLIP's own frames are contrasted.
         """
         found = (text.words.shape[1], video.frames.shape[1])
         if found != (self.words, self.frames):
@@ -131,12 +133,12 @@ class TCMGCHead(PairHead):
         return PreparedText(queries, sentence, by_global, words, by_local, text.word_mask), video
 
     def score(self, text: PreparedText, video: VideoFeatures, scale: Tensor) -> Scores:
-        """Return the aggregated cosines (n, m) (Eq. 32) of n texts and m videos, and the contrasts' as `parts`.
+        """Return the aggregated cosines (n, m) (Eq. 32) of n texts and m videos, and those of the contrasts as `parts`.
 
         Args:
-            text: n texts.
-            video: m videos.
-            scale: exp(logit_scale), scalar.
+            text: Prepared features of n texts.
+            video: Features of m videos.
+            scale: exp(logit_scale), a scalar.
         """
         coarse, fine = self.visual_vectors(text, video)
         contrasts, parts, whole = self.options.contrasts, {}, self._whole
@@ -170,9 +172,9 @@ class TCMGCHead(PairHead):
             assert video.clip_frames is not None  # checked in `prepare`
             pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
             return self.of_videos(pooled, len(text)), self.of_videos(unit(video.clip_frames), len(text))
-        # Released, everything is computed twice, to the same effect but for dropout.
+        # The released code computes everything twice, with the same result except for dropout.
         # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/modeling_tcmgc.py#L284-L297
-        # The frame mask is commented out there, and so are W_Q, W_K, W_V and W_O.
+        # The frame mask and W_Q, W_K, W_V and W_O are commented out there.
         # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/module_xpool.py#L36-L74
         frame_mask = video.frame_mask if self.options.mask_frames else None
         conditioned = self.attention(self.of_texts(text.queries, len(video)), video.frames, frame_mask).unit()
@@ -180,18 +182,18 @@ class TCMGCHead(PairHead):
 
     @property
     def _whole(self) -> bool:
-        """Whether no slot is taken for padding, as released."""
+        """Whether padded slots are treated as valid, as released."""
         return not self.options.mask_words and (self.attention is not None or not self.options.mask_frames)
 
     def _reorganized(self, similarity: Tensor, name: str, dim: int) -> Tensor:
-        """Keep the largest similarities of a contrast, fuse or remove the others (section 3.4)."""
+        """Keep the largest similarities of a contrast, and fuse or remove the others (section 3.4)."""
         mode: Reorganization = getattr(self.options.reorganization, name)
         return reorganize(similarity, self._kept[name], mode, dim, self._whole)
 
     def _without_padding(
         self, similarity: Tensor, text: PreparedText, video: VideoFeatures, words: bool, frames: bool
     ) -> Tensor:
-        """Return similarities (M, N, words, frame slots) with minus infinity where a slot is padding."""
+        """Return similarities (M, N, words, frame slots) with minus infinity for padded slots."""
         options, conditioned = self.options, self.attention is not None
         if words and options.mask_words:
             similarity = similarity.masked_fill(~text.word_mask.bool()[None, :, :, None], -torch.inf)
@@ -210,7 +212,7 @@ class TCMGCHead(PairHead):
         return (weights * scores).sum(0)
 
     def decorrelation(self, scores: Scores, scale: Tensor) -> Tensor:
-        """Return the unweighted regularization (Eq. 36) of B texts and their B videos, scalar."""
+        """Return the unweighted regularization (Eq. 36) of B matching pairs, a scalar."""
         options = self.options.decorrelation
         stacked = torch.stack(list(scores.parts.values()))
         stacked = stacked * scale if options.scores == "logits" else stacked
@@ -220,11 +222,11 @@ class TCMGCHead(PairHead):
 class LinearSoftmaxAggregation(nn.Module):
     """LSA: weights of scores of several granularities from a softmax over a linear map of them (Eqs. 31-32).
 
-    The released code reads the matrix without ever making it; the paper starts from the identity.
+    The released code uses the matrix without defining it. The paper initializes it as the identity.
     https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/modeling_tcmgc.py#L426
 
     Args:
-        scores: G, rows and columns of the matrix (G, G), which starts as the identity.
+        scores: Number of granularities G. The matrix (G, G) is initialized as the identity.
     """
 
     def __init__(self, scores: int) -> None:
@@ -232,22 +234,22 @@ class LinearSoftmaxAggregation(nn.Module):
         self.weight = nn.Parameter(torch.eye(scores))
 
     def forward(self, scores: Tensor) -> Tensor:
-        """Return (G, N, M) weights that add up to 1 over the G scores (G, N, M) of every pair."""
+        """Return weights (G, N, M) that add up to 1 over the G scores (G, N, M) of every pair."""
         return torch.einsum("gnm,gh->hnm", scores, self.weight.to(scores.dtype)).softmax(0)
 
 
 def similarity_decorrelation(
     scores: Tensor, pairs: Literal["positives", "negatives", "all"] = "positives", unbiased: bool = True
 ) -> Tensor:
-    """Variance of the scores of a pair over the granularities, averaged over pairs (Eq. 36, Table A.1).
+    """Return the variance of the scores of a pair over the granularities, averaged over pairs (Eq. 36, Table A.1).
 
     Args:
-        scores: (G, B, B) scores of B texts and B videos at G granularities; row i matches column i.
-        pairs: which pairs count.
-        unbiased: whether the variance divides by G - 1.
+        scores: Scores (G, B, B) of B texts and B videos at G granularities. Row i matches column i.
+        pairs: Pairs that are averaged.
+        unbiased: Whether the variance divides by G - 1.
 
     Returns:
-        Scalar; 0 when all granularities agree.
+        Scalar, 0 if all granularities agree.
     """
     variance = scores.var(0, correction=int(unbiased))
     if pairs == "all":
@@ -255,4 +257,4 @@ def similarity_decorrelation(
     if pairs == "positives":
         return variance.diagonal().mean()
     size = len(variance)
-    return variance.flatten()[1:].view(size - 1, size + 1)[:, :-1].mean()  # between every two entries of the diagonal
+    return variance.flatten()[1:].view(size - 1, size + 1)[:, :-1].mean()  # entries between consecutive diagonal ones

@@ -1,4 +1,4 @@
-"""The options of TC-MGC: what the paper varies, and where its wording and its released code differ.
+"""Options of TC-MGC: variants of the paper, and differences between its wording and its released code.
 
 Sources are equations and tables of the paper (Jing, Yang, Chu, 2025) and the files of JingXiaolun/TC-MGC.
 """
@@ -33,7 +33,7 @@ class LanguageVideoAttention(Options):
         residual: residual connection around FC (Table 11).
 
     Raises:
-        ValueError: draws per video of a dropout of 0.
+        ValueError: Dropout samples per video with a dropout rate of 0.
     """
 
     heads: Count = 1
@@ -49,7 +49,7 @@ class LanguageVideoAttention(Options):
 
 @dataclass
 class SlotReorganization(Options):
-    """What becomes of the similarities that are not kept (section 3.4, Tables 5-8); `off` keeps all.
+    """Handling of the similarities that are not kept (section 3.4, Tables 5-8); `off` keeps all.
 
     Attributes:
         video_word: words of the video-word vector.
@@ -83,10 +83,10 @@ class Decorrelation(Options):
 
 @dataclass
 class TCMGCOptions(Options):
-    """The options of TC-MGC.
+    """Options of TC-MGC.
 
     Attributes:
-        temporal_layers: number of blocks of the temporal transformer (released: 4, the paper writes 3); 0 builds none
+        temporal_layers: number of blocks of the temporal transformer (released: 4, the paper: 3); 0 builds none
             (Table 10).
         contrasts: contrasts to use out of the four (Table 9), always in the paper's order.
         attention: language-video attention; None uses no conditioning on the text: the video is then the mean of its
@@ -105,8 +105,8 @@ class TCMGCOptions(Options):
         mask_words: leave padded words out of the contrasts; the released code keeps them.
 
     Raises:
-        ValueError: a value out of its range, the variance of a single contrast, or a temporal encoder that nothing
-            would read.
+        ValueError: A value is out of range, decorrelation is used with a single contrast, or the output of the temporal
+            encoder is unused.
     """
 
     temporal_layers: Layers = 4

@@ -1,7 +1,7 @@
 """Similarity reorganization: keep the largest similarities, remove the others or fuse them into one (TC-MGC, 3.4).
 
-The slots of a vector of similarities come first in every result, so that each slot is one contiguous plane over the
-pairs. A similarity of minus infinity stands for a slot that is not there, a padded word for instance.
+Slots are the first dimension of every result, so that each slot is contiguous over the pairs. A similarity of minus
+infinity marks an absent slot, such as a padded word.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tvr_lightning.layers.aggregation import weighted_sum
 Reorganization = Literal["off", "removal", "fusion"]
 
 INSERTION_LIMIT = 8
-"""Largest number of kept slots for which inserting slot by slot beats torch.topk over short rows on a CPU."""
+"""Maximum number of kept slots for which insertion slot by slot is faster than torch.topk over short rows on a CPU."""
 
 
 def kept_slots(slots: int, keep_rate: float, mode: Reorganization, name: str) -> int:
-    """Return k = int(slots r), the slots that reorganization keeps (TC-MGC, section 3.4).
+    """Return k = int(slots r), the number of slots that reorganization keeps (TC-MGC, section 3.4).
 
     Args:
-        slots: number of similarities.
-        keep_rate: r.
-        mode: `off` needs no rate and keeps all.
-        name: of the option, for the error.
+        slots: Number of similarities.
+        keep_rate: Keep rate r.
+        mode: Mode of reorganization. `off` ignores the rate and keeps all.
+        name: Name of the option, for the error.
 
     Raises:
-        ValueError: nothing would be kept, or nothing be left to fuse.
+        ValueError: No slot would be kept, or none would be left to fuse.
     """
     if mode == "off":
         return slots
@@ -48,18 +48,18 @@ def kept_slots(slots: int, keep_rate: float, mode: Reorganization, name: str) ->
 
 
 def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int = 0, whole: bool = False) -> Tensor:
-    """Keep the largest similarities in falling order; remove the others, or append their softmax-weighted sum.
+    """Keep the largest similarities in decreasing order, and remove the others or append their softmax-weighted sum.
 
     Args:
-        similarities: (..., S, ...) with the S slots along `dim`; minus infinity where there is no slot.
-        kept: number of slots that stay, TC-MGC's k = int(S r).
-        mode: `off` keeps all in their order, `removal` the `kept` largest, `fusion` these and one fused slot, whose
+        similarities: Similarities (..., S, ...) with the S slots along `dim`; minus infinity for absent slots.
+        kept: Number of kept slots, TC-MGC's k = int(S r).
+        mode: `off` keeps all in order, `removal` keeps the `kept` largest, and `fusion` adds one fused slot, whose
             softmax has no temperature (TC-MGC's released code; Appendix C).
-        dim: where the slots are.
-        whole: promises that all slots are there.
+        dim: Axis of the slots.
+        whole: Whether all slots are known to be present.
 
     Returns:
-        (S', ...), slots first: S' is S, `kept` or `kept` + 1.
+        Similarities (S', ...), slots first, where S' is S, `kept`, or `kept` + 1.
     """
     slots = similarities.movedim(dim, 0)
     if mode == "off":
@@ -71,14 +71,14 @@ def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int =
 
 
 def largest(slots: Tensor, kept: int) -> Tensor:
-    """Return the `kept` largest of (S, ...) in falling order, (kept, ...)."""
+    """Return the `kept` largest of (S, ...) in decreasing order, (kept, ...)."""
     if _inserts(slots, kept):
         return _inserted(slots, kept, slots.new_empty(0))
     return slots.topk(kept, dim=0).values
 
 
 def parted(slots: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Return the `kept` largest of (S, ...) in falling order, (kept, ...), and all others in any, (S - kept, ...)."""
+    """Return the `kept` largest of (S, ...) in decreasing order, (kept, ...), and the others, (S - kept, ...)."""
     if _inserts(slots, kept):
         others = slots.new_empty(len(slots) - kept, *slots.shape[1:])
         return _inserted(slots, kept, others), others
@@ -91,11 +91,11 @@ def _inserts(slots: Tensor, kept: int) -> bool:
 
 
 def _inserted(slots: Tensor, kept: int, others: Tensor) -> Tensor:
-    """Return the `kept` largest of (S, ...) in falling order; `others` is filled with the rest, unless it is empty."""
+    """Return the `kept` largest of (S, ...) in decreasing order. The rest is written to `others` if not empty."""
     if slots.stride(-1) != 1:
         slots = slots.contiguous()
     top = slots.new_empty(kept, *slots.shape[1:])
-    spare = slots.new_empty(2, *slots.shape[1:])  # used again and again, so that it stays in the caches
+    spare = slots.new_empty(2, *slots.shape[1:])  # reused, so that it stays in the caches
     ranks, turns = list(top), list(spare)
     for place, plane in enumerate(slots):
         new = plane
@@ -104,7 +104,7 @@ def _inserted(slots: Tensor, kept: int, others: Tensor) -> Tensor:
                 smaller = turns[rank % 2]
             elif len(others):
                 smaller = others[place - kept]
-            else:  # nobody asks for what leaves the last rank
+            else:  # values below the last rank are not needed
                 torch.maximum(larger, new, out=larger)
                 continue
             torch.minimum(larger, new, out=smaller)
