@@ -2,7 +2,7 @@
 
 The audit treats the evaluated method as a black box and scores the same pairs again with other partners, in another
 order, in blocks of other sizes, and with other captions of the same videos. A change beyond floating-point noise means
-that the score uses other information. The size of the effect is R@1 with all of this help compared with R@1 without it.
+that the score uses other information. The size of the effect is R@1 with this information compared with R@1 without.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class Audit:
         recall_with_help: Text-to-video R@1 in percent if other information can reveal the match of a text.
         recall_without_help: The same without such information.
         texts, videos: Number of audited texts and videos.
-        transductive: True for each direction in which the score normalization uses other test queries; empty without a
-            normalization.
+        transductive: By direction, True if the score normalization uses other test queries; empty without one.
     """
 
     findings: list[Finding]

@@ -1,4 +1,4 @@
-"""Test that reveals if a score normalization uses the set of test queries, by removing some of them."""
+"""Test of whether a score normalization uses the set of test queries, by removing some of them."""
 
 from __future__ import annotations
 

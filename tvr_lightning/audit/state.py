@@ -27,14 +27,14 @@ DATA = (LightningDataModule, GroundTruth, Split, Dataset, DataLoader)
 """Types that an attribute of a method must not have, since they reveal the pairs of the test split."""
 
 OPAQUE = ("object", "data", "run", "again")
-"""First elements of the tuples that represent values which are not inspected."""
+"""First elements of the tuples that replace uninspected values."""
 
 Place = tuple[str, Any, str]
 """Name of a module or class, the object, and the attribute."""
 
 
 class State:
-    """State of a method at the time of creation, to compare with its later state and to restore.
+    """State of a method at the time of creation, for comparison with a later state and for restoring it.
 
     The link to Lightning's trainer is excluded. Parameters and buffers are copied to main memory.
 
@@ -150,7 +150,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _plain(frozen: Any) -> bool:
-    """Return True if a frozen value contains only plain values. Copies of others can share state or fail."""
+    """Return True if a frozen value contains only plain values. Copies of other values can share state or fail."""
     if isinstance(frozen, list):
         return all(map(_plain, frozen))
     return not (isinstance(frozen, tuple) and frozen[0] in OPAQUE)

@@ -190,7 +190,7 @@ def _frames(
 
 
 def _picture_start(container: av.container.InputContainer) -> float:
-    """Return the start of the video in seconds of the file's time, which is time 0 of the clip."""
+    """Return the start time of the video in the file, in seconds, which is time 0 of the clip."""
     if container.streams.video:
         stream = container.streams.video[0]
         if stream.start_time is not None and stream.time_base:

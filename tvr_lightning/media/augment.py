@@ -17,7 +17,7 @@ Augmentation = Literal["none", "crop-flip", "rand-augment"]
 
 - `none`: only the encoder's preparation (`Preparation`).
 - `crop-flip`: a random crop of 0.5 to 1 of the area and a flip with probability 1/2 (X-Pool, T-MASS, GAID:
-  `datasets/model_transforms.py`, whose color jitter has zero strength). A flip contradicts captions that contain left
+  `datasets/model_transforms.py`, whose color jitter has zero strength). A flip contradicts captions that mention left
   or right.
 - `rand-augment`: RandAugment `rand-m7-n4-mstd0.5-inc1` on the whole frame, then the encoder's preparation (GARE's code;
   its paper mentions no augmentation).
@@ -98,7 +98,7 @@ def draw_augmentation(
     Args:
         augmentation: Type of augmentation.
         preparation: Preparation of the encoder.
-        generator: Random generator, not used by `none`. The same state returns the same transform.
+        generator: Random generator, not used by `none`. The same state results in the same transform.
 
     Returns:
         A deterministic transform from an RGB frame to (S, S, 3).

@@ -68,7 +68,7 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
     """Yield the frames that `ffmpeg -r RATE` writes, one per output frame (`-fps_mode cfr`).
 
     A frame that starts and ends more than 1.1 output frames too early is dropped; one that ends more than 1.1 too late
-    is repeated. At the end, the last frame is repeated by the median number of repetitions in the last three steps.
+    is repeated. At the end, the last frame is repeated; the number of repetitions is the median of the last three.
 
     Raises:
         VideoError: A frame cannot be decoded, or the file is too long or has frames of an extreme shape.

@@ -132,8 +132,8 @@ class Copy:
 def compress(path: Path, how: Compression) -> Copy:
     """Make a small copy of a video file.
 
-    The audio is copied packet by packet if mp4 supports its codec. Otherwise it is encoded as AAC, 16 kHz mono, which
-    readers convert it to anyway. A damaged audio track is copied as far as possible.
+    The audio is copied packet by packet if mp4 supports its codec. Otherwise it is encoded as AAC, 16 kHz mono, the
+    format that readers use anyway. A damaged audio track is copied as far as possible.
 
     Raises:
         VideoError: The video cannot be read to its end, or the audio cannot be written.

@@ -77,8 +77,8 @@ class VideoError(MediaError):
 class Allowance:
     """CPU time budget for decoding one file: two minutes plus four seconds per MiB, or TVR_READ_SECONDS.
 
-    Regular files need a small part of it. CPU time does not depend on the load of the machine. Time spent on decoded
-    frames does not count (`paused`).
+    Regular files need only a small part of it. CPU time does not depend on the load of the machine. Time spent on
+    decoded frames does not count (`paused`).
 
     Attributes:
         path: The file.

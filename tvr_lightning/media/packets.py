@@ -177,7 +177,7 @@ def _reordered(columns: _Columns) -> bool:
 
 
 def _packed(stream: VideoStream) -> bool:
-    """Return whether the encoder declares that it packs two frames into a packet, as DivX and later Xvid do."""
+    """Return whether the encoder declares that it packs two frames into a packet, as DivX and Xvid do."""
     return stream.codec_context.name == "mpeg4" and bool(_PACKED.search(stream.codec_context.extradata or b""))
 
 

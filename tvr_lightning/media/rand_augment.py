@@ -82,8 +82,8 @@ def draw_rand_augment(generator: np.random.Generator) -> RandAugment:
 def apply_step(frame: Image.Image, step: Step) -> Image.Image:
     """Apply one operation to an RGB frame.
 
-    Ranges: rotation up to 30 degrees, shear up to 0.3, translation up to 0.45 of the side, enhancement factors 1 +/-
-    0.9, posterization from 4 down to 0 bits, solarization from 256 down to 0, addition up to 110.
+    Ranges: rotation up to 30 degrees, shear up to 0.3, translation up to 0.45 of the side, enhancement by
+    factors from 0.1 to 1.9, posterization from 4 down to 0 bits, solarization from 256 down to 0, addition up to 110.
 
     Args:
         frame: RGB frame of any size.

@@ -103,7 +103,7 @@ def read_all(
         progress: Whether to show the progress bar.
 
     Raises:
-        ValueError: There are fewer than one worker.
+        ValueError: `workers` is less than 1.
         UserError, RuntimeError: `read` failed (see `read_many`).
     """
     if workers < 1:

@@ -67,7 +67,7 @@ def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex
     """Return the reason why the stream is shorter than its container declares, or None.
 
     A header that only declares too much is not an error, since every packet that it lists exists. Errors are a
-    truncated or missing packet, or, in containers that do not list packets, that no stream reaches the declared end.
+    truncated or missing packet and, in containers that do not list packets, a declared end that no stream reaches.
     """
     end = packet_timeline(index).duration
     if index.broken:

@@ -59,8 +59,8 @@ def undisturbed() -> Iterator[None]:
 def worker_context() -> BaseContext:
     """Return the context for worker processes: forked from a clean server process that has imported the package once.
 
-    Workers forked directly from this process occasionally hang if it has decoded videos. They end when this process
-    ends, even if it is killed.
+    Workers forked directly from this process occasionally hang if it has decoded videos. Workers end when this
+    process ends, even if it is killed.
     """
     if start_method() == "spawn":
         return _SpawnContext()
