@@ -51,14 +51,11 @@ def orientation_of(frame: VideoFrame) -> Orientation:
 
 
 def upright(image: Image.Image, orientation: Orientation) -> Image.Image:
-    """Return the image as displayed.
+    """Return the image as displayed, or the same object if there is nothing to do.
 
     Args:
         image: Stored frame.
         orientation: Rotation and mirroring to apply.
-
-    Returns:
-        The upright image, which is the same object if there is nothing to do.
     """
     if orientation.mirrored:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

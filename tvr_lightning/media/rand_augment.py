@@ -56,7 +56,7 @@ class RandAugment:
 
 
 def draw_rand_augment(generator: np.random.Generator) -> RandAugment:
-    """Sample the operations of one clip.
+    """Sample the operations for every frame of one clip.
 
     Four of fifteen operations are sampled with replacement, and each is applied with probability 1/2, at a magnitude
     from the normal distribution N(7, 0.5) clipped to 0 to 10. The strength of every operation increases with the
@@ -65,9 +65,6 @@ def draw_rand_augment(generator: np.random.Generator) -> RandAugment:
 
     Args:
         generator: Random generator.
-
-    Returns:
-        The transform for every frame of the clip.
     """
     steps = []
     for operation in generator.choice(np.array(get_args(Operation)), _OPERATIONS):
@@ -80,7 +77,7 @@ def draw_rand_augment(generator: np.random.Generator) -> RandAugment:
 
 
 def apply_step(frame: Image.Image, step: Step) -> Image.Image:
-    """Apply one operation to an RGB frame.
+    """Apply one operation to an RGB frame and keep its size.
 
     Ranges: rotation up to 30 degrees, shear up to 0.3, translation up to 0.45 of the side, enhancement by
     factors from 0.1 to 1.9, posterization from 4 down to 0 bits, solarization from 256 down to 0, addition up to 110.
@@ -88,9 +85,6 @@ def apply_step(frame: Image.Image, step: Step) -> Image.Image:
     Args:
         frame: RGB frame of any size.
         step: Operation to apply.
-
-    Returns:
-        An RGB frame of the same size.
     """
     signed = step.strength * step.sign
     if step.operation in _ENHANCERS:
