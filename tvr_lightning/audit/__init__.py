@@ -1,4 +1,4 @@
-"""The leakage audit: whether a method's scores and tables depend on what evaluation must not know."""
+"""Leakage audit, a test of whether scores and tables depend on information that an evaluation must not use."""
 
-# Raise it when a change may alter what an audit finds: runs of tables are then made again.
+# Increase it when a change can alter the findings of an audit, so that the runs of results tables are repeated.
 AUDIT_VERSION = 1

@@ -1,9 +1,8 @@
-"""The leakage audit: whether the score of (text i, video j) depends on text i and video j only.
+"""Leakage audit: tests that the score of (text i, video j) depends only on text i and video j.
 
-Found out by experiment on the method as it would be evaluated, treated as a black box: the same pairs are scored again
-with other partners, in another order, in blocks of other sizes, and beside other captions of the same videos. A change
-beyond floating-point noise means that something else enters the score. The size of the effect is R@1 with all of that
-help against R@1 without.
+The audit treats the evaluated method as a black box and scores the same pairs again with other partners, in another
+order, in blocks of other sizes, and with other captions of the same videos. A change beyond floating-point noise means
+that the score uses other information. The size of the effect is R@1 with this information compared with R@1 without.
 """
 
 from __future__ import annotations
@@ -21,11 +20,14 @@ from tvr_lightning.evaluation.verdict import Verdict
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 NOISE = 1e-4
-"""Largest change, in standard deviations of the scores, that counts as floating-point noise. Blocks of other shapes
-change float32 scores by some 1e-6 of their deviation; leaks that move a rank change them by orders more."""
+"""Largest change that counts as floating-point noise, in standard deviations of the scores.
+
+Blocks of other shapes change float32 scores by about 1e-6 standard deviations; leaks that affect a rank change them by
+orders of magnitude more.
+"""
 
 LEAST_ITEMS = 4
-"""Fewest texts and fewest videos, of which others can be taken away."""
+"""Minimum number of texts and of videos, so that some of them can be removed."""
 
 F = TypeVar("F", TextFeatures, VideoFeatures)
 ScorePairs = Callable[[TextFeatures, VideoFeatures], Scores]
@@ -34,12 +36,12 @@ ScoreWithCaptions = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores
 
 @dataclass(frozen=True)
 class Finding:
-    """What one experiment found.
+    """Result of one experiment.
 
     Attributes:
-        experiment: what was changed between two scorings of the same pairs, or what else the method did.
-        change: largest change of a score, in standard deviations of all scores; None where nothing was compared.
-        leaks: whether that is more than noise.
+        experiment: Difference between two scorings of the same pairs, or another action of the method.
+        change: Largest change of a score, in standard deviations of all scores; None if nothing was compared.
+        leaks: True if the change exceeds the noise.
     """
 
     experiment: str
@@ -49,15 +51,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """The findings of an audit and the effect on the table.
+    """Findings of an audit and the effect on the results table.
 
     Attributes:
-        findings: one per experiment.
-        recall_with_help: text-to-video R@1 in percent where a text's match can be told from its surroundings.
-        recall_without_help: the same where it cannot.
-        texts, videos: how many took part.
-        transductive: per direction, whether the score normalisation was found to use other test queries; empty where
-            there is none.
+        findings: One finding per experiment.
+        recall_with_help: Text-to-video R@1 in percent if other information can reveal the match of a text.
+        recall_without_help: The same without such information.
+        texts, videos: Number of audited texts and videos.
+        transductive: By direction, True if the score normalization uses other test queries; empty without one.
     """
 
     findings: list[Finding]
@@ -69,12 +70,12 @@ class Audit:
 
     @property
     def leaks(self) -> bool:
-        """Whether any experiment changed a score."""
+        """True if any experiment changed a score."""
         return any(finding.leaks for finding in self.findings)
 
     @property
     def verdict(self) -> Verdict:
-        """What is to stand under a table."""
+        """Verdict for a results table."""
         return Verdict(
             passed=not self.leaks,
             leaks=[finding.experiment for finding in self.findings if finding.leaks],
@@ -89,10 +90,10 @@ class Audit:
 
 @dataclass
 class _Bench:
-    """One scoring function with the items it is tried on.
+    """One scoring function with the audited items.
 
-    `score` takes rows of texts and of videos, and gives their scores (n, m). `own` is for each video the row of the
-    text that the protocol hands to it, where it does so.
+    `score` returns the scores (n, m) of rows of texts and of videos. `own` is the row of the text that the protocol
+    gives each video, if it gives any.
     """
 
     score: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -102,7 +103,7 @@ class _Bench:
     generator: torch.Generator
 
     def assembled(self, text_size: int, video_size: int) -> Tensor:
-        """Scores (N, M) put together from blocks of random partners, `own` handed along."""
+        """Return scores (N, M) assembled from blocks of random partners, with `own` passed along."""
         result: Tensor | None = None
         rows = torch.randperm(self.texts, generator=self.generator)
         columns = torch.randperm(self.videos, generator=self.generator)
@@ -128,15 +129,17 @@ def audit_scores(
     """Audit a scoring function.
 
     Args:
-        texts: features of N texts after the method's own layers.
-        videos: features of M videos after the method's own layers.
-        video_of_text: (N,) int64, the video that each text describes; every video has a text.
-        score: the method's `score`, (N, M) for N texts and M videos.
-        score_as_released: instead of `score`, a released protocol that hands every video its own caption.
-        seed: of the random partners and orders.
+        texts: Features of N texts after the method's own layers.
+        videos: Features of M videos after the method's own layers.
+        video_of_text: Index of the video that each text describes, (N,) int64. Every video has a text.
+        score: The method's `score`, which returns (N, M) for N texts and M videos.
+        score_as_released: Scoring function of a released protocol that gives every video its own caption, instead of
+            `score`.
+        seed: Seed for the random partners and orders.
 
     Raises:
-        ValueError: not exactly one scoring function, fewer than four texts or videos, or a video without a text.
+        ValueError: Not exactly one scoring function was passed, there are fewer than four texts or videos, or a video
+            has no text.
     """
     if (score is None) == (score_as_released is None):
         raise ValueError("give the audit either `score` or `score_as_released`")
@@ -159,7 +162,7 @@ def audit_scores(
     bench = _Bench(black_box, n, m, own, torch.Generator().manual_seed(seed))
     paired = torch.arange(n)[torch.argsort(video_of_text, stable=True)]
     place = torch.argsort(paired)
-    # As evaluated by codes that keep texts in the order of their videos: position says which video is whose.
+    # As in released code that keeps texts in the order of their videos, so that the position reveals the match.
     evaluated = bench.score(paired, torch.arange(m), own)[place]
     scale = deviation(evaluated)
     findings = [
@@ -181,7 +184,7 @@ def _experiments(bench: _Bench, evaluated: Tensor, paired: Tensor, place: Tensor
     permuted = bench.score(order, columns, None if own is None else own[columns])
     doubled = bench.score(torch.cat([paired, paired.flip(0)]), torch.arange(m), own)
     few = torch.randperm(m, generator=bench.generator)[: max(2, m // 2)]
-    # Of many items a block takes more, or thousands of blocks would take their time.
+    # With many items, blocks are larger, since thousands of blocks would take too long.
     small, odd = (max(3, n // 8), max(2, m // 8)), (max(7, n // 5), max(5, m // 3))
     narrow = evaluated.clone()
     narrow[:, few] = bench.score(paired, few, None if own is None else own[few])[place]
@@ -196,7 +199,7 @@ def _experiments(bench: _Bench, evaluated: Tensor, paired: Tensor, place: Tensor
 
 
 def _under_strangers_captions(bench: _Bench, own: Tensor) -> Tensor:
-    """Scores (N, M) with every video handed the caption of another video."""
+    """Return scores (N, M) with the caption of another video given to each video."""
     shift = 1 + int(torch.randint(len(own) - 1, (1,), generator=bench.generator))
     return bench.score(torch.arange(bench.texts), torch.arange(bench.videos), own.roll(shift))
 
@@ -207,10 +210,10 @@ def compare_scores(
     """Compare the scores (N, M) of the same pairs, computed twice.
 
     Args:
-        experiment: what was changed in between.
-        expected, found: of the same pairs.
-        scale: what changes are measured in; the standard deviation of `expected` where not given.
-        noise: largest change that counts as noise.
+        experiment: Difference between the two scorings.
+        expected, found: Scores of the same pairs.
+        scale: Unit of the change. Default: the standard deviation of `expected`.
+        noise: Largest change that counts as noise.
     """
     scale = deviation(expected) if scale is None else scale
     change = float((expected.double() - found.double()).abs().max()) / scale
@@ -218,12 +221,12 @@ def compare_scores(
 
 
 def deviation(scores: Tensor) -> float:
-    """Return the standard deviation of scores (N, M), above zero where all are equal."""
+    """Return the standard deviation of scores (N, M), greater than zero even if all scores are equal."""
     return float(scores.double().std().clamp(min=torch.finfo(torch.float32).tiny))
 
 
 def recall_at_1(similarity: Tensor, video_of_text: Tensor) -> float:
-    """Return text-to-video R@1 in percent of scores (N, M), given the (N,) video of each text."""
+    """Return text-to-video R@1 in percent for scores (N, M), given the video (N,) of each text."""
     return float(recall_at_k(text_to_video_ranks(similarity, video_of_text), 1))
 
 
@@ -231,9 +234,9 @@ def compare_features(experiment: str, expected: F, found: F, noise: float) -> Fi
     """Compare the features of the same items, encoded twice.
 
     Args:
-        experiment: what was changed in between.
-        expected, found: of the same N items, tensors (N, ...).
-        noise: largest change that counts as noise, in standard deviations of each feature tensor.
+        experiment: Difference between the two encodings.
+        expected, found: Features of the same N items, tensors (N, ...).
+        noise: Largest change that counts as noise, in standard deviations of each feature tensor.
     """
     change = max(
         float((a.double() - b.double()).abs().max() / a.double().std().clamp(min=1e-6 * float(a.abs().max()) + 1e-12))

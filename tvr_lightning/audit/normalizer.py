@@ -1,4 +1,4 @@
-"""Whether a score normalisation uses the test queries as a whole, found out by taking some of them away."""
+"""Test of whether a score normalization uses the set of test queries, by removing some of them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tvr_lightning.evaluation.sources import ScoreSource, TransposedSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 
 MOVED = 1e-3
-"""Largest change of a normalised score that counts as noise, in median deviations of all of them."""
+"""Largest change of a normalized score that counts as noise, in median absolute deviations of all normalized scores."""
 
 
 class NormalizerTrial:
-    """A normaliser with texts and videos whose scores it is given, all of them or those of some queries.
+    """A normalizer with texts and videos, applied to the scores of all queries or of some of them.
 
-    The bank, where it needs one, is the same whichever queries ask: the texts and videos themselves stand for it.
+    If the normalizer needs a bank, all texts and videos are the bank, regardless of the queries.
 
     Args:
-        normalizer: what to try; copied for every fit.
-        score: the method's scoring function, or its released one.
-        texts: features of N texts.
-        videos: features of M videos.
-        video_of_text: (N,) int64, the video that each text describes.
-        own_text: (M,) int64, the text that a released protocol tells each video; None without one.
-        temperature: gamma of the method.
+        normalizer: Normalizer to test, copied for every fit.
+        score: Scoring function of the method or of its released protocol.
+        texts: Features of N texts.
+        videos: Features of M videos.
+        video_of_text: Index of the video that each text describes, (N,) int64.
+        own_text: Index of the text that a released protocol gives each video, (M,) int64; None without such a protocol.
+        temperature: Temperature gamma of the method.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class NormalizerTrial:
         self.texts, self.videos, self.video_of_text, self.own_text = texts, videos, video_of_text, own_text
 
     def movement(self, generator: torch.Generator) -> dict[Direction, float]:
-        """Return per direction how far scores move when half of the queries leave, the largest of both halves.
+        """Return the largest change of a score per direction when either half of the queries is removed.
 
         Args:
-            generator: of the halves.
+            generator: Random generator for the halves.
         """
         return {
             "text-to-video": self._movement("text-to-video", len(self.texts), generator),
@@ -65,7 +65,7 @@ class NormalizerTrial:
         return max(float((self._normalized(direction, half) - whole[half]).abs().max()) / spread for half in halves)
 
     def _normalized(self, direction: Direction, queries: Tensor) -> Tensor:
-        """Return the normalised scores (Q, G) of Q queries against the whole gallery, float64 on the CPU."""
+        """Return the normalized scores (Q, G) of Q queries for the whole gallery, float64 on the CPU."""
         n, m = len(self.texts), len(self.videos)
         source: ScoreSource
         bank: ScoreSource = self._source(torch.arange(n), torch.arange(m))
@@ -79,7 +79,7 @@ class NormalizerTrial:
         query_counts, gallery_counts = (part.double().to(source.device) for part in context)
         given = bank if self.normalizer.needs_bank else None
         fitted = copy.deepcopy(self.normalizer)
-        parts = [bank] if fitted.needs_parts else []  # any will do for what the audit measures
+        parts = [bank] if fitted.needs_parts else []  # any part is enough for what the audit measures
         adjust = fitted.fit(source, Context(direction, given, query_counts, gallery_counts, self.temperature, parts))
         found = torch.empty(source.queries, source.gallery, dtype=torch.float64)
         for block in source.blocks():

@@ -1,4 +1,4 @@
-"""`tvr audit`: the leakage audit of a recipe, on its own test data."""
+"""The command `tvr audit`: leakage audit of a recipe on its own test data."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def run_audit(
 
 
 class LeakageAudit(Callback):
-    """Audits the method after a test, or a validation by itself, and leaves the verdict with the evaluation."""
+    """Callback that audits the method after a test or a separate validation and adds the verdict to the evaluation."""
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Audit on the test split."""
         self._audit(trainer, pl_module, "test")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Audit on the validation split, but not while training."""
+        """Audit on the validation split, except during training."""
         if trainer.state.fn == TrainerFn.VALIDATING:
             self._audit(trainer, pl_module, "val")
 
@@ -92,10 +92,10 @@ class LeakageAudit(Callback):
 
 
 class AuditedCLI(RunCLI):
-    """The recipes' command line, whose tables say what an audit for leakage found."""
+    """Command line of the recipes, whose results tables include the verdict of the leakage audit."""
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
-        """Build the trainer and have it audit what it evaluated."""
+        """Build the trainer and add the leakage audit."""
         trainer = super().instantiate_trainer(**kwargs)
         trainer.callbacks.append(LeakageAudit())  # type: ignore[attr-defined]
         return trainer
@@ -108,14 +108,14 @@ def audit_method(
     """Audit how a method encodes and scores texts and videos of a split.
 
     Args:
-        method: on the device where it is to run; left in evaluation mode.
-        data: gives the split.
-        videos: at most how many videos to draw, with up to three texts each.
-        seed: of the draw, orders and partners.
-        split: which one.
+        method: Method on the device to run on. It stays in evaluation mode.
+        data: DataModule with the split.
+        videos: Maximum number of videos to draw, with up to three texts each.
+        seed: Seed for the draw, orders, and partners.
+        split: Split to audit.
 
     Raises:
-        ValueError: fewer than four videos can be read.
+        ValueError: Fewer than four videos can be read.
     """
     method.eval()
     if method._trainer is None:
@@ -127,7 +127,7 @@ def audit_method(
     findings = [Finding(f"overrides {name}", None, True) for name in overridden(method)]
     findings += [Finding(f"contains the split's data: {name}", None, True) for name in state.data]
     with subject.with_data(subject.decoy()):
-        # First of all, when nothing can be remembered of the others.
+        # This comes first, when the method cannot remember anything about the other items.
         few = subject.drawn(m, m // 2).sort().values
         some = torch.isin(subject.video_of_text, few).nonzero().flatten()
         half = subject.encode(some[subject.drawn(len(some))], few[subject.drawn(len(few))])
@@ -148,7 +148,7 @@ def audit_method(
         of_normalizer, transductive = _of_normalizer(subject, features)
     state.restore()
     with subject.with_data(data):
-        # Last of all, so that nothing of it can be remembered.
+        # This comes last, so that the method cannot use anything that it remembers from here.
         told = subject.encode_told()
         helped = subject.score(told, own)
     state.restore()
@@ -164,7 +164,7 @@ def audit_method(
 
 
 def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
-    """Give a method and its data a trainer, as an evaluation does."""
+    """Attach a trainer to a method and its data, as an evaluation does."""
     trainer = Trainer(
         accelerator="cpu", devices=1, logger=False, use_distributed_sampler=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
@@ -176,24 +176,24 @@ def attach(method: RetrievalModule, data: TextVideoDataModule) -> None:
 
 
 def overridden(method: RetrievalModule) -> list[str]:
-    """Return the parts of an evaluation that a method replaces by its own; what these see, no audit can say."""
+    """Return the parts of an evaluation that a method overrides. The audit cannot detect what they use."""
     parts = ("validation_step", "test_step", "predict_step", "_evaluate", "sealed")
     return [name for name in parts if getattr(type(method), name) is not getattr(RetrievalModule, name)]
 
 
 def encoding_noise(method: RetrievalModule) -> float:
-    """Return the largest change of a feature, in deviations, that counts as noise.
+    """Return the largest change of a feature that counts as noise, in standard deviations.
 
-    Matrix products of other batch sizes round differently through many layers, in half precision much more so.
+    For other batch sizes, matrix products round differently in many layers, and much more so in half precision.
     """
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in method.parameters())
     if half:
         return 1e-1
-    return 1e-3 if method.device.type == "cpu" else 1e-2  # convolutions of accelerators may round to TF32
+    return 1e-3 if method.device.type == "cpu" else 1e-2  # accelerators may round convolutions to TF32
 
 
 def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding], dict[str, bool]]:
-    """Return what taking queries away shows of the score normalisation, and per direction whether scores moved."""
+    """Return the findings for the score normalization, and for each direction if removed queries changed scores."""
     method = subject.method
     normalizer = method.evaluation_config.normalization
     if normalizer is None:
@@ -213,7 +213,7 @@ def _of_normalizer(subject: Subject, features: Features) -> tuple[list[Finding],
 
 
 def _changed(state: State, doing: str) -> list[Finding]:
-    """Return a finding for all that a method changed in itself, and put it back."""
+    """Return a finding for each part of its state that a method changed, and restore the state."""
     findings = [Finding(f"{doing} changed {name}", None, True) for name in state.changes()]
     state.restore()
     return findings or [Finding(f"state before and after {doing}", 0.0, False)]
@@ -227,7 +227,7 @@ def _compared(name: str, expected: Features, found: Features, noise: float) -> l
 
 
 def report_audit(method: RetrievalModule, audit: Audit) -> int:
-    """Print what an audit found; returns 1 if anything leaks, 0 otherwise."""
+    """Print the findings of an audit. Return 1 if anything leaks, 0 otherwise."""
     console = Console()
     table = Table(title=f"{method.title}, protocol: {method.protocol}; {audit.texts} texts, {audit.videos} videos")
     for heading in ("the same items again, with", "largest change (standard deviations)", ""):

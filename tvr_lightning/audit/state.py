@@ -1,4 +1,4 @@
-"""All that a method holds, before and after: parameters, buffers, and plain attributes of it and of its submodules."""
+"""Complete state of a method, to detect changes: parameters, buffers, and plain attributes of all its modules."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from tvr_lightning.data.records import Split
 from tvr_lightning.evaluation.sealed import SealedTrainer
 
 LIBRARIES = {"torch", "torchvision", "lightning", "tvr_lightning", "open_clip", "transformers", "whisper"}
-"""Packages whose objects are not looked into, other than modules, dataclasses and containers: caches, counters."""
+"""Packages whose objects are not inspected (caches, counters), except modules, dataclasses, and containers."""
 
 DATA = (LightningDataModule, GroundTruth, Split, Dataset, DataLoader)
-"""What an attribute of a method must not hold: the pairing of the test split can be had from it."""
+"""Types that an attribute of a method must not have, since they reveal the pairs of the test split."""
 
 OPAQUE = ("object", "data", "run", "again")
-"""First words of what stands for values that are not looked into."""
+"""First elements of the tuples that replace uninspected values."""
 
 Place = tuple[str, Any, str]
-"""Name of a module or class, the object itself, and the attribute."""
+"""Name of a module or class, the object, and the attribute."""
 
 
 class State:
-    """What a method held when this was made, to be compared with what it holds later, and to be put back.
+    """State of a method at the time of creation, for comparison with a later state and for restoring it.
 
-    Lightning's link to the trainer is left out. Parameters and buffers are copied to main memory.
+    The link to Lightning's trainer is excluded. Parameters and buffers are copied to main memory.
 
     Args:
-        method: what to look at.
+        method: Method to inspect.
 
     Attributes:
-        data: attributes that hold the data module, or something else that knows the pairs of the split.
+        data: Names of attributes that contain the DataModule or another object with the pairs of the split.
     """
 
     def __init__(self, method: nn.Module) -> None:
@@ -59,11 +59,11 @@ class State:
                 self._kept[name] = copy.deepcopy(value)
 
     def changes(self) -> list[str]:
-        """Name every parameter, buffer and attribute that is no longer what it was, is new, or is gone."""
+        """Return the name of every parameter, buffer, and attribute that has changed, is new, or was removed."""
         found = {_name(place): value for place, value in self._places()}
         changed = [name for name in self._frozen if name not in found]
         for name, value in found.items():
-            # A tensor is compared where it lies: copying an encoder each time takes longer than the rest of the audit.
+            # Tensors are compared without a copy: copying an encoder each time takes longer than the rest of the audit.
             now = _local(value).detach().cpu() if isinstance(value, Tensor) else self._freeze(value, name, {})
             if name not in self._frozen or not _same(self._frozen[name], now):
                 changed.append(name)
@@ -71,7 +71,7 @@ class State:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back what changed, as far as it could be copied."""
+        """Restore the changed values that could be copied."""
         changed = set(self.changes())
         for place, value in [(place, value) for place, value in self._places() if _name(place) in changed]:
             _, owner, attribute = place
@@ -102,7 +102,7 @@ class State:
                     yield (cls.__name__, cls, attribute), value
 
     def _freeze(self, value: Any, name: str, seen: dict[int, int]) -> Any:
-        """Turn a value into something that a later change of it does not reach."""
+        """Convert a value to a form that later changes of the value do not affect."""
         if isinstance(value, Tensor):
             return _local(value).detach().to("cpu", copy=True)
         if isinstance(value, np.ndarray):
@@ -116,7 +116,7 @@ class State:
                 self.data.append(name)
             return ("data",)
         if isinstance(value, (Trainer, SealedTrainer, LightningModule)):
-            return ("run",)  # a trainer changes on its own; other methods within this one are looked at by themselves
+            return ("run",)  # a trainer changes on its own; methods within this one are inspected separately
         if id(value) in seen:
             return ("again", seen[id(value)])
         seen[id(value)] = len(seen)
@@ -145,12 +145,12 @@ def _name(place: Place) -> str:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return this device's part of a sharded tensor, any other tensor as it is."""
+    """Return this device's part of a sharded tensor, or any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _plain(frozen: Any) -> bool:
-    """Whether a frozen value holds nothing but plain values: a copy of others might share what changes, or fail."""
+    """Return True if a frozen value contains only plain values. Copies of other values can share state or fail."""
     if isinstance(frozen, list):
         return all(map(_plain, frozen))
     return not (isinstance(frozen, tuple) and frozen[0] in OPAQUE)
@@ -162,7 +162,7 @@ def _same(one: Any, other: Any) -> bool:
             isinstance(one, Tensor)
             and isinstance(other, Tensor)
             and (one.shape, one.dtype) == (other.shape, other.dtype)
-            # Equal bits, read once, are what is nearly always found; only else it takes three more passes to be sure.
+            # The bits are almost always equal, which takes one pass; only otherwise are three more passes needed.
             and (_equal_bits(one, other) or bool(((one == other) | ((one != one) & (other != other))).all()))
         )
     if isinstance(one, list) and isinstance(other, list):

@@ -1,4 +1,4 @@
-"""What an audit experiments on: a method with some texts and videos of an evaluation split."""
+"""Subject of an audit: a method with some texts and videos of an evaluation split."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures, first_of
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.training.sharding import gathered
 
-CAPTIONS = 3  # of a video; more of them would take their time and show nothing new
+CAPTIONS = 3  # captions per video; more would take time and show nothing new
 Features = tuple[TextFeatures, VideoFeatures]
 
 
 class Subject:
     """A method with N texts and M videos of a split, which it encodes and scores as in an evaluation.
 
-    Texts and videos are in the order of the split; their batches bear their places in it. What the method asks of its
-    trainer is written down.
+    Texts and videos are in the order of the split, and their batches contain their positions in it. Accesses of the
+    method to its trainer are recorded.
 
     Args:
-        method: on the device where it is to run, in evaluation mode.
-        data: gives the split.
-        split: which one.
-        videos: at most how many videos to draw, each with its first texts.
-        generator: of the draw and of all orders.
+        method: Method on the device to run on, in evaluation mode.
+        data: DataModule with the split.
+        split: Split to audit.
+        videos: Maximum number of videos to draw, each with its first texts.
+        generator: Random generator for the draw and for all orders.
 
     Attributes:
-        video_of_text: (N,) int64, the video that each text describes.
-        own_text: (M,) int64, the first text of each video.
-        asked: what the method asked for of its trainer while it encoded and scored.
+        video_of_text: Index of the video that each text describes, (N,) int64.
+        own_text: Index of the first text of each video, (M,) int64.
+        asked: Attributes of the trainer that the method accessed while it encoded and scored.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Subject:
 
     @contextmanager
     def with_data(self, data: TextVideoDataModule) -> Iterator[None]:
-        """Have the method find `data` where it looks for its data module, and note down that it looked."""
+        """Replace the method's DataModule with `data`, and record accesses to it."""
         method, trainer = self.method, self.method._trainer
         method.trainer = SealedTrainer(trainer, type(method).__name__, self.asked, data)  # type: ignore[assignment]
         try:
@@ -100,25 +100,25 @@ class Subject:
         return dataclasses.replace(split, texts=[dataclasses.replace(t, video=other[t.video]) for t in split.texts])
 
     def drawn(self, items: int, count: int | None = None) -> Tensor:
-        """Return `count` of `items` numbers in random order; all of them where it is not given."""
+        """Return `count` of `items` numbers in random order. Default: all of them."""
         return torch.randperm(items, generator=self.generator)[:count]
 
     def encode(self, texts: Tensor, videos: Tensor, batch_size: int | None = None) -> Features:
-        """Encode as an evaluation does: all texts and then all videos, in batches.
+        """Encode items as an evaluation does: all texts and then all videos, in batches.
 
         Args:
-            texts, videos: (n,), (m,) rows, in the order in which they come.
-            batch_size: that of the data where it is not given.
+            texts, videos: Rows (n,) and (m,) in the order of encoding.
+            batch_size: Batch size. Default: that of the data.
 
         Returns:
-            Features of the n texts and m videos by rising row.
+            Features of the n texts and m videos, in ascending order of rows.
 
         Raises:
-            RuntimeError: the method collects other items than it was given.
+            RuntimeError: The method collects other items than those it was given.
         """
         method, size = self.method, batch_size or self.batch_size
         method.on_test_epoch_start()
-        # Without the trainer's autocast: it rounds by more than most leaks change, differently for every batch size.
+        # Without the trainer's autocast, whose rounding exceeds the effect of most leaks and depends on the batch size.
         for number, rows in enumerate(texts.split(size)):
             method.test_step(self.texts[rows], number, 0)
         for number, rows in enumerate(videos.split(size)):
@@ -129,7 +129,7 @@ class Subject:
         return text.float(), video.float()
 
     def encode_told(self) -> Features:
-        """Encode all items in the order of the split, with their places in it and their names: with all help."""
+        """Encode all items in the order of the split, with all help: their positions in the split and their names."""
         texts = [self.method.text_features(self.texts[rows]) for rows in self._in_order(self.texts)]
         videos = [self.method.video_features(self.videos[rows]) for rows in self._in_order(self.videos)]
         return TextFeatures.cat(texts).float(), VideoFeatures.cat(videos).float()
@@ -139,7 +139,7 @@ class Subject:
 
     @property
     def scoring(self) -> dict[str, Callable[..., Scores]]:
-        """The method's scoring function by the name that `audit_scores` has for it; scores are on the CPU."""
+        """Scoring function of the method, under the name that `audit_scores` uses for it. The scores are on the CPU."""
         released = self.method.protocol == "as-released"
         function: Callable[..., Scores] = self.method.score_as_released if released else self.method.score
 
@@ -153,8 +153,8 @@ class Subject:
         """Return the scores (n, m) of encoded items, on the CPU.
 
         Args:
-            features: of n texts and m videos.
-            own: (m,) which of the n texts a released protocol tells each video as its own.
+            features: Features of n texts and m videos.
+            own: Index (m,) of the text that a released protocol gives each video as its own caption.
         """
         ((name, score),) = self.scoring.items()
         text, video = features
@@ -162,7 +162,7 @@ class Subject:
 
 
 def _by_row(index: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Return the position in `index` of each of `rows`, by rising row; what came twice counts once."""
+    """Return the position in `index` of each row in ascending order. Duplicates count once."""
     row = {place: number for number, place in enumerate(places.tolist())}
     found, first = first_of_each(torch.tensor([row.get(place, -1) for place in index.tolist()]))
     if not torch.equal(found, rows.sort().values):

@@ -1,1 +1,1 @@
-"""What fills a feature store: from a source through the encoders, here or on a cluster, and checked afterwards."""
+"""Feature extraction into a store, on this machine or on a cluster, with a check of the result."""

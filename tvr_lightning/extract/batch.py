@@ -1,4 +1,4 @@
-"""The unit of extraction: read a few videos, encode them; the same here and on the actors of a cluster."""
+"""Reading and encoding of a batch of videos, the same on this machine and on the actors of a cluster."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tvr_lightning.store import Part, StoreError
 
 @dataclass
 class EncodedBatch:
-    """Features of the videos of a batch that could be read.
+    """Features of the readable videos of a batch.
 
     Attributes:
-        read: places of the K readable videos among the records.
-        features: by part, features (K, ...) and their mask (K, F), on the CPU; empty where nothing could be read.
-        failed: place and reason of each of the others.
-        problems: "path: reason" of sound tracks that are broken in places.
+        read: Positions of the K readable videos among the records.
+        features: Features (K, ...) and mask (K, F) of each part, on the CPU. Empty if no video could be read.
+        failed: Position and reason for each of the other videos.
+        problems: "path: reason" for each partly damaged audio track.
     """
 
     read: list[int] = field(default_factory=list)
@@ -34,25 +34,25 @@ class EncodedBatch:
 
 
 Item = tuple[int, VideoRecord]
-"""A video by its place among those that are extracted."""
+"""A video with its position among those to extract."""
 
 
 @dataclass(frozen=True)
 class ReadMedia:
-    """Reads one video of a source.
+    """Reader for one video of a source.
 
     Attributes:
-        read: reads a clip.
+        read: Function that reads a clip.
     """
 
     read: VideoReader
 
     def __call__(self, item: Item) -> tuple[int, Media]:
-        """Return the place and the media.
+        """Return the position and the media.
 
         Raises:
-            VideoError, AudioError: the file cannot be read.
-            StoreError: the data are features already.
+            VideoError, AudioError: The file cannot be read.
+            StoreError: The data consists of stored features.
         """
         place, record = item
         media = self.read(record, None)
@@ -64,12 +64,12 @@ class ReadMedia:
 
 @dataclass
 class MediaBatch:
-    """What was read of a batch.
+    """Media of the readable videos of a batch.
 
     Attributes:
-        media: of the K readable videos; None where none could be read.
-        places: of these videos.
-        failed: place and reason of each of the others.
+        media: Media of the K readable videos, or None if no video could be read.
+        places: Positions of these videos.
+        failed: Position and reason for each of the other videos.
     """
 
     media: Media | None
@@ -78,7 +78,7 @@ class MediaBatch:
 
 
 def join(items: Sequence[tuple[int, Media] | Unread[Item]]) -> MediaBatch:
-    """Join what `ReadMedia` gives of a batch."""
+    """Join the results of `ReadMedia` for a batch."""
     read = [item for item in items if not isinstance(item, Unread)]
     failed = [(item.item[0], item.reason) for item in items if isinstance(item, Unread)]
     media = Media.cat([media for _, media in read]) if read else None
@@ -88,14 +88,14 @@ def join(items: Sequence[tuple[int, Media] | Unread[Item]]) -> MediaBatch:
 def encode(
     read: MediaBatch, parts: Sequence[Part], encoder: Encoder, audio_encoder: AudioEncoder | None, device: str
 ) -> EncodedBatch:
-    """Encode what was read of a batch.
+    """Encode the readable videos of a batch.
 
     Args:
-        read: as `join` gives it.
-        parts: which features.
-        encoder: of frames, on `device` and in eval mode.
-        audio_encoder: of sound, where it is wanted.
-        device: where the encoders are.
+        read: Batch returned by `join`.
+        parts: Parts to compute.
+        encoder: Frame encoder, on `device` and in eval mode.
+        audio_encoder: Audio encoder, required for the part "audio".
+        device: Device of the encoders.
     """
     found = EncodedBatch(read.places, {}, read.failed)
     if read.media is None:

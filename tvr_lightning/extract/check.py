@@ -1,4 +1,4 @@
-"""Checks that features from a store are those that the run's own encoders would give."""
+"""Check that the features of a store match the encoders of the run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from tvr_lightning.store import FeatureStore, StoreError
 
 
 def check_store(store: FeatureStore, encoder: Encoder, audio_encoder: AudioEncoder | None = None) -> str:
-    """Check a store against the encoders of a run, and say which parts come from it.
+    """Check a store against the encoders of a run.
 
     Args:
-        store: what the DataModule reads.
-        encoder: of frames and texts; its parameters must be frozen, since stored features cannot follow their training.
-        audio_encoder: of sound, where the method hears.
+        store: Store that the DataModule reads.
+        encoder: Encoder of frames and texts. Its parameters must be frozen, since stored features do not change in
+            training.
+        audio_encoder: Audio encoder, if the method uses audio.
 
     Returns:
-        One line for the user.
+        A line for the user that lists the parts read from the store.
 
     Raises:
-        StoreError: the encoder trains, or a part was made with another encoder or other weights; both fingerprints are
-            shown.
+        StoreError: The encoder is trained, or a part was created with another encoder or other weights. The message
+            contains both fingerprints.
     """
     trained = [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
     if trained:

@@ -1,4 +1,4 @@
-"""Extraction on a Ray cluster: actors hold the encoders, one process here writes the store."""
+"""Extraction on a Ray cluster: actors run the encoders, and this process writes the store."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tvr_lightning.store import Part
 
 
 class EncodingActor:
-    """Reads and encodes batches on a machine of the cluster; media must lie under the same paths there.
+    """Reader and encoder of batches on a machine of the cluster, where the media must have the same paths.
 
     Args:
-        records: of all videos.
-        source: how videos are read.
-        encoder: of frames.
-        audio_encoder: of sound, where it is extracted.
-        device: where the encoders run.
+        records: Records of all videos.
+        source: Source that defines how videos are read.
+        encoder: Frame encoder.
+        audio_encoder: Audio encoder, if audio is extracted.
+        device: Device of the encoders.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EncodingActor:
 
     @torch.no_grad()
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Encode one batch: a row of places and parts to a row of features."""
+        """Encode one batch. A row contains positions and parts; the result contains features."""
         places, parts = rows["places"][0], [str(part) for part in rows["parts"][0]]
         read = join([attempt(self.read, (int(place), self.records[int(place)])) for place in places])
         encoded = np.empty(1, dtype=object)
@@ -61,14 +61,14 @@ def encoded_by_ray(
     models: tuple[Encoder, AudioEncoder | None],
     options: ExtractOptions,
 ) -> Iterator[EncodedBatch]:
-    """Encode batches on `options.actors` actors and yield them in order: the store is that of one machine.
+    """Encode batches on `options.actors` actors and yield them in order, which gives the same store as one machine.
 
     Args:
-        records: of all videos.
-        batches: parts and places of every batch.
-        source: how videos are read.
-        models: encoders of frames and of sound.
-        options: device, number of actors, address of the cluster.
+        records: Records of all videos.
+        batches: Parts and positions of each batch.
+        source: Source that defines how videos are read.
+        models: Frame encoder and audio encoder.
+        options: Options with the device, the number of actors, and the address of the cluster.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.

@@ -1,4 +1,4 @@
-"""What made some features: which encoder or method, its weights, and how its input was sampled and prepared."""
+"""Fingerprints of features: encoder or method, weights, sampling, and preprocessing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvr_lightning.store import Fingerprint, Part
 
 
 def encoder_fingerprint(encoder: Encoder | AudioEncoder) -> Fingerprint:
-    """Return which encoder it is, by its configuration, and its weights."""
+    """Return the name and configuration digest of an encoder, and the digest of its weights."""
     configuration = sorted(encoder.configuration().items())
     digest = hashlib.sha256(repr(configuration).encode()).hexdigest()[:12]
     name = dict(configuration).get("name", type(encoder).__name__)
@@ -27,7 +27,7 @@ def encoder_fingerprint(encoder: Encoder | AudioEncoder) -> Fingerprint:
 def encoder_fingerprints(
     encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
 ) -> dict[Part, Fingerprint]:
-    """Return which encoder makes each part, each encoder's weights read once; audio without its encoder is left out."""
+    """Return the encoder of each part, reading each encoder's weights once. Audio without an encoder is omitted."""
     seen = encoder_fingerprint(encoder) if set(parts) - {"audio"} else {}
     heard = encoder_fingerprint(audio_encoder) if audio_encoder is not None and "audio" in parts else None
     made = {part: heard if part == "audio" else seen for part in parts}
@@ -37,7 +37,7 @@ def encoder_fingerprints(
 def fingerprints(
     source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
 ) -> dict[Part, Fingerprint]:
-    """Return what each part is made with: encoder, weights, sampling and preprocessing."""
+    """Return the encoder, weights, sampling, and preprocessing of each part."""
     frames = frame_fingerprint(source.frames, source.preparation, source.sampling, source.copies)
     encoders = encoder_fingerprints(encoder, audio_encoder, parts)
     made: dict[Part, Fingerprint] = {}
@@ -54,12 +54,12 @@ def fingerprints(
 
 
 def method_fingerprint(module: nn.Module, encoder: Encoder, options: Mapping[str, Any]) -> Fingerprint:
-    """Return which method it is, by its options and its encoder's configuration, and the weights of both.
+    """Return the fingerprint of a method: its options, its encoder's configuration, and the weights of both.
 
     Args:
-        module: the method.
-        encoder: its encoder.
-        options: what it was built with.
+        module: Method.
+        encoder: Encoder of the method.
+        options: Options that the method was created with.
     """
     decided = repr((sorted(options.items()), sorted(encoder.configuration().items())))
     name = f"{type(module).__name__} {hashlib.sha256(decided.encode()).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""What is extracted, with which encoders, and what came of it."""
+"""Options, source, and report of an extraction."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ What = Literal["text", "frames", "patches", "audio", "all"]
 
 @dataclass
 class ExtractOptions:
-    """How features are extracted.
+    """Settings of an extraction.
 
     Attributes:
         out: folder of the store.
-        what: parts; "all" is every part that the source and the encoders can give.
-        batch_size: items per pass through an encoder.
-        shard_size: items per shard: what a kill costs at most, a multiple of `batch_size` best.
-        num_workers: processes that decode.
-        dtype: of the features on disk.
-        device: where the encoders run, such as "cpu" or "cuda".
-        command: the command line that does this again, for the store's messages.
-        progress: whether a progress bar is shown.
+        what: parts to extract; "all" means every part that the source and the encoders provide.
+        batch_size: number of items per pass through an encoder.
+        shard_size: number of items per shard, best a multiple of `batch_size`; if the process is killed, at most one
+            shard is lost.
+        num_workers: number of processes that decode.
+        dtype: data type of the features on disk.
+        device: device of the encoders, such as "cpu" or "cuda".
+        command: command line that repeats the extraction, for the messages of the store.
+        progress: whether to show a progress bar.
         engine: `local` decodes in worker processes and encodes in this one; `ray` does both on actors of a Ray cluster,
             while this process writes the store.
-        actors: how many, each with its own copy of the encoders; of the engine `ray`.
-        address: of a running Ray cluster; None starts one on this machine.
+        actors: number of actors of the engine `ray`, each with its own copy of the encoders.
+        address: address of a running Ray cluster; None starts one on this machine.
 
     Raises:
-        ValueError: a number below its least value, or nothing to extract.
+        ValueError: A number is below its minimum, or there is nothing to extract.
     """
 
     out: str
@@ -67,15 +68,15 @@ class ExtractOptions:
 
 @dataclass
 class ExtractSource:
-    """What is to be extracted, and how videos are read.
+    """Videos and texts to extract, and how to read them.
 
     Attributes:
-        videos: records of the M videos, and their items in the store in the same order.
-        texts: items of the N texts; empty for a folder of videos.
-        read: reads one video, as in evaluation.
-        frames, preparation, sampling, words: what `read` and the texts were set to; they go into the fingerprints.
-        audio: what the reader gives the audio encoder; None without sound.
-        copies: of which copies of `tvr data compress` it reads; empty for originals.
+        videos: Records and store items of the M videos.
+        texts: Items of the N texts; empty for a folder of videos.
+        read: Function that reads one video as in evaluation.
+        frames, preparation, sampling, words: Settings of `read` and of the texts, which are part of the fingerprints.
+        audio: Options for the input of the audio encoder; None without audio.
+        copies: Description of the copies of `tvr data compress` that `read` uses; empty for originals.
     """
 
     videos: list[tuple[VideoRecord, StoreItem]]
@@ -91,16 +92,20 @@ class ExtractSource:
 
 @dataclass
 class ExtractReport:
-    """What an extraction did, and what its time went into.
+    """Results and timing of an extraction.
 
     Attributes:
-        written: items newly written, by part. kept: items that were there already.
-        skipped: "path: reason" of the videos that could not be read.
-        retried: videos that an earlier run skipped and this one tried again, since their files have changed.
-        still_skipped: videos that an earlier run skipped and whose files have not changed.
-        problems: "path: reason" of sound tracks that were broken in places, read as far as they go.
-        mended: shards found damaged and written anew.
-        seconds: in all; waiting: for decoded videos, encoding: in the encoders, writing: to the disk.
+        written: Number of newly written items, by part.
+        kept: Number of items that already existed, by part.
+        skipped: "path: reason" for each video that could not be read.
+        retried: Number of videos that an earlier run skipped and this run tried again, since their files have changed.
+        still_skipped: Number of videos that an earlier run skipped and whose files have not changed.
+        problems: "path: reason" for each damaged audio track, which was read as far as possible.
+        mended: Problems of the damaged shards, which were written again.
+        seconds: Total time in seconds.
+        waiting: Seconds spent waiting for decoded videos.
+        encoding: Seconds spent in the encoders.
+        writing: Seconds spent writing to the disk.
     """
 
     written: dict[str, int] = field(default_factory=dict)
@@ -117,12 +122,12 @@ class ExtractReport:
 
     @property
     def bottleneck(self) -> str:
-        """What most of the time went into."""
+        """Step that took most of the time."""
         shares = {"decoding": self.waiting, "encoding": self.encoding, "writing": self.writing}
         return max(shares, key=lambda name: shares[name])
 
     def lines(self) -> list[str]:
-        """Return the report as sentences."""
+        """Return the lines of the report."""
         lines = [f"{part}: {self.written.get(part, 0)} written, {n} already present" for part, n in self.kept.items()]
         if any(self.written.values()):
             rate = max(self.written.values()) / self.seconds
@@ -145,13 +150,13 @@ def parts_of(
     """Return the parts to extract, in a fixed order.
 
     Args:
-        what: is asked for.
-        source: texts and videos.
-        encoder: of both.
-        audio_encoder: of sound, or None.
+        what: Requested parts.
+        source: Source of texts and videos.
+        encoder: Encoder of frames and texts.
+        audio_encoder: Audio encoder, or None.
 
     Raises:
-        ValueError: a part was asked for by name that the source or the encoders cannot give.
+        ValueError: The source or the encoders cannot provide a part that was requested by name.
     """
     lacking = {
         "text": None if source.texts else "there are no texts. Pass the --config of a dataset.",

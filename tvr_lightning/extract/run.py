@@ -1,4 +1,4 @@
-"""Computes features once: runs frozen encoders over a dataset or a folder of videos and writes a feature store."""
+"""Extraction: runs frozen encoders over a dataset or a folder of videos and writes the features to a store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tvr_lightning.store import Part, StoreItem, StoreWriter, file_mark, is_same
 
 @contextlib.contextmanager
 def frozen(device: str, *models: nn.Module | None) -> Iterator[None]:
-    """Run models on a device in eval mode and without gradients; each is put back into its mode afterwards."""
+    """Run models on a device, in eval mode and without gradients, and restore their modes afterwards."""
     present = [model.to(device) for model in models if model is not None]
     modes = [model.training for model in present]
     try:
@@ -48,22 +48,22 @@ def extract(
     options: ExtractOptions,
     bar: Progress | None = None,
 ) -> ExtractReport:
-    """Write the features of a source into a store; what the store contains of the same files is left as it is.
+    """Write the features of a source to a store. Stored features of unchanged files are kept.
 
-    Videos that an earlier run skipped are tried again if their files have changed since.
+    Videos that an earlier run skipped are tried again if their files have changed.
 
-    Killed at any moment and run again, it gives the store that an uninterrupted run gives: batches are formed within
-    shards, in the order of the source.
+    If the process is killed, rerun it to get the same store as without the interruption: batches do not cross shards,
+    which follow the order of the source.
 
     Args:
-        source: videos and texts.
-        encoder: of frames and texts; run in eval mode.
-        audio_encoder: of sound, where it is extracted.
-        options: parts, batch sizes, workers, folder.
-        bar: shows how far it is, in the place of the one that the options ask for.
+        source: Videos and texts.
+        encoder: Encoder of frames and texts, run in eval mode.
+        audio_encoder: Audio encoder, if audio is extracted.
+        options: Parts, batch sizes, workers, and folder.
+        bar: Progress bar that replaces the one of the options.
 
     Raises:
-        StoreError: the store was made otherwise, another process writes it, or the disk is full.
+        StoreError: The store has other settings, another process is writing it, or the disk is full.
     """
     began = time.perf_counter()
     report = ExtractReport()
@@ -84,7 +84,7 @@ def extract(
 
 
 class _Extraction:
-    """One run: reads, encodes and appends shard by shard."""
+    """One run that reads, encodes, and writes shard by shard."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class _Extraction:
         self.options, self.writer, self.report = options, writer, report
 
     def texts(self, progress: Progress) -> None:
-        """Encode and write the texts that the store lacks."""
+        """Encode and write the texts that are missing in the store."""
         unique = list({item.key: item for item in self.source.texts}.values())
         done = self.writer.done("text")
         missing = [item for item in unique if item.key not in done]
@@ -115,7 +115,7 @@ class _Extraction:
             self._append("text", items, {"sentence": sentence, "words": words}, mask, [])
 
     def videos(self, parts: Sequence[Part], progress: Progress) -> None:
-        """Decode, encode and write the videos that the store lacks, each part that lacks them."""
+        """Decode, encode, and write the videos that are missing in a part of the store."""
         videos = list({item.key: (record, item) for record, item in self.source.videos}.values())
         wanted = [tuple(part for part in parts if not self._is_done(part, item)) for _, item in videos]
         for part in parts:
@@ -128,7 +128,7 @@ class _Extraction:
             if any(item.key in self.writer.skipped(part) for part in parts):
                 self.report.retried += bool(wanted[i])
                 self.report.still_skipped += not wanted[i]
-            if wanted[i]:  # marked before it is read, so that a file that changes meanwhile is read again
+            if wanted[i]:  # marked before reading, so that a file that changes during the run is read again later
                 videos[i] = (record, dataclasses.replace(item, file=file_mark(item.path)))
         shards = [
             (lacking, chunk)
@@ -165,9 +165,9 @@ class _Extraction:
                 self._append(part, [videos[i][1] for i in read], {part: values}, mask, failed)
 
     def _is_done(self, part: Part, item: StoreItem) -> bool:
-        """Return whether a part contains a video, or skipped it, and its file is still the same.
+        """Return whether a part contains or skipped a video whose file is unchanged.
 
-        The digest of a skipped file is not enough: a repair may have changed bytes that it does not cover.
+        For a skipped file, the digest is not enough: a repair may have changed bytes that it does not cover.
         """
         kept = self.writer.done(part).get(item.key)
         if kept is not None:
@@ -194,7 +194,7 @@ class _Extraction:
     def _encoded(
         self, records: list[VideoRecord], batches: Sequence[tuple[Sequence[Part], list[int]]]
     ) -> Iterator[EncodedBatch]:
-        """Yield the batches, read by worker processes and encoded here."""
+        """Yield the batches, read by worker processes and encoded in this process."""
         groups = [[(place, records[place]) for place in places] for _, places in batches]
         loaded = read_many(groups, ReadMedia(self.source.read), join, workers=self.options.num_workers)
         for parts, _ in batches:

@@ -1,4 +1,4 @@
-"""What features can be extracted from: a dataset, or any files and folders of videos."""
+"""Sources of features: a dataset, or any files and folders of videos."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ FILES = "files"
 def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("train", "val", "test")) -> ExtractSource:
     """Return the videos and texts of a dataset's splits, read as in evaluation.
 
-    Videos and texts that occur in several splits are extracted once, under the first of them.
+    Videos and texts that occur in several splits are extracted once, for the first of these splits.
 
     Args:
-        data: the DataModule, whose options decide sampling, sizes and sound.
-        splits: which splits.
+        data: DataModule, whose options define sampling, sizes, and audio.
+        splits: Splits to extract.
 
     Raises:
-        ValueError: the data read features from a store already.
-        MissingData: annotation files are absent.
-        UserError: the videos are copies, and some are not whole or older than their originals.
+        ValueError: The data is read from a feature store.
+        MissingData: Annotation files are missing.
+        UserError: The videos are copies, and some are incomplete or older than their originals.
     """
     reader = data.video_reader(training=False)
     if not isinstance(reader, MediaReader):
@@ -70,19 +70,19 @@ def source_of_files(
     sampling: FrameSampling = "one-fps-uniform",
     audio: AudioOptions | None = None,
 ) -> ExtractSource:
-    """Return the videos among files and folders, folders searched to any depth, in the order of their names.
+    """Return the videos in files and folders, searched recursively and sorted by path.
 
-    A video's id is its path as given.
+    The ID of a video is its path as given.
 
     Args:
-        paths: files and folders.
-        preparation: of the frames; the encoder's.
-        frames: F.
-        sampling: which frames.
-        audio: what an audio encoder is given; None without sound.
+        paths: Files and folders.
+        preparation: Frame preparation of the encoder.
+        frames: Number of frames F.
+        sampling: Sampling of the frames.
+        audio: Options for the input of an audio encoder; None without audio.
 
     Raises:
-        MissingAssetError: a path is not there, or no video is found.
+        MissingAssetError: A path does not exist, or no video is found.
     """
     found: list[Path] = []
     for path in map(Path, paths):

@@ -1,4 +1,4 @@
-"""Checks a feature store against the encoders: checksums of all shards, features of a sample computed again."""
+"""Check of a feature store against the encoders: digests of all shards, and features of a sample computed again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvr_lightning.extract.plan import ExtractOptions, ExtractSource
 from tvr_lightning.extract.run import frozen
 from tvr_lightning.store import FeatureStore, StoreError
 
-TOLERANCE = 2e-3  # of the largest value: float16 keeps 5e-4, other batch sizes and devices move the last digits
+TOLERANCE = 2e-3  # relative to the largest value: float16 adds 5e-4, and batch sizes and devices change the last digits
 
 
 def verify(
@@ -26,22 +26,22 @@ def verify(
     sample: int = 8,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Check the store at `options.out`: checksums, fingerprints, files, and a sample of its items computed again.
+    """Check the store at `options.out`: digests, fingerprints, files, and a sample of its items computed again.
 
     Args:
-        source: the videos and texts it was made of.
-        encoder: of frames and texts.
-        audio_encoder: of sound, where the store has some.
-        options: where the store is and on which device to compute.
-        sample: how many videos and how many texts are computed again.
-        seed: decides which.
+        source: Videos and texts that the store was created from.
+        encoder: Encoder of frames and texts.
+        audio_encoder: Audio encoder, if the store contains audio.
+        options: Options with the folder of the store and the device.
+        sample: Number of videos and number of texts to compute again.
+        seed: Seed for selecting the sample.
 
     Returns:
-        The largest deviation of every tensor, relative to the largest value of the item.
+        The largest deviation of each tensor, relative to the largest value of the item.
 
     Raises:
-        StoreError: a shard is damaged, the store was made with something else or of other files, or an item
-            deviates by more than `TOLERANCE`; it names the item.
+        StoreError: A shard is damaged, the store has other settings or other files, or an item deviates by more than
+            `TOLERANCE`. The message names the item.
     """
     store = FeatureStore(options.out)
     store.verify()

@@ -1,1 +1,1 @@
-"""Bytes to tensors: opening, probing and reading media files, knowing no dataset."""
+"""Opening, probing, and decoding of media files, independent of datasets."""

@@ -1,6 +1,6 @@
-"""The sound of a clip, read as 16 kHz mono on the picture's clock.
+"""The audio of a clip as 16 kHz mono, synchronized with the video.
 
-Time is counted in steps of 20 ms, because Whisper and wav2vec2 both give one vector per 20 ms of sound.
+Time is counted in steps of 20 ms, because Whisper and wav2vec 2.0 both return one vector per 20 ms of audio.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ SAMPLE_RATE = 16_000
 STEP_SAMPLES = 320
 STEPS_PER_SECOND = SAMPLE_RATE // STEP_SAMPLES
 
-_JITTER_SECONDS = 0.05  # containers round time stamps to as little as 1 ms; larger steps are real gaps
+_JITTER_SECONDS = 0.05  # containers round timestamps to 1 ms or more; larger steps are real gaps
 _MAX_SAMPLES = 2**30  # six hours at 48 kHz
-_LOUDEST_SAMPLE = 1000.0  # times full scale; float tracks overshoot a little, garbage by orders of magnitude
+_LOUDEST_SAMPLE = 1000.0  # times full scale; float tracks overshoot slightly, invalid data by orders of magnitude
 _FULL_SCALE = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
 
 
 class AudioError(MediaError):
-    """A sound track that is broken."""
+    """A file whose audio track is damaged."""
 
 
 @dataclass
 class AudioTrack:
-    """The sound of one clip on the picture's clock: sample 0 sounds when the clip begins.
+    """The audio of one clip, synchronized with the video: sample 0 is at the start of the clip.
 
     Attributes:
-        waveform: (T,) float32, mono, zero where nothing was decoded; T is the clip's duration times `rate`.
-        rate: samples per second.
-        heard: (S,) bool, True for every step of 20 ms in which samples were decoded; S = ceil(T / (rate / 50)).
-        problem: what was broken, or None. A clip without a track has no problem.
+        waveform: Samples (T,) float32, mono, zero if nothing was decoded. T is the clip's duration times `rate`.
+        rate: Samples per second.
+        heard: Mask (S,) bool, True for 20 ms steps with decoded samples. S = ceil(T / (rate / 50)).
+        problem: Description of the damage, or None. A clip without an audio track has no problem.
     """
 
     waveform: np.ndarray
@@ -51,7 +51,7 @@ class AudioTrack:
 
     @property
     def present(self) -> bool:
-        """Whether any sound was decoded."""
+        """True if any audio was decoded."""
         return bool(self.heard.any())
 
 
@@ -62,24 +62,24 @@ def read_audio(
     span: tuple[float, float] | None = None,
     on_corrupt: Literal["zeros", "error"] = "zeros",
 ) -> AudioTrack:
-    """Read a clip's sound as 16 kHz mono on the picture's clock.
+    """Read a clip's audio as 16 kHz mono, synchronized with the video.
 
-    The best audio stream is decoded with PyAV, its channels are averaged (as the released GAID code does), and librosa
-    resamples with soxr. Sound before the picture or after the clip is dropped; where there is none, there are zeros.
+    PyAV decodes the best audio stream, its channels are averaged (as in the released GAID code), and librosa resamples
+    with soxr. Audio before or after the video of the clip is dropped, and missing audio is filled with zeros.
 
     Args:
-        path: a media file.
-        duration: length of the clip in seconds; default: the span, else the picture's or the container's stated length,
-            else the sound's.
-        span: (start, end) of the clip in the file, seconds.
-        on_corrupt: what to do with a track that is broken (undecodable packets, NaN samples): keep what was decoded,
-            zeros elsewhere, and say so in `problem`; or raise.
+        path: Media file.
+        duration: Duration of the clip in seconds. Default: the span, else the declared duration of the video or of the
+            container, else the duration of the audio.
+        span: Start and end of the clip in the file, in seconds.
+        on_corrupt: Action for a damaged track (undecodable packets, NaN samples): keep the decoded samples, fill the
+            rest with zeros, and describe the damage in `problem`; or raise.
 
     Returns:
-        The track; `present` is False where the file has no sound in the clip.
+        The track. `present` is False if the file has no audio in the clip.
 
     Raises:
-        AudioError: the file cannot be opened, takes too long or holds too much; or a track is broken and `on_corrupt`
+        AudioError: The file cannot be opened, takes too long, or is too large; or a track is damaged and `on_corrupt`
             is "error".
     """
     path = Path(path)
@@ -110,11 +110,11 @@ def _decode(
     span: tuple[float, float] | None,
     allowance: Allowance,
 ) -> tuple[Pieces, float, int, str | None]:
-    """Decode the best audio stream: pieces (first sample on the clip's clock, samples), clip length, rate, problem."""
+    """Decode the best audio stream: pieces (first sample in the clip, samples), clip duration, rate, problem."""
     origin = _picture_start(container) + (span[0] if span else 0.0)
     known = duration if duration is not None else (span[1] - span[0] if span else _picture_length(container))
     stream = container.streams.best("audio")
-    known = None if known is None else max(known, 0.0)  # a damaged header may state less than nothing
+    known = None if known is None else max(known, 0.0)  # the header of a damaged file can declare a negative duration
     _check_samples((known or 0.0) * SAMPLE_RATE, allowance.path)
     if not isinstance(stream, av.AudioStream):
         return [], known or 0.0, SAMPLE_RATE, None
@@ -163,7 +163,7 @@ def _frames(
     failures: list[str],
     allowance: Allowance,
 ) -> Iterator[av.AudioFrame]:
-    """Decode packet by packet, so that a damaged packet costs its own samples and no others; note it in `failures`."""
+    """Decode packet by packet, so that a damaged packet affects no other samples. Errors are appended to `failures`."""
     packets = packets_of(container, stream)
     for number in itertools.count(1):
         allowance.check()
@@ -190,7 +190,7 @@ def _frames(
 
 
 def _picture_start(container: av.container.InputContainer) -> float:
-    """Second in the file's clock at which the picture begins; the clip's clock counts from there."""
+    """Return the start time of the video in the file, in seconds, which is time 0 of the clip."""
     if container.streams.video:
         stream = container.streams.video[0]
         if stream.start_time is not None and stream.time_base:
@@ -208,7 +208,7 @@ def _picture_length(container: av.container.InputContainer) -> float | None:
 
 
 def _mono(frame: av.AudioFrame) -> np.ndarray:
-    """(T,) float32 mean of the channels, full scale = 1."""
+    """Return the mean of the channels, (T,) float32, full scale = 1."""
     name = frame.format.name
     array = frame.to_ndarray()
     if not name.endswith("p"):
@@ -219,13 +219,13 @@ def _mono(frame: av.AudioFrame) -> np.ndarray:
 
 
 def _place(pieces: Pieces, length: float, rate: int) -> tuple[np.ndarray, list[tuple[int, int]], int]:
-    """Lay the pieces onto (length * rate,) zeros.
+    """Copy the pieces into an array of (length * rate,) zeros.
 
-    Nothing is done to the stretches between them, which take no memory until somebody writes there: a file may claim
-    hours that it does not fill.
+    The gaps between them are not written and take no memory: a file may declare hours of audio without containing them.
 
     Returns:
-        The samples, with zeros for those that are no sound; start and end of what was decoded; how many were no sound.
+        The samples, with zeros instead of invalid ones; start and end of each decoded segment; the number of invalid
+        samples.
     """
     native = np.zeros(max(round(length * rate), 0), dtype=np.float32)
     stretches, bad = [], 0
@@ -241,12 +241,12 @@ def _place(pieces: Pieces, length: float, rate: int) -> tuple[np.ndarray, list[t
 
 
 def _resample(native: np.ndarray, stretches: list[tuple[int, int]], rate: int, samples: int) -> np.ndarray:
-    """(samples,) float32 at 16 kHz."""
-    import librosa  # lazily imported by librosa's own design, yet a second that readers without sound save
+    """Return the samples at 16 kHz, (samples,) float32."""
+    import librosa  # librosa loads its modules lazily, yet this takes a second that readers without audio save
 
     waveform = np.zeros(samples, dtype=np.float32)
     ends = [end for _, end in stretches]
-    native = native[: max(ends, default=0) + rate]  # a second later the last sound has rung out
+    native = native[: max(ends, default=0) + rate]  # the resampling filter of the last samples ends within a second
     if not native.any():
         return waveform
     if rate != SAMPLE_RATE:
@@ -257,7 +257,7 @@ def _resample(native: np.ndarray, stretches: list[tuple[int, int]], rate: int, s
 
 
 def _heard(stretches: list[tuple[int, int]], rate: int, samples: int) -> np.ndarray:
-    """(S,) bool, True for the 20 ms steps in which at least one sample was decoded."""
+    """Return the mask (S,), bool, of the 20 ms steps in which at least one sample was decoded."""
     heard = np.zeros(math.ceil(samples / STEP_SAMPLES), dtype=bool)
     for start, end in stretches:
         heard[start * STEPS_PER_SECOND // rate : -(-end * STEPS_PER_SECOND // rate)] = True

@@ -1,4 +1,4 @@
-"""What happens to the frames of a training clip besides the encoder's preparation."""
+"""Augmentation of the frames of a training clip, in addition to the encoder's preparation."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tvr_lightning.media.preparation import Pixels, Preparation, resized
 from tvr_lightning.media.rand_augment import draw_rand_augment
 
 Augmentation = Literal["none", "crop-flip", "rand-augment"]
-"""What is done to the frames of a training clip, alike for all of them.
+"""Augmentations of a training clip, identical for all of its frames.
 
-- `none`: the encoder's own preparation alone (`Preparation`).
+- `none`: only the encoder's preparation (`Preparation`).
 - `crop-flip`: a random crop of 0.5 to 1 of the area and a flip with probability 1/2 (X-Pool, T-MASS, GAID:
-  `datasets/model_transforms.py`, whose colour jitter has zero strength). A flip contradicts captions that say left or
-  right.
+  `datasets/model_transforms.py`, whose color jitter has zero strength). A flip contradicts captions that mention left
+  or right.
 - `rand-augment`: RandAugment `rand-m7-n4-mstd0.5-inc1` on the whole frame, then the encoder's preparation (GARE's code;
-  its paper names none).
+  its paper mentions no augmentation).
 """
 
 FrameTransform = Callable[[Image.Image], Pixels]
-"""From an RGB frame of any size to pixels (S, S, 3)."""
+"""Transform from an RGB frame of any size to pixels (S, S, 3)."""
 
-# torchvision's RandomResizedCrop, which X-Pool uses with this scale and its default ratio: ten attempts, then centred.
+# torchvision's RandomResizedCrop, used by X-Pool with this scale and its default ratio: ten attempts, then centered.
 _ATTEMPTS = 10
 _AREA = (0.5, 1.0)
 _LOG_RATIO = (float(np.log(3 / 4)), float(np.log(4 / 3)))
@@ -34,16 +34,16 @@ _LOG_RATIO = (float(np.log(3 / 4)), float(np.log(4 / 3)))
 
 @dataclass(frozen=True)
 class CropFlip:
-    """A crop of random place, area and ratio, resized to (S, S), and perhaps mirrored: the same for every frame.
+    """A crop of random position, area, and ratio, resized to (S, S) and possibly mirrored, the same for every frame.
 
-    It follows torchvision's `RandomResizedCrop(S, scale=(0.5, 1))` and `RandomHorizontalFlip`. The draws are kept as
-    fractions, so that they suit a frame of any size.
+    It follows torchvision's `RandomResizedCrop(S, scale=(0.5, 1))` and `RandomHorizontalFlip`. The random numbers are
+    stored as fractions, so that they apply to frames of any size.
 
     Attributes:
-        image_size: S, pixels.
-        draws: (10, 4) uniform in [0, 1): area, ratio, top and left of each attempt to place the crop.
-        flip: whether the frame is mirrored.
-        antialias: Whether the resizing averages the pixels that fall together.
+        image_size: Image size S in pixels.
+        draws: Random numbers (10, 4), uniform in [0, 1): area, ratio, top, and left of each attempt to place the crop.
+        flip: True if the frame is mirrored.
+        antialias: True if the resizing averages the pixels that fall together.
     """
 
     image_size: int
@@ -53,13 +53,13 @@ class CropFlip:
 
     def __call__(self, frame: Image.Image) -> Pixels:
         """Return the crop of an RGB frame as (S, S, 3)."""
-        # Cropped first: `resize(box=...)` would let pixels from outside the crop in.
+        # Cropped first, since `resize(box=...)` would include pixels from outside the crop.
         cropped = frame.crop(self.box(*frame.size))
         pixels = resized(cropped, (self.image_size, self.image_size), "bilinear", self.antialias)
         return pixels[:, ::-1] if self.flip else pixels
 
     def box(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Return left, top, right and bottom of the crop, in pixels of a frame of this size."""
+        """Return left, top, right, and bottom of the crop, in pixels of a frame of this size."""
         for area_draw, ratio_draw, top_draw, left_draw in self.draws:
             area = width * height * (_AREA[0] + (_AREA[1] - _AREA[0]) * area_draw)
             ratio = np.exp(_LOG_RATIO[0] + (_LOG_RATIO[1] - _LOG_RATIO[0]) * ratio_draw)
@@ -75,36 +75,36 @@ class CropFlip:
 
 @dataclass(frozen=True)
 class Chain:
-    """A change of a whole frame, then its preparation.
+    """A change of a whole frame, followed by its preparation.
 
     Attributes:
-        change: The change, from picture to picture.
-        preparation: The preparation.
+        change: Function from image to image.
+        preparation: Preparation of the changed frame.
     """
 
     change: Callable[[Image.Image], Image.Image]
     preparation: Preparation
 
     def __call__(self, frame: Image.Image) -> Pixels:
-        """Return the frame after both."""
+        """Return the frame after both steps."""
         return self.preparation(self.change(frame))
 
 
 def draw_augmentation(
     augmentation: Augmentation, preparation: Preparation, generator: np.random.Generator | None = None
 ) -> FrameTransform:
-    """Draw what is done to every frame of one clip.
+    """Sample the transform for the frames of one clip.
 
     Args:
-        augmentation: the kind.
-        preparation: the encoder's.
-        generator: where it is drawn from; the same state gives the same transform. `none` draws nothing.
+        augmentation: Type of augmentation.
+        preparation: Preparation of the encoder.
+        generator: Random generator, not used by `none`. The same state results in the same transform.
 
     Returns:
-        A transform from an RGB frame to (S, S, 3), the same each time it is called.
+        A deterministic transform from an RGB frame to (S, S, 3).
 
     Raises:
-        ValueError: an unknown kind, or a random one without a generator.
+        ValueError: The augmentation is unknown, or it is random and there is no generator.
     """
     if augmentation not in get_args(Augmentation):
         raise ValueError(f"augmentation {augmentation!r} is unknown; choose one of {', '.join(get_args(Augmentation))}")

@@ -2,7 +2,7 @@
 
 It runs `ffmpeg -i IN -filter:v scale='if(gt(a,1),trunc(oh*a/2)*2,224)':'if(gt(a,1),224,trunc(ow*a/2)*2)' -map 0:v -r 3
 OUT`. The rate comes from FFmpeg's constant-rate video sync and not from its `fps` filter: after the first two frames, a
-copy shows what the original showed about 0.4 s earlier.
+copy shows the frames of the original with a lag of about 0.4 s.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tvr_lightning.media.opening import MAX_ELONGATION, MAX_SECONDS, Allowance, 
 from tvr_lightning.media.orientation import Orientation, orientation_of, upright
 
 FPS, SIZE = 3, 224
-_STEPS = 2**16  # parts of an output frame's duration to which FFmpeg rounds time stamps
+_STEPS = 2**16  # subdivisions of an output frame's duration to which FFmpeg rounds timestamps
 
 
 def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
-    """Encode the frames of a copy with x264's default quality, as FFmpeg does; return their number.
+    """Encode the frames of a copy with x264's default quality, as FFmpeg does, and return their number.
 
     Raises:
         VideoError: The video cannot be read to its end.
@@ -56,8 +56,8 @@ def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
 def clip4clip_size(width: int, height: int) -> tuple[int, int]:
     """Return the width and height of a copy.
 
-    The command multiplies by `a` (width / height) where a portrait video needs the inverse, so that such a video is
-    squashed to a width of 224 and an even smaller height.
+    The command multiplies by `a` (width / height), although a portrait video requires the inverse. Such a video is
+    therefore squashed to a width of 224 and an even smaller height.
     """
     aspect = width / height
     length = int(SIZE * aspect / 2) * 2
@@ -67,16 +67,15 @@ def clip4clip_size(width: int, height: int) -> tuple[int, int]:
 def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, None]:
     """Yield the frames that `ffmpeg -r RATE` writes, one per output frame (`-fps_mode cfr`).
 
-    A frame that starts and ends more than 1.1 output frames too early is dropped, one that ends more than 1.1 too late
-    is repeated. At the end, the last frame is repeated as often as the frames before were at the median of the last
-    three.
+    A frame that starts and ends more than 1.1 output frames too early is dropped; one that ends more than 1.1 too late
+    is repeated. At the end, the last frame is repeated; the number of repetitions is the median of the last three.
 
     Raises:
-        VideoError: A frame cannot be decoded, or the file lasts too long or has frames of an extreme shape.
+        VideoError: A frame cannot be decoded, or the file is too long or has frames of an extreme shape.
     """
     written, repeats, previous = 0, deque([0, 0, 0], 3), None
     with open_video(path, 1) as (container, stream):
-        container.flags &= ~cast(int, Flags.gen_pts.value)  # PyAV's default; FFmpeg's program has no such time stamps
+        container.flags &= ~cast(int, Flags.gen_pts.value)  # PyAV's default; the FFmpeg command has no such timestamps
         origin = Fraction(container.start_time or 0, 10**6)
         guessed = stream.guessed_rate or Fraction(25)
         for frame, time in _timed(frames_in_order(stream, packets_of(container, stream), Allowance(path))):
@@ -85,7 +84,7 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
             if time - origin > MAX_SECONDS:
                 raise VideoError(path, f"lasts longer than {MAX_SECONDS:,} s by its time stamps")
             position = floor((time - origin) * rate * _STEPS + Fraction(1, 2)) / _STEPS
-            if position != round(position):  # FFmpeg moves time stamps off midpoints
+            if position != round(position):  # FFmpeg moves timestamps off midpoints
                 position += copysign(0.5 / _STEPS, position)
             base = frame.time_base or Fraction(1)
             length = float((frame.duration or round(1 / guessed / base)) * base) * rate
@@ -108,7 +107,7 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
 def _timed(frames: Iterable[VideoFrame]) -> Iterator[tuple[VideoFrame, Fraction]]:
     """Yield frames with their times in seconds, as libavcodec estimates them.
 
-    Decoding time stamps replace presentation time stamps that are missing, or that go back more often (AVI files).
+    Decoding timestamps replace presentation timestamps that are missing or that decrease more often (AVI files).
     """
     latest = [float("-inf")] * 2
     faults, after = [0, 0], 0

@@ -1,8 +1,9 @@
-"""Small copies of video files to train from: few frames a second, no more pixels than the encoder takes, sound kept.
+"""Small copies of video files for training: few frames per second, no larger than the encoder's input, with audio.
 
-Reading a clip is decoding every frame from a keyframe to the last wanted one; of a copy there are few, small ones, and
-each second begins with a keyframe. Copies keep the clock: the frame at k / fps seconds is the one that the original
-shows then, and the last one lasts as long as there. With `like`, they consist of other authors' frames instead.
+Reading a clip decodes every frame from a keyframe to the last selected one. Copies have few, small frames and a
+keyframe at the start of each second. They keep the timing: the frame at k / fps seconds is the one that the original
+shows then, and the last frame ends at the same time. With `like`, copies contain the frames that released code of other
+authors produces.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import probe, read_steadily
 
 Frames = Literal["h264", "jpeg"]
-"""How a copy keeps its frames: as H.264, or each as a JPEG of its own, which is larger and faster to read."""
+"""Encoding of the frames of a copy: H.264, or a separate JPEG per frame, which is larger and faster to read."""
 
 Like = Literal["clip4clip"]
-"""Whose copies: CLIP4Clip's at 3 frames a second, which lag by about 0.4 s and enlarge small frames to 224 pixels."""
+"""Authors of the copies. CLIP4Clip: 3 frames per second, about 0.4 s late, with small frames enlarged to 224 px."""
 
 Sound = Literal["none", "copied", "anew"]
 
 LEAST_SIZE = 16
 CRF = 18
 JPEG_QUALITY = 90
-_TICKS = 30_000  # of the copy's clock for each frame, so that the last one can end between two
+_TICKS = 30_000  # ticks per frame in the copy's time base, so that the last frame can end between two frames
 _COPIED_SOUND = ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac")
-"""Codecs that are copied as they are into mp4."""
+"""Codecs that are copied to mp4 without re-encoding."""
 
 
 @dataclass(frozen=True)
 class Compression:
-    """How copies are made.
+    """Settings for making copies.
 
     Attributes:
-        fps: frames a second.
-        size: pixels of a frame's short side; smaller ones stay as they are. Nothing is cut off.
+        fps: frames per second.
+        size: short side of a frame in pixels; smaller frames are not resized. Nothing is cropped.
         frames: H.264 or JPEG.
-        interpolation: filter of the resizing, that of the encoder's preparation.
-        like: Authors whose released script chooses the frames and their size; all other options keep their defaults.
+        interpolation: filter of the resizing, the same as in the encoder's preparation.
+        like: authors whose released script defines the frames and their size; all other options keep their defaults.
 
     Raises:
-        ValueError: an option is out of range, or contradicts `like`.
+        ValueError: An option is out of range or contradicts `like`.
     """
 
     fps: int = FPS
@@ -79,14 +80,15 @@ class Compression:
             )
 
     def describe(self) -> str:
-        """Return it in words, as run cards hold it."""
+        """Return a description, which is part of run cards."""
         kind = " jpeg" if self.frames == "jpeg" else f" like {self.like}" if self.like else ""
         return f"compressed {self.fps} fps {self.size}{kind}"
 
     def __call__(self, frame: Image.Image) -> Pixels:
-        """Return an RGB frame as it is kept, (height, width, 3): its short side `size` pixels long, both sides even.
+        """Return an RGB frame as stored, (height, width, 3): its short side has `size` pixels, and both sides are even.
 
-        A side of odd length gets a copy of its outermost pixels on the side where the centre square stays in place.
+        A side of odd length is extended by a copy of its outermost pixels, at the end that keeps the center square in
+        place.
         """
         width, height = frame.size
         if min(width, height) > self.size:
@@ -101,7 +103,7 @@ class Compression:
 
 
 def _evened(side: int, size: int) -> tuple[int, int]:
-    """Return the pixels to add before and behind a side, so that the centre `size` ones stay the same."""
+    """Return the pixels to add before and after a side, so that the center `size` pixels stay the same."""
     if side % 2 == 0:
         return 0, 0
     before = min(max(round((side + 1 - size) / 2) - round((side - size) / 2), 0), 1)
@@ -110,14 +112,14 @@ def _evened(side: int, size: int) -> tuple[int, int]:
 
 @dataclass
 class Copy:
-    """A copy, not yet on the disk.
+    """A copy in memory.
 
     Attributes:
-        content: an mp4 file.
-        frames: how many.
-        duration: seconds of its video.
-        sound: packets of its sound; 0 where the original has none.
-        notes: what is not as in the original.
+        content: Content of an mp4 file.
+        frames: Number of frames.
+        duration: Duration of the video in seconds.
+        sound: Number of audio packets; 0 if the original has no audio.
+        notes: Differences from the original.
     """
 
     content: bytes
@@ -130,11 +132,11 @@ class Copy:
 def compress(path: Path, how: Compression) -> Copy:
     """Make a small copy of a video file.
 
-    The sound is copied packet by packet where mp4 can hold its codec, else written anew as AAC, 16 kHz mono, which is
-    what readers make of it anyway. A broken sound track is copied as far as it goes.
+    The audio is copied packet by packet if mp4 supports its codec. Otherwise it is encoded as AAC, 16 kHz mono, the
+    format that readers use anyway. A damaged audio track is copied as far as possible.
 
     Raises:
-        VideoError: the picture cannot be read to its end, or the sound cannot be written.
+        VideoError: The video cannot be read to its end, or the audio cannot be written.
     """
     with open_media(path) as container:
         stream = container.streams.best("audio")
@@ -142,14 +144,14 @@ def compress(path: Path, how: Compression) -> Copy:
     if codec is None:
         return _write(path, how, "none")
     if codec in _COPIED_SOUND:
-        # Packets whose times no mp4 file can hold are written anew, with other times.
+        # Packets whose timestamps mp4 cannot represent are re-encoded with other timestamps.
         with suppress(_SoundRefused):
             return _write(path, how, "copied")
     return _write(path, how, "anew")
 
 
-class _SoundRefused(Exception):  # noqa: N818  reads as what happened
-    """Packets of the sound do not fit into mp4."""
+class _SoundRefused(Exception):  # noqa: N818  named after the event
+    """Audio packets do not fit into mp4."""
 
 
 def _write(path: Path, how: Compression, sound: Sound) -> Copy:
@@ -186,7 +188,7 @@ def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: C
         origin = Fraction(0)
         if picture.start_time is not None and picture.time_base is not None:
             origin = picture.start_time * picture.time_base
-        if how.like:  # such a copy starts with whatever starts first
+        if how.like:  # such a copy starts with the first stream
             origin = Fraction(container.start_time or 0, av.time_base)
         track = out.add_stream_from_template(source)
         packets = []
@@ -206,7 +208,7 @@ def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: C
         try:
             for packet in packets:
                 assert packet.pts is not None
-                packet.pts -= moved  # what sounds before the picture begins, an edit list cuts off
+                packet.pts -= moved  # an edit list removes audio from before the first frame
                 packet.dts = packet.pts
                 packet.stream = track
                 out.mux(packet)
@@ -216,7 +218,7 @@ def _copy_with_sound(path: Path, how: Compression, out: OutputContainer, copy: C
 
 
 def _waveform(path: Path, copy: Copy) -> NDArray[np.float32] | None:
-    """Return the sound as readers take it, (T,) at 16 kHz; None where none can be decoded."""
+    """Return the audio as readers use it, (T,) at 16 kHz, or None if none can be decoded."""
     try:
         track = read_audio(path)
     except AudioError as error:
@@ -245,7 +247,7 @@ def _encode_sound(waveform: NDArray[np.float32], track: av.AudioStream, out: Out
 
 
 def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy) -> None:
-    """Write the frames, the first of them at 0; the last one lasts to the end of the original."""
+    """Write the frames, starting at 0. The last one ends with the original."""
     if how.like:
         copy.frames = write_clip4clip_frames(path, out)
         copy.duration = copy.frames / how.fps
@@ -261,7 +263,7 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer, copy: Copy
 
 
 def _packets(path: Path, how: Compression, out: OutputContainer, copy: Copy, clock: Fraction) -> Iterator[av.Packet]:
-    """Yield a packet for each frame, the last one when `copy` knows how many there are."""
+    """Yield a packet for each frame, the last one after `copy` has the total number of frames."""
     stream, held, size = None, None, (0, 0)
     for duration, images in read_steadily(path, how.fps, how):
         copy.duration = duration
@@ -278,7 +280,7 @@ def _packets(path: Path, how: Compression, out: OutputContainer, copy: Copy, clo
 
 
 def _of_size(image: Pixels, size: tuple[int, int]) -> Pixels:
-    """Return a frame in the size of the first one, which all frames of a copy have."""
+    """Return a frame in the size of the first one, since all frames of a copy have the same size."""
     return image if image.shape[1::-1] == size else np.asarray(Image.fromarray(image).resize(size))
 
 
@@ -287,7 +289,7 @@ def _stream(out: OutputContainer, how: Compression, size: tuple[int, int], clock
         stream = out.add_stream("mjpeg", rate=how.fps)
         stream.pix_fmt = "yuvj420p"
     else:
-        # Every frame leads to the next alone, and each second begins anew: a frame in, a packet out.
+        # Each frame depends only on the previous one, and each second starts with a keyframe: a frame in, a packet out.
         options = {"crf": str(CRF), "preset": "veryfast", "tune": "fastdecode,zerolatency", "g": str(how.fps)}
         stream = out.add_stream("libx264", rate=how.fps, options=options)
         stream.pix_fmt = "yuv420p"
@@ -312,10 +314,10 @@ def _encode(stream: av.VideoStream, image: Pixels, pts: int, how: Compression, c
 
 
 def verify_copy(path: Path, copy: Copy) -> None:
-    """Read a written copy from its beginning to its end.
+    """Read a written copy from start to end.
 
     Raises:
-        VideoError: it does not hold what was written.
+        VideoError: The content differs from what was written.
     """
     allowance = Allowance(path)
     found = probe(path)

@@ -1,4 +1,4 @@
-"""Opening video files, decoding them (the chosen packets, or all), and making pictures of frames."""
+"""Opening and decoding of video files (selected packets or all), and conversion of frames to images."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _LARGEST = f"the maximum is {MAX_PIXELS:,} pixels, 8192 x 4352"
 
 @contextmanager
 def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a file and its video stream, with decoding errors raised instead of painted over.
+    """Open a file and its video stream, and raise decoding errors instead of concealing them.
 
     Args:
-        path: the file.
-        threads: decoding threads.
+        path: The file.
+        threads: Number of decoding threads.
 
     Returns:
-        A context with the container and its first video stream that is no cover picture.
+        A context manager for the container and its first video stream that is not a cover image.
 
     Raises:
-        VideoError: the file is missing or empty, cannot be opened, has no video stream of a known codec, or pictures
-            beyond `MAX_PIXELS`.
+        VideoError: The file is missing or empty, cannot be opened, has no video stream of a known codec, or has frames
+            larger than `MAX_PIXELS`.
     """
     with open_media(path) as container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
@@ -53,7 +53,7 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
         stream.codec_context.thread_count = threads
         stream.codec_context.thread_type = "AUTO" if threads > 1 else "NONE"
         stream.codec_context.options = {"err_detect": "explode", "max_pixels": str(MAX_PIXELS)}
-        # FFmpeg forgets the size of pictures that it was told not to decode.
+        # FFmpeg discards the frame size if it exceeds the limit.
         width, height = stream.codec_context.width, stream.codec_context.height
         if not width:
             width, height = declared_size(path, stream.index)
@@ -63,17 +63,17 @@ def open_video(path: Path, threads: int) -> Iterator[tuple[InputContainer, Video
 
 
 class Pictures:
-    """Turns decoded frames into pictures; one for a whole clip, since its conversion tables are dear to make."""
+    """Converter of decoded frames to images, shared by a whole clip, since its conversion tables are expensive."""
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: VideoFrame) -> Image.Image:
-        """Return a frame as a picture of mode RGB.
+        """Return a frame as an image in mode RGB.
 
-        Its pixels equal those of PyAV's `to_image`, which is several times slower, with the file's own color matrix and
-        range. Conversion runs in this thread, since many workers each with a pool of threads hinder each other.
-        Three bytes per pixel, since FFmpeg's conversion to four does not write the last columns of some widths.
+        The pixels are the same as from PyAV's `to_image`, which is several times slower, with the file's color matrix
+        and range. Conversion runs in this thread, since thread pools of many workers slow each other down. The format
+        has three bytes per pixel, since FFmpeg's conversion to four does not write the last columns for some widths.
         """
         converted = self._reformatter.reformat(frame, format="rgb24", threads=1)
         plane = converted.planes[0]
@@ -84,20 +84,20 @@ class Pictures:
 def frames_of_runs(
     stream: VideoStream, index: PacketIndex, runs: list[Run], allowance: Allowance
 ) -> Generator[tuple[int, VideoFrame], None, None]:
-    """Decode runs of packets one after another, beginning anew with each.
+    """Decode runs of packets one after another, with a fresh decoder state for each.
 
     Args:
-        stream: the opened stream.
-        index: its packets; the file is read again where it does not keep them.
-        runs: as `plan_runs` gives them.
-        allowance: the time that the file may take.
+        stream: Opened stream.
+        index: Packets of the stream. If it does not keep them, the file is read again.
+        runs: Runs returned by `plan_runs`.
+        allowance: Time budget for the file.
 
     Yields:
-        The number of the run and a frame, for every frame that comes out.
+        The index of the run and a frame, for every decoded frame.
 
     Raises:
-        av.FFmpegError: a packet cannot be decoded.
-        VideoError: the time is used up, or the file changes meanwhile.
+        av.FFmpegError: A packet cannot be decoded.
+        VideoError: The time budget is used up, or the file changes while it is read.
     """
     decoder = stream.codec_context
     with closing(_chosen_packets(index, runs, allowance)) as packets:
@@ -133,10 +133,10 @@ def _chosen_packets(index: PacketIndex, runs: list[Run], allowance: Allowance) -
 
 
 def decoded_frames(path: Path, threads: int, allowance: Allowance) -> Generator[VideoFrame, None, None]:
-    """Yield every frame of a file, in the order shown.
+    """Yield every frame of a file in display order.
 
     Raises:
-        VideoError: a frame cannot be decoded, or the time is used up.
+        VideoError: A frame cannot be decoded, or the time budget is used up.
     """
     with open_video(path, threads) as (container, stream):
         yield from frames_in_order(stream, packets_of(container, stream), allowance)
@@ -145,15 +145,15 @@ def decoded_frames(path: Path, threads: int, allowance: Allowance) -> Generator[
 def frames_in_order(
     stream: VideoStream, packets: Iterable[av.Packet | None], allowance: Allowance
 ) -> Generator[VideoFrame, None, None]:
-    """Yield every frame that comes out of the packets of an opened stream, in the order shown.
+    """Yield every frame decoded from the packets of an opened stream, in display order.
 
     Args:
-        stream: of which nothing has been decoded.
-        packets: all of it, and an empty one or None behind them.
-        allowance: the time that the file may take.
+        stream: Stream from which nothing has been decoded.
+        packets: All packets of the stream, followed by an empty packet or None.
+        allowance: Time budget for the file.
 
     Raises:
-        VideoError: a frame cannot be decoded, or the time is used up.
+        VideoError: A frame cannot be decoded, or the time budget is used up.
     """
     path, time = allowance.path, None
     try:
@@ -167,6 +167,6 @@ def frames_in_order(
                     yield frame
     except av.FFmpegError as error:
         where = "" if time is None else f" past {time:.2f} s"
-        # What FFmpeg leaves of the size of a picture that it refuses.
+        # If FFmpeg rejects the size of a frame, the width is 0.
         reason = words_of(error) if stream.codec_context.width else f"it is damaged or too large: {_LARGEST}"
         raise VideoError(path, f"cannot be decoded{where} ({reason})") from error

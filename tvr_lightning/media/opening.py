@@ -1,9 +1,8 @@
-"""The one place where media files are opened: which containers are read, and how much one file may cost.
+"""The only module that opens media files: supported containers, and limits on the cost of a file.
 
-FFmpeg also opens playlists (HLS, DASH, concat, SDP) whatever they are called, and follows them to other files and
-hosts. A file that a stranger sends, or that pretends to be a video, must not decide what is read; nor may a few
-kilobytes that unfold to gigabytes hold up a reader. The bounds lie beyond 8K and beyond nine hours at 60 frames
-a second.
+FFmpeg also opens playlists (HLS, DASH, concat, SDP) regardless of their name and follows them to other files and hosts.
+A file from an untrusted user, or one that pretends to be a video, must not decide what is read, and a few kilobytes
+that expand to gigabytes must not block a reader. The limits are above 8K and above nine hours at 60 frames per second.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ VIDEO_SUFFIXES = frozenset(
     {".3g2", ".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts"}
     | {".vob", ".webm", ".wmv"}
 )
-"""Suffixes by which video files are found in folders; a file that is named is opened whatever its suffix."""
+"""Suffixes of the video files to search for in folders. A file that is named explicitly can have any suffix."""
 
-# FFmpeg's names: mov stands for mp4, m4v and 3gp too, matroska for webm, asf for wmv, mpeg for vob. None of them leads
-# to another file. The second line are streams without a container, the third sound alone.
+# FFmpeg's names: mov includes mp4, m4v, and 3gp; matroska includes webm; asf includes wmv; mpeg includes vob. None of
+# them references other files. Streams without a container and audio files are included.
 _CONTAINERS = "mov,matroska,avi,ogg,flv,asf,mpeg,mpegts,mxf,rm,dv,nut,gif,mpegvideo,m4v,h264,hevc,ivf,wav,mp3,flac,aac"
 
 MAX_PIXELS = 8192 * 4352
-"""Largest picture: that of level 6.2 of H.264 and H.265, a little more than 8K (7680 x 4320)."""
+"""Maximum frame size: level 6.2 of H.264 and H.265, slightly more than 8K (7680 x 4320)."""
 MAX_ELONGATION = 100
-"""Longest side of a picture by its shortest, since resizing keeps their ratio."""
+"""Maximum ratio of the long side of a frame to the short one, since resizing keeps the ratio."""
 MAX_PACKETS = 2**21
-"""Most packets of a stream that are read."""
+"""Maximum number of packets of a stream."""
 MAX_SECONDS = 10**6
-"""Longest video, eleven days: some readers take a frame or a sample of every moment."""
+"""Maximum duration of a video, eleven days, since some readers process a frame or a sample for every moment."""
 
 READ_SECONDS = "TVR_READ_SECONDS"
 _BASE_SECONDS, _SECONDS_PER_MIB = 120, 4
@@ -49,17 +48,17 @@ _PLAYLISTS = {
     b"v=0": "a session description (SDP)",
     b"[playlist]": "a playlist (PLS)",
 }
-"""How formats that lead to other files and hosts begin, or the element by which they are known."""
+"""First bytes, or identifying element, of formats that reference other files and hosts."""
 
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"}
 
 
 class MediaError(UserError, ValueError):
-    """A file whose picture or sound cannot be read.
+    """A file whose video, image, or audio cannot be read.
 
     Attributes:
-        path: the file.
-        reason: why, without the file's name.
+        path: The file.
+        reason: Reason, without the file name.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -72,25 +71,25 @@ class MediaError(UserError, ValueError):
 
 
 class VideoError(MediaError):
-    """A file that holds no usable video, or breaks off before the frames that were asked for."""
+    """A file that contains no usable video or breaks off before the requested frames."""
 
 
 class Allowance:
-    """The CPU time that decoding one file may take: two minutes and four seconds per MiB, or TVR_READ_SECONDS.
+    """CPU time budget for decoding one file: two minutes plus four seconds per MiB, or TVR_READ_SECONDS.
 
-    Honest files take a small part of it. It is CPU time, so that a busy machine changes nothing. Time spent on frames
-    that have been decoded does not count (`paused`).
+    Regular files need only a small part of it. CPU time does not depend on the load of the machine. Time spent on
+    decoded frames does not count (`paused`).
 
     Attributes:
-        path: the file.
-        seconds: how many.
+        path: The file.
+        seconds: Time budget in seconds.
 
     Args:
-        path: the file.
-        threads: decoding threads; the time of a single one is counted for the calling thread alone.
+        path: The file.
+        threads: Number of decoding threads. With 1, only the time of the calling thread counts.
 
     Raises:
-        UserError: the environment's TVR_READ_SECONDS is no number above zero.
+        UserError: The environment variable TVR_READ_SECONDS is not a number above zero.
     """
 
     def __init__(self, path: Path, threads: int = 1) -> None:
@@ -100,13 +99,13 @@ class Allowance:
         self._end = self._clock() + self.seconds
 
     def check(self) -> None:
-        """Raise VideoError where the time is used up."""
+        """Raise VideoError if the time budget is used up."""
         if self._clock() > self._end:
             raise VideoError(self.path, "decoding it " + _too_slow(self.seconds, "CPU time"))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time spent inside."""
+        """Do not count the time spent inside the context."""
         begun = self._clock()
         try:
             yield
@@ -132,16 +131,16 @@ def _too_slow(seconds: float, kind: str) -> str:
 
 
 def open_media(path: Path) -> InputContainer:
-    """Open a media file, and no other one that it may point at.
+    """Open a media file without following references to other files.
 
     Args:
-        path: the file; what it is, its bytes decide and not its name.
+        path: The file. Its content and not its name determines the format.
 
     Returns:
-        The container, to be closed.
+        The container, which the caller closes.
 
     Raises:
-        VideoError: the file is missing or empty, cannot be opened in time, or is none of the containers that are read.
+        VideoError: The file is missing or empty, cannot be opened in time, or has an unsupported container.
     """
     if not path.is_file():
         raise VideoError(path, "there is no such file")
@@ -151,17 +150,17 @@ def open_media(path: Path) -> InputContainer:
     try:
         return _open(path, {"max_pixels": str(MAX_PIXELS)}, seconds)
     except av.FFmpegError as error:
-        # Interrupted early, FFmpeg sometimes calls the data invalid.
+        # If FFmpeg is interrupted early, it sometimes reports invalid data.
         if isinstance(error, av.error.ExitError) or time.monotonic() - began > seconds:
             raise VideoError(path, f"opening it {_too_slow(seconds, 'time')}") from error
         reason = words_of(error)
-        if isinstance(error, av.error.ArgumentError):  # a container that is not on the list
+        if isinstance(error, av.error.ArgumentError):  # a container that is not in the list
             reason = f"it is damaged, or not one of the supported containers: {_CONTAINERS.replace(',', ', ')}"
         raise VideoError(path, f"cannot be opened as video ({_leads_elsewhere(path) or reason})") from error
 
 
 def _leads_elsewhere(path: Path) -> str | None:
-    """Say that a refused file is of a format which names other files, and of which one; None where it is of none."""
+    """Return a message that names the format of a file if it references other files, otherwise None."""
     with path.open("rb") as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     for mark, name in _PLAYLISTS.items():
@@ -171,17 +170,17 @@ def _leads_elsewhere(path: Path) -> str | None:
 
 
 def _open(path: Path, options: dict[str, str], seconds: float) -> InputContainer:
-    # "file:", since FFmpeg takes what stands before a colon in a name for a protocol. It decodes a few frames to learn
-    # what is in the file, and asks between them whether the time is up.
+    # With "file:", since FFmpeg treats the text before a colon in a name as a protocol. It decodes a few frames to
+    # detect the streams and checks the time limit between them.
     return av.open(f"file:{path}", metadata_errors="replace", options=_OPTIONS | options, timeout=(seconds, None))
 
 
 def declared_size(path: Path, stream: int) -> tuple[int, int]:
-    """Return the width and height that a container states of a stream, without decoding any; zeros where it does not.
+    """Return the width and height that a container declares for a stream, without decoding; zeros if it declares none.
 
     Args:
-        path: a file that `open_media` opened.
-        stream: position of the stream.
+        path: File that `open_media` can open.
+        stream: Index of the stream.
     """
     with _open(path, {"codec_whitelist": "none"}, _allowed_seconds(path)) as container:
         context = container.streams[stream].codec_context
@@ -189,17 +188,17 @@ def declared_size(path: Path, stream: int) -> tuple[int, int]:
 
 
 def packets_of(container: InputContainer, *streams: av.VideoStream | av.AudioStream) -> Iterator[av.Packet]:
-    """Yield the packets of some streams, all by default, and an empty one at the end of each.
+    """Yield the packets of some streams (default: all), and an empty packet at the end of each stream.
 
     Raises:
-        av.FFmpegError: the container breaks off.
+        av.FFmpegError: The container breaks off.
     """
-    # Transport streams may bring further streams while they are read. PyAV looks for those, too, when it marks the ends
-    # of the streams that it knows, after all of these.
+    # Transport streams can add streams while they are read. After the end of all known streams, PyAV also looks for the
+    # added ones.
     with suppress(IndexError):
         yield from container.demux(*streams)
 
 
 def words_of(error: Exception) -> str:
-    """Return FFmpeg's words for an error, without the number and the file."""
+    """Return FFmpeg's message for an error, without the number and the file."""
     return getattr(error, "strerror", None) or str(error)

@@ -1,4 +1,4 @@
-"""The way up of a video frame: the turn and mirroring that its file asks for."""
+"""Orientation of video frames: the rotation and mirroring declared in the file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TURNS = {1: Image.Transpose.ROTATE_270, 2: Image.Transpose.ROTATE_180, 3: Image
 
 @dataclass(frozen=True)
 class Orientation:
-    """How a stored frame becomes the one that is shown.
+    """Transform from a stored frame to the displayed one.
 
     Attributes:
-        quarter_turns: quarter turns clockwise, 0 to 3, applied after mirroring.
-        mirrored: whether left and right are exchanged first.
+        quarter_turns: Number of clockwise quarter turns, 0 to 3, applied after mirroring.
+        mirrored: True if left and right are swapped first.
     """
 
     quarter_turns: int = 0
@@ -26,18 +26,18 @@ class Orientation:
 
 
 def orientation_of(frame: VideoFrame) -> Orientation:
-    """Read the display matrix that a decoded frame carries (ISO/IEC 14496-12, `tkhd`).
+    """Return the orientation from the display matrix of a decoded frame (ISO/IEC 14496-12, `tkhd`).
 
-    The matrix maps a stored pixel (x, y) to (a x + c y, b x + d y), y downwards. Angles between quarter turns, which no
-    camera writes, go to the nearest one.
+    The matrix maps a stored pixel (x, y) to (a x + c y, b x + d y), with y pointing down. Other angles, which no camera
+    writes, are rounded to quarter turns.
 
     Args:
-        frame: a decoded frame.
+        frame: Decoded frame.
 
     Returns:
-        Its orientation; upright where the file says nothing or the matrix is singular.
+        The orientation, which is upright if the file declares none or the matrix is singular.
     """
-    # By name in a loop: older PyAV finds no entry by its name, and the stubs list fewer kinds than there are.
+    # Loop over the names, since older PyAV cannot find entries by name, and the stubs list only some of the types.
     matrices = [bytes(data) for data in cast(Any, frame.side_data) if data.type.name == "DISPLAYMATRIX"]
     if not matrices:
         return Orientation()
@@ -51,14 +51,11 @@ def orientation_of(frame: VideoFrame) -> Orientation:
 
 
 def upright(image: Image.Image, orientation: Orientation) -> Image.Image:
-    """Return the image as it is to be shown.
+    """Return the image as displayed, or the same object if there is nothing to do.
 
     Args:
-        image: the stored frame.
-        orientation: how it is to be turned and mirrored.
-
-    Returns:
-        The same image where nothing is to be done.
+        image: Stored frame.
+        orientation: Rotation and mirroring to apply.
     """
     if orientation.mirrored:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

@@ -1,10 +1,10 @@
-"""The packets of a video stream: when each is shown, and which must be decoded to see some of its frames.
+"""Packets of a video stream: their display times, and the packets required to decode selected frames.
 
-Compressed frames lean on earlier ones, back to a keyframe. Seeking to every wanted frame decodes the same stretch again
-and again, since keyframes are often eight seconds apart while frames are wanted every second; decoding straight through
-wastes whole stretches where they are closer. Reading all packets first is cheap (no picture is decoded) and gives both
-exactly: each stretch from a keyframe to the last wanted frame behind it is decoded once, and the decoder is told which
-pictures in it nobody wants, so that it skips those that no other picture refers to.
+Compressed frames depend on earlier ones, back to a keyframe. Seeking to every selected frame decodes the same segments
+repeatedly, since keyframes are often eight seconds apart while frames are selected every second. Decoding from the
+start wastes time if keyframes are closer. Reading all packets first is cheap, since no frame is decoded, and avoids
+both: each segment from a keyframe to the last selected frame is decoded once, and the decoder skips the unselected
+frames that no other frame depends on.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from tvr_lightning.media.opening import MAX_PACKETS, Allowance, VideoError, packets_of
 
-# Above these the packets are not kept between listing and decoding, but read again.
+# Above these limits, the packets are not kept after indexing but read again.
 KEPT_BYTES = 64 * 2**20
 KEPT_PACKETS = 2**16
 
-_PACKED = re.compile(rb"DivX\d+(Build|b)\d+p")  # as FFmpeg's decoder reads it
+_PACKED = re.compile(rb"DivX\d+(Build|b)\d+p")  # the pattern of FFmpeg's decoder
 
-_NO_STAMP = -(2**63)  # FFmpeg's own mark, which no time stamp has
+_NO_STAMP = -(2**63)  # FFmpeg's value for a missing timestamp
 
 
 @dataclass
@@ -38,17 +38,17 @@ class PacketIndex:
     """The n packets of a video stream in decoding order.
 
     Attributes:
-        pts: (n,) int64 presentation time stamps in units of `time_base`; empty where the container gives none.
-        keyframe: (n,) bool, True where decoding can begin.
-        ordered: whether the time stamps tell the order shown; AVI's only count packets in decoding order.
-        packed: whether a packet may hold two pictures, as in AVI, so that times of packets are none of pictures.
-        shown: (n,) bool, False for pictures that are decoded but not shown (edit lists, alternate references).
-        time_base: seconds per unit.
-        rate: frames per second by the container, for files whose time stamps tell nothing.
-        stated: Number of frames by the container; it can be larger than the number of pictures.
-        last_length: length of the last picture in units of `time_base`, 0 where unknown.
-        broken: why the stream stopped before its end, or None.
-        packets: the packets themselves, or None where they are too many to keep.
+        pts: Presentation timestamps (n,) int64 in units of `time_base`; empty if the container has none.
+        keyframe: Mask (n,) bool, True if decoding can start at the packet.
+        ordered: True if the timestamps give the display order. In AVI, they only count packets in decoding order.
+        packed: True if a packet can contain two frames, as in AVI, so that packet times are not frame times.
+        shown: Mask (n,) bool, False for frames that are decoded but not displayed (edit lists, alternate references).
+        time_base: Seconds per unit.
+        rate: Frame rate of the container, for files without useful timestamps.
+        stated: Number of frames that the container declares, which can be larger than the actual number.
+        last_length: Duration of the last frame in units of `time_base`, 0 if unknown.
+        broken: Reason why the stream stopped before its end, or None.
+        packets: The packets, or None if there are too many to keep.
     """
 
     pts: NDArray[np.int64]
@@ -65,22 +65,22 @@ class PacketIndex:
 
     @property
     def timed(self) -> bool:
-        """Whether every shown picture has a time stamp of its own."""
+        """True if every displayed frame has its own timestamp."""
         return len(self.pts) > 0 and len(np.unique(self.pts[self.shown])) == int(self.shown.sum()) > 0
 
     @property
     def stopped(self) -> bool:
-        """Whether all pictures, of several, have the same time stamp."""
+        """True if there are several frames and all have the same timestamp."""
         return len(self.pts) > 1 and bool((self.pts == self.pts[0]).all())
 
     def presented(self) -> NDArray[np.int64]:
-        """Return the time stamps of the shown pictures, rising."""
+        """Return the timestamps of the displayed frames in ascending order."""
         return np.sort(self.pts[self.shown])
 
 
 @dataclass
 class _Columns:
-    # Arrays, since lists take ten times the memory.
+    # Lists would take ten times the memory of arrays.
     pts: array[int] = field(default_factory=lambda: array("q"))
     dts: array[int] = field(default_factory=lambda: array("q"))
     keyframe: bytearray = field(default_factory=bytearray)
@@ -89,26 +89,26 @@ class _Columns:
 
 
 def index_packets(container: InputContainer, stream: VideoStream, allowance: Allowance) -> PacketIndex:
-    """List the packets of a stream without decoding any.
+    """List the packets of a stream without decoding them.
 
-    A container that breaks off is listed up to there, with the reason in `broken`.
+    If the container breaks off, the list ends there and `broken` contains the reason.
 
     Args:
-        container: an opened file.
-        stream: one of its streams.
-        allowance: the time that the file may take.
+        container: Opened file.
+        stream: One of its streams.
+        allowance: Time budget for the file.
 
     Raises:
-        VideoError: there are too many packets, or the time is used up.
+        VideoError: There are too many packets, or the time budget is used up.
     """
     columns, kept, broken = _Columns(), 0, None
     packets: list[av.Packet] = []
-    if "mp4" in container.format.name:  # whose header lists every packet
+    if "mp4" in container.format.name:  # its header lists every packet
         check_packets(stream.frames, allowance.path)
     try:
         for packet in packets_of(container, stream):
             allowance.check()
-            if packet.size == 0:  # the demuxer's mark for its end
+            if packet.size == 0:  # marks the end of the stream
                 continue
             check_packets(len(columns.pts) + 1, allowance.path)
             if packet.is_corrupt:
@@ -130,7 +130,7 @@ def index_packets(container: InputContainer, stream: VideoStream, allowance: All
 
 
 def check_packets(count: int, path: Path) -> None:
-    """Raise VideoError where a stream has more packets than are read."""
+    """Raise VideoError if a stream has too many packets."""
     if count > MAX_PACKETS:
         found = f"a stream of at least {count:,} packets"
         raise VideoError(path, f"contains {found}; the maximum is {MAX_PACKETS:,}, nine hours at 60 frames per second")
@@ -150,7 +150,7 @@ def _close(
     last = int(np.argmax(np.where(shown, pts, pts.min()))) if complete and shown.any() else -1
     assert stream.time_base is not None, "FFmpeg gives every demuxed stream a time base"
     rate = stream.average_rate or stream.guessed_rate or Fraction(25)
-    # As OpenCV counts where the container lists no frames: by the length of the file, sound included.
+    # As in OpenCV if the container lists no frames: computed from the duration of the file, including the audio.
     seconds = (
         container.duration / av.time_base if container.duration else float(stream.duration or 0) * stream.time_base
     )
@@ -170,24 +170,25 @@ def _close(
 
 
 def _reordered(columns: _Columns) -> bool:
-    """Return whether any picture is shown at another place than it is decoded, by the time stamps."""
+    """Return whether the timestamps show that a frame is displayed in another order than it is decoded."""
     pts, dts = np.array(columns.pts, dtype=np.int64), np.array(columns.dts, dtype=np.int64)
     known = (pts != _NO_STAMP) & (dts != _NO_STAMP)
     return len(np.unique(np.where(known, pts - dts, _NO_STAMP))) > 1
 
 
 def _packed(stream: VideoStream) -> bool:
-    """Return whether the encoder wrote that it packs two pictures into a packet, as DivX does and Xvid after it."""
+    """Return whether the encoder declares that it packs two frames into a packet, as DivX and Xvid do."""
     return stream.codec_context.name == "mpeg4" and bool(_PACKED.search(stream.codec_context.extradata or b""))
 
 
 @dataclass
 class Run:
-    """Packets that are decoded one after another, the first of them a keyframe; the decoder is flushed between runs.
+    """Packets that are decoded consecutively, starting with a keyframe. The decoder is flushed between runs.
 
     Attributes:
-        numbers: of the packets, in decoding order.
-        wanted: those whose pictures are to come out; of the others the decoder skips what no picture refers to.
+        numbers: Indices of the packets, in decoding order.
+        wanted: Indices of the packets whose frames are selected. The decoder skips other frames that no frame depends
+            on.
     """
 
     numbers: list[int]
@@ -195,11 +196,11 @@ class Run:
 
 
 def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[Run]:
-    """Choose the packets to decode so that the pictures with the wanted time stamps come out.
+    """Select the packets to decode in order to get the frames with the selected timestamps.
 
     Args:
-        index: an index that is timed and ordered.
-        wanted: presentation time stamps, each one of the index's.
+        index: Index with valid and ordered timestamps.
+        wanted: Selected presentation timestamps, which are all in the index.
     """
     numbers = np.flatnonzero(np.isin(index.pts, np.fromiter(wanted, dtype=np.int64)) & index.shown)
     keyframes = np.flatnonzero(index.keyframe)
@@ -214,23 +215,24 @@ def plan_runs(index: PacketIndex, wanted: Collection[int]) -> list[Run]:
 
 
 def _start_of(index: PacketIndex, keyframes: NDArray[np.int64], number: int) -> int:
-    """Return the keyframe that a picture can be decoded from.
+    """Return the keyframe from which a frame can be decoded.
 
-    Pictures shown before the keyframe that precedes them in decoding order lean on the stretch before it (open group).
+    Frames that follow a keyframe in decoding order but are displayed before it depend on the previous segment (open
+    GOP).
     """
     usable = keyframes[(keyframes <= number) & (index.pts[keyframes] <= index.pts[number])]
     return int(usable[-1]) if len(usable) else 0
 
 
 def _needed(index: PacketIndex, start: int, end: int, chosen: set[int]) -> list[int]:
-    """Return the packets from `start` to `end` without those shown before the run's own keyframe.
+    """Return the packets from `start` to `end` without those displayed before the run's own keyframe.
 
-    They cannot be decoded here, and nothing after it refers to them.
+    They cannot be decoded here, and no later packet depends on them.
     """
     leading = index.pts < index.pts[start] if index.keyframe[start] else np.zeros(len(index.pts), dtype=bool)
     return [n for n in range(start, end + 1) if n in chosen or not leading[n]]
 
 
 def _hidden(stream: VideoStream, packet: av.Packet) -> bool:
-    """Return whether a VP8 packet is an alternate reference, which is never shown (`show_frame`, RFC 6386, 9.1)."""
+    """Return whether a VP8 packet is an alternate reference, which is never displayed (`show_frame`, RFC 6386, 9.1)."""
     return stream.codec_context.name == "vp8" and not bytes(packet)[0] & 0x10

@@ -1,4 +1,4 @@
-"""Still pictures: one file's pixels, upright and in RGB, and nothing that a few kilobytes could unfold to."""
+"""Image files: the pixels of one file, upright and in RGB, with a limit on the size after decompression."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from tvr_lightning.media.opening import MediaError
 
 PICTURE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF")
-"""Pillow's names of what is read; none of them leads to another file."""
+"""Pillow's names of the supported formats. None of them references other files."""
 MAX_PICTURE_PIXELS = 2**26
-"""Largest picture, 8192 x 8192: beyond what a camera of 50 million pixels writes."""
+"""Maximum size, 8192 x 8192, which is larger than the images of a 50-megapixel camera."""
 
 
 class PictureError(MediaError):
-    """A file that holds no picture that can be read."""
+    """A file that contains no readable image."""
 
 
 def read_picture(path: str | Path) -> Image.Image:
-    """Read a picture file; of an animation its first picture.
+    """Read an image file, or the first image of an animation.
 
     Args:
-        path: the file; what it is, its bytes decide and not its name.
+        path: The file. Its content and not its name determines the format.
 
     Returns:
-        The picture of mode RGB, turned as its EXIF entry says, transparent parts white.
+        The image in mode RGB, rotated according to its EXIF entry, with transparent parts in white.
 
     Raises:
-        PictureError: it is none of `PICTURE_FORMATS`, broken, or larger than `MAX_PICTURE_PIXELS`.
+        PictureError: The format is not in `PICTURE_FORMATS`, or the file is damaged or larger than
+            `MAX_PICTURE_PIXELS`.
     """
     path = Path(path)
     try:
@@ -51,7 +52,7 @@ def read_picture(path: str | Path) -> Image.Image:
         raise PictureError(path, f"is not in a supported image format: {', '.join(PICTURE_FORMATS)}") from error
     except MediaError:
         raise
-    except (OSError, SyntaxError, ValueError, EOFError) as error:  # as Pillow's readers report broken files
+    except (OSError, SyntaxError, ValueError, EOFError) as error:  # Pillow's errors for damaged files
         raise PictureError(path, f"cannot be read as an image ({str(error) or type(error).__name__})") from error
 
 

@@ -1,4 +1,4 @@
-"""How a frame of any size becomes the square that an encoder takes."""
+"""Conversion of a frame of any size to the square input of an encoder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.nn import functional
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "longest", "squash"]
-"""How a frame that is not square becomes one.
+"""Rules for resizing a frame that is not square.
 
-- `shortest`: the short side is resized to S, the long one in proportion; the centre square is kept (CLIP).
-- `longest`: the long side is resized to S, the short one in proportion; black fills the rest.
+- `shortest`: the short side is resized to S, the long one in proportion; the center square is kept (CLIP).
+- `longest`: the long side is resized to S, the short one in proportion; the rest is black.
 - `squash`: both sides are resized to S, so that a wide frame looks narrower (SigLIP, CLIPA, PE-Core).
 """
 
@@ -33,20 +33,20 @@ _MODES = {
 
 @dataclass(frozen=True)
 class Preparation:
-    """What weights of an image tower were trained with: size, filter and mode of the resizing.
+    """Size, filter, and mode of the resizing that an image encoder was trained with.
 
-    Equal to the resizing and cropping of open_clip's `image_transform` on PIL images, pixel for pixel. Without
-    antialiasing it equals what X-Pool and T-MASS do with the torchvision of their time: tensors resized in floating
-    point, neither rounded nor clamped.
+    Identical to the resizing and cropping of open_clip's `image_transform` on PIL images, pixel for pixel. Without
+    antialiasing, identical to X-Pool and T-MASS with the torchvision of their time: tensors resized in floating point,
+    neither rounded nor clamped.
 
     Attributes:
-        image_size: S, pixels.
+        image_size: image size S in pixels.
         interpolation: filter of the resizing.
-        resize_mode: what happens to frames that are not square.
-        antialias: Whether the resizing averages the pixels that fall together.
+        resize_mode: rule for frames that are not square.
+        antialias: whether the resizing averages the pixels that fall together.
 
     Raises:
-        ValueError: no such filter or mode, or no size.
+        ValueError: The filter or mode is unknown, or the size is below 1.
     """
 
     image_size: int
@@ -82,14 +82,14 @@ class Preparation:
         return pixels[top : top + size, left : left + size]
 
     def describe(self) -> str:
-        """Return it in words, as fingerprints of stored features hold it."""
+        """Return a description, which is part of the fingerprints of stored features."""
         return f"{self.image_size} pixels, {self.interpolation} {_MODES[self.resize_mode]}" + (
             "" if self.antialias else ", not antialiased"
         )
 
 
 PREPARATION = ("image_size", "interpolation", "resize_mode")
-"""Options of a preparation that the encoder knows; recipes hand them on to the data."""
+"""Options of a preparation that the encoder defines. Recipes pass them to the data."""
 
 
 def resized(frame: Image.Image, size: tuple[int, int], interpolation: Interpolation, antialias: bool) -> Pixels:

@@ -1,4 +1,4 @@
-"""RandAugment as GARE's code uses it on the frames of a clip: `rand-m7-n4-mstd0.5-inc1`."""
+"""RandAugment with the settings of GARE's code for the frames of a clip: `rand-m7-n4-mstd0.5-inc1`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _MAGNITUDE_STD = 0.5
 _MAGNITUDE_MAX = 10.0
 _OPERATIONS = 4
 _PROBABILITY = 0.5
-# What moves into the picture from outside.
+# Color of the pixels that enter the frame from outside.
 _FILL = (128, 128, 128)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One drawn operation.
+    """One sampled operation.
 
     Attributes:
-        operation: which.
-        strength: 0 (none) to 1 (the strongest that the operation is defined for).
+        operation: Name of the operation.
+        strength: Strength from 0 (none) to 1 (the maximum that is defined for the operation).
         sign: 1 or -1, the direction of operations that have one.
     """
 
@@ -40,34 +40,31 @@ class Step:
 
 @dataclass(frozen=True)
 class RandAugment:
-    """Drawn operations, one after another, the same for every frame.
+    """Sampled operations, applied in order and identically to every frame.
 
     Attributes:
-        steps: up to 4 operations.
+        steps: Up to 4 operations.
     """
 
     steps: tuple[Step, ...]
 
     def __call__(self, frame: Image.Image) -> Image.Image:
-        """Return an RGB frame of the same size after every operation."""
+        """Return an RGB frame after all operations, in the same size."""
         for step in self.steps:
             frame = apply_step(frame, step)
         return frame
 
 
 def draw_rand_augment(generator: np.random.Generator) -> RandAugment:
-    """Draw the operations of one clip.
+    """Sample the operations for every frame of one clip.
 
-    Four operations are drawn with replacement from fifteen and each is applied with probability 1/2, at a magnitude of
-    normal distribution N(7, 0.5) cut to 0 to 10; every operation grows stronger with the magnitude (`inc1`). This is
-    what the configuration string means in timm's RandAugment (after Cubuk et al., arXiv:1909.13719), whose video form
-    the released code carries, with bicubic resampling and a grey border.
+    Four of fifteen operations are sampled with replacement, and each is applied with probability 1/2, at a magnitude
+    from the normal distribution N(7, 0.5) clipped to 0 to 10. The strength of every operation increases with the
+    magnitude (`inc1`). This is the meaning of the configuration string in timm's RandAugment (after Cubuk et al.,
+    arXiv:1909.13719). The released code contains its video version, with bicubic resampling and a gray border.
 
     Args:
-        generator: where it is drawn from.
-
-    Returns:
-        The transform of every frame of the clip.
+        generator: Random generator.
     """
     steps = []
     for operation in generator.choice(np.array(get_args(Operation)), _OPERATIONS):
@@ -80,17 +77,14 @@ def draw_rand_augment(generator: np.random.Generator) -> RandAugment:
 
 
 def apply_step(frame: Image.Image, step: Step) -> Image.Image:
-    """Apply one operation to an RGB frame.
+    """Apply one operation to an RGB frame and keep its size.
 
-    Ranges: rotation to 30 degrees, shear to 0.3, translation to 0.45 of the side, enhancement by up to 0.9 to either
-    side of 1, posterising to 4 down to 0 bits, solarising from 256 down to 0, adding up to 110.
+    Ranges: rotation up to 30 degrees, shear up to 0.3, translation up to 0.45 of the side, enhancement by
+    factors from 0.1 to 1.9, posterization from 4 down to 0 bits, solarization from 256 down to 0, addition up to 110.
 
     Args:
-        frame: RGB of any size.
-        step: the operation.
-
-    Returns:
-        RGB of the same size.
+        frame: RGB frame of any size.
+        step: Operation to apply.
     """
     signed = step.strength * step.sign
     if step.operation in _ENHANCERS:

@@ -1,4 +1,4 @@
-"""Reads many media files ahead of whoever takes them, in order, each with its own failure."""
+"""Reading of many media files ahead of their use, in order, with errors per file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvr_lightning.progress import progress_bar
 T = TypeVar("T")
 R = TypeVar("R")
 B = TypeVar("B")
-_GROUP = 8  # items that `read_all` hands to a worker at a time
+_GROUP = 8  # number of items that `read_all` passes to a worker at a time
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Unread(Generic[T]):
     """An item whose file cannot be read.
 
     Attributes:
-        item: the item.
-        reason: why, without the file's name.
+        item: The item.
+        reason: Reason, without the file name.
     """
 
     item: T
@@ -34,7 +34,7 @@ class Unread(Generic[T]):
 
 
 def attempt(read: Callable[[T], R], item: T) -> R | Unread[T]:
-    """Return `read(item)`, or why its file cannot be read."""
+    """Return `read(item)`, or the reason why its file cannot be read."""
     try:
         return read(item)
     except MediaError as error:
@@ -49,20 +49,20 @@ def read_many(
     workers: int,
     threads: bool = False,
 ) -> Iterator[B]:
-    """Yield `join` of what was read of each group, in order, while the next groups are read.
+    """Yield `join` of the results of each group, in order, while the next groups are read.
 
     Args:
-        groups: items that are taken together.
-        read: reads one item. A file that cannot be read, it says by a MediaError.
-        join: makes one of what was read of a group, where it was read: tensors travel from processes one by one.
-        workers: processes or threads that read ahead; with none, the caller reads.
-        threads: whether they are threads, which start at once and share what `read` holds; else they are processes,
-            which reading in Python does not slow down, and `read` and `join` must be picklable.
+        groups: Items that are joined.
+        read: Function that reads one item. It raises MediaError if a file cannot be read.
+        join: Function that combines the results of a group. It runs in the worker, since processes send tensors one by
+            one.
+        workers: Number of processes or threads that read ahead. With 0, the caller reads.
+        threads: Whether to use threads, which start immediately and share the state of `read`. Otherwise processes are
+            used, which run Python code in parallel; `read` and `join` must be picklable.
 
     Raises:
-        UserError: what `read` raised besides, as it was raised.
-        RuntimeError: `read` raised something else; it names the item.
-        UserError: a worker process was killed.
+        UserError: `read` raised it, or a worker process was killed.
+        RuntimeError: `read` raised another error. The message names the item.
     """
     if threads and workers:
         yield from _by_threads(groups, read, join, workers)
@@ -93,18 +93,18 @@ def read_many(
 def read_all(
     items: Sequence[T], read: Callable[[T], R], *, workers: int, title: str, progress: bool = True
 ) -> list[R | Unread[T]]:
-    """Return `read(item)`, or why its file cannot be read, of every item in order.
+    """Return, for every item in order, `read(item)` or the reason why its file cannot be read.
 
     Args:
-        items: what is read.
-        read: a function that worker processes can import.
-        workers: processes; 1 reads in this one.
-        title: of the progress bar.
-        progress: whether the bar is shown.
+        items: Items to read.
+        read: Function that worker processes can import.
+        workers: Number of processes. With 1, this process reads.
+        title: Title of the progress bar.
+        progress: Whether to show the progress bar.
 
     Raises:
-        ValueError: fewer than one worker.
-        UserError, RuntimeError: as `read_many`.
+        ValueError: `workers` is less than 1.
+        UserError, RuntimeError: `read` failed (see `read_many`).
     """
     if workers < 1:
         raise ValueError(f"workers is {workers}; it must be at least 1")
@@ -126,7 +126,7 @@ class _Groups(Dataset[Any]):
         return len(self.groups)
 
     def __getitem__(self, place: int) -> Any:
-        # A DataLoader would raise another error in the place of the user's, with the worker's traceback as its message.
+        # A DataLoader would replace the UserError with another error whose message is the worker's traceback.
         found = []
         for item in self.groups[place]:
             try:
@@ -141,7 +141,7 @@ class _Groups(Dataset[Any]):
 def _by_threads(
     groups: Sequence[Sequence[Any]], read: Callable[[Any], Any], join: Callable[[list[Any]], B], workers: int
 ) -> Iterator[B]:
-    """Read one group ahead."""
+    """Read one group ahead with threads."""
     with ThreadPoolExecutor(workers) as pool:
         ahead = [pool.submit(attempt, read, item) for group in groups[:1] for item in group]
         for place in range(len(groups)):

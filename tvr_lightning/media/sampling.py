@@ -1,4 +1,4 @@
-"""Which frames of a clip are looked at: from the times of its frames to the positions of F of them."""
+"""Frame sampling: select the positions of F frames of a clip from the times of all its frames."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ FrameSampling = Literal[
     "round-fps-uniform",
     "container-segments",
 ]
-"""Rules by which F frames are taken from a clip.
+"""Rules for sampling F frames of a clip.
 
-- `one-fps-uniform`: CLIP4Clip's default (`slice_framepos 2`) by time: the frame on screen at each whole second, and of
-  these F at equal steps, `np.linspace(0, n - 1, F, dtype=int)`, if there are more than F.
+- `one-fps-uniform`: CLIP4Clip's default (`slice_framepos 2`) by time: the frame on screen at each whole second; if
+  there are more than F, F of these at equal steps, `np.linspace(0, n - 1, F, dtype=int)`.
 - `head`, `tail`: CLIP4Clip's `slice_framepos 0` and `1`: the first or the last F of those one-per-second frames.
 - `segment-centres`: F equal segments of the clip's frames, the middle frame of each.
 - `segment-random`: X-Pool's `sample='rand'`: F equal segments, a random frame of each.
 
-The released codes count frames instead of seconds. These rules take exactly their frames, on original files too:
+Released code counts frames instead of seconds. These rules select exactly the same frames, also in original files:
 
-- `int-fps-uniform`: CLIP4Clip, X-CLIP, UCoFiA: every `int(rate)`-th frame, and of these F at equal steps. The end of a
+- `int-fps-uniform`: CLIP4Clip, X-CLIP, UCoFiA: every `int(rate)`-th frame, and F of these at equal steps. The end of a
   span is included.
-- `round-fps-uniform`: GARE, DRL: every `round(rate)`-th frame, and of these F at equal steps.
-- `container-segments`: X-Pool, T-MASS, GAID: F equal segments of the number of frames that the container states, the
+- `round-fps-uniform`: GARE, DRL: every `round(rate)`-th frame, and F of these at equal steps.
+- `container-segments`: X-Pool, T-MASS, GAID: F equal segments of the number of frames that the container declares, the
   middle frame of each.
 """
 
@@ -41,10 +41,10 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Declared:
-    """Frame rate and number of frames that a container states; both can be wrong.
+    """Frame rate and number of frames that a container declares. Both can be wrong.
 
     Attributes:
-        rate: Average frames per second.
+        rate: Average number of frames per second.
         frames: Number of frames.
     """
 
@@ -52,12 +52,12 @@ class Declared:
     frames: int
 
 
-# Far below any frame's length and far above the rounding of a time stamp held in float64.
+# Much smaller than the duration of a frame and much larger than the rounding error of a timestamp in float64.
 _EPSILON = 1e-6
 
 
 def pads_short_clips(sampling: FrameSampling) -> bool:
-    """Return whether a clip with too few frames is padded and masked (CLIP4Clip) or repeats its last one (X-Pool)."""
+    """Return whether short clips are padded and masked (CLIP4Clip) instead of repeating the last frame (X-Pool)."""
     return sampling in ("one-fps-uniform", "head", "tail", "int-fps-uniform", "round-fps-uniform")
 
 
@@ -70,34 +70,35 @@ def sample_frames(
     generator: np.random.Generator | None = None,
     declared: Declared | None = None,
 ) -> Positions:
-    """Choose up to F frames of a clip by the time stamps of all its frames.
+    """Select up to F frames of a clip from the timestamps of all its frames.
 
-    The one-per-second strategies follow CLIP4Clip (`dataloaders/rawvideo_util.py` and the slicing in its dataset
-    classes). That code steps by `int(fps)` frames, so a second of a 29.97 fps clip is 29 frames (`int-fps-uniform`);
-    `one-fps-uniform` goes by time, which agrees wherever the rate is a whole number and holds for variable rates. Its
-    spans are half open, as the whole clip is; those of `int-fps-uniform` include the frame at their end.
+    The one-per-second rules follow CLIP4Clip (`dataloaders/rawvideo_util.py` and the slicing in its dataset classes).
+    That code uses steps of `int(fps)` frames, so that a second of a 29.97 fps clip has 29 frames (`int-fps-uniform`).
+    `one-fps-uniform` uses the time, which gives the same frames for integer rates and also supports variable rates. Its
+    spans are half open, like the whole clip; those of `int-fps-uniform` include the frame at their end.
 
-    The segment strategies follow X-Pool (`datasets/video_capture.py`, which T-MASS and GAID kept): n frames are cut at
-    `np.linspace(0, n, F + 1).astype(int)`, and the middle of each segment is `(first + last) // 2`; with fewer than F
-    frames each is taken once and the last repeated. The rule is applied to a constant-rate clip of as many frames, and
-    each position is then the frame on screen at that instant: the same frame where the rate is constant, equal times
-    where it is not. Random positions include the last frame of a segment, which X-Pool's `range` leaves out.
+    The segment rules follow X-Pool (`datasets/video_capture.py`, also used by T-MASS and GAID): n frames are split at
+    `np.linspace(0, n, F + 1).astype(int)`, and the middle of each segment is `(first + last) // 2`. If there are fewer
+    than F frames, each is used once and the last one is repeated. The rule is applied to a constant-rate clip with the
+    same number of frames, and each position is replaced by the frame on screen at that time: the same frame for
+    constant rates, and evenly spaced times for variable rates. Random positions include the last frame of a segment,
+    which X-Pool's `range` excludes.
 
     Args:
-        times: (n,) seconds of the frames, rising; the first need not be 0.
-        duration: seconds from the first frame to the end of the last.
-        frames: F, how many frames are wanted.
-        sampling: the strategy.
-        span: start and end in seconds from the first frame; an end past the clip's is cut to it.
-        generator: where `segment-random` draws from; the same state gives the same frames.
-        declared: What the container states, which the released rules need.
+        times: Times of the frames in seconds, (n,), ascending. The first need not be 0.
+        duration: Seconds from the first frame to the end of the last.
+        frames: Number of frames F.
+        sampling: Sampling rule.
+        span: Start and end in seconds from the first frame. An end after that of the clip is clipped.
+        generator: Random generator for `segment-random`. The same state selects the same frames.
+        declared: Frame rate and number of frames of the container, required by the rules of released code.
 
     Returns:
-        (K,) rising positions in `times`: K = F for the segment strategies, at most F for the others.
+        Ascending positions (K,) in `times`: K = F for the segment rules, at most F for the others.
 
     Raises:
-        ValueError: an unknown strategy, no frames, a span that is empty or begins after the clip, random positions
-            without a generator, or a released rule without what the container states.
+        ValueError: The rule is unknown, there are no frames, the span is empty or starts after the clip, the generator
+            for random positions is missing, or `declared` is missing for a rule of released code.
     """
     if sampling not in get_args(FrameSampling):
         raise ValueError(f"frame sampling {sampling!r} is unknown; choose one of {', '.join(get_args(FrameSampling))}")
@@ -128,15 +129,15 @@ def sample_frames(
 def _released(
     sampling: FrameSampling, count: int, frames: int, span: tuple[float, float] | None, declared: Declared
 ) -> Positions:
-    """Return the positions that a released rule asks for in a clip of `count` frames.
+    """Return the positions that a rule of released code selects in a clip of `count` frames.
 
     CLIP4Clip (`rawvideo_util.py`) and GARE (`_get_rawvideo_dec`) read spans in whole seconds. T-MASS
-    (`video_capture.py`) cuts a span's segments from its end in frames, which is no whole number.
+    (`video_capture.py`) computes the segments of a span from its end in frames, which need not be an integer.
     """
     if sampling == "container-segments":
         if span is None:
             return _segments(0, declared.frames, frames)
-        # In seconds and back, as released: the last edge can be rounded down by one frame.
+        # Converted to seconds and back, as in the released code, which can round the last edge down by one frame.
         stop = min(span[1], declared.frames / declared.rate) * declared.rate
         return _segments(min(span[0] * declared.rate, count - 1), stop, frames)
     start, end = (0, None) if span is None else (int(span[0]), max(int(span[1]), int(span[0]) + 1))
@@ -152,19 +153,19 @@ def _released(
 
 
 def steady_frames(times: Times, duration: float, rate: int, span: tuple[float, float] | None = None) -> Positions:
-    """Choose the frames on screen at 0, 1 / rate, 2 / rate ... seconds from the first frame, as far as the clip goes.
+    """Select the frames on screen at 0, 1 / rate, 2 / rate, ... seconds from the first frame to the end of the clip.
 
     Args:
-        times: (n,) seconds of the frames, rising; the first need not be 0.
-        duration: seconds from the first frame to the end of the last.
-        rate: moments a second.
-        span: start and end in seconds from the first frame: only the moments in it, the end left out.
+        times: Times of the frames in seconds, (n,), ascending. The first need not be 0.
+        duration: Seconds from the first frame to the end of the last.
+        rate: Number of frames per second.
+        span: Start and end in seconds from the first frame, which limit the selection. The end is excluded.
 
     Returns:
-        (K,) positions in `times`, rising; a frame that is on screen at several moments comes several times.
+        Ascending positions (K,) in `times`. A frame that is on screen at several of these times is repeated.
 
     Raises:
-        ValueError: there are no frames, or the span is empty or begins after the clip.
+        ValueError: There are no frames, or the span is empty or starts after the clip.
     """
     if len(times) == 0:
         raise ValueError("the clip has no frames")
@@ -174,7 +175,7 @@ def steady_frames(times: Times, duration: float, rate: int, span: tuple[float, f
 
 
 def _check_span(span: tuple[float, float] | None, duration: float) -> tuple[float, float]:
-    """Return the span cut to the clip, which is never shorter than an instant."""
+    """Return the span clipped to the duration, which has a positive minimum."""
     duration = max(duration, 2 * _EPSILON)
     if span is None:
         return 0.0, duration
@@ -204,7 +205,7 @@ def _shorten(per_second: Positions, frames: int, sampling: FrameSampling) -> Pos
 
 
 def _segments(start: float, stop: float, frames: int, generator: np.random.Generator | None = None) -> Positions:
-    """Return F positions between two others: one per equal segment, its middle or a random one; the last repeated."""
+    """Return F positions: the middle or a random one of each equal segment, padded with the last."""
     edges = np.linspace(start, stop, min(frames, max(int(np.ceil(stop - start)), 1)) + 1).astype(np.int64)
     positions = (edges[:-1] + edges[1:] - 1) // 2 if generator is None else generator.integers(edges[:-1], edges[1:])
     missing = frames - len(positions)

@@ -1,4 +1,4 @@
-"""A whole file's pictures at a steady rate, one after another, however long the file is."""
+"""Frames of a whole file at a constant rate, one after another, for files of any duration."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _EPSILON = 1e-6
 
 @dataclass
 class SteadyFrame(Generic[T]):
-    """What is on screen at one moment.
+    """Content on screen at one moment.
 
     Attributes:
-        time: seconds from the first frame of the file, a whole multiple of the step.
-        content: what was made of the picture.
+        time: Seconds from the first frame of the file, a multiple of the step.
+        content: Result of `make` for the frame.
     """
 
     time: float
@@ -35,20 +35,20 @@ class SteadyFrame(Generic[T]):
 def steady_frames(
     path: str | Path, rate: float, make: Callable[[Image.Image], T]
 ) -> Generator[SteadyFrame[T], None, float]:
-    """Yield what is on screen at 0, 1 / rate, 2 / rate, ... seconds; the file is decoded once, from end to end.
+    """Yield the content on screen at 0, 1 / rate, 2 / rate, ... seconds, decoding the file once from start to end.
 
-    Only pictures that are taken are converted, and none is kept, so that memory does not grow with the file.
+    Only selected frames are converted, and none is kept, so that memory use does not grow with the file.
 
     Args:
-        path: a video file.
-        rate: pictures per second.
-        make: of an upright picture of mode RGB, what is wanted of it.
+        path: Video file.
+        rate: Frames per second.
+        make: Function from an upright image in mode RGB to the content.
 
     Returns:
-        Seconds from the first frame to the end of the last, as the generator's value.
+        Seconds from the first frame to the end of the last, as the generator's return value.
 
     Raises:
-        VideoError: the file is no video, breaks off, lasts too long, or has pictures of an extreme shape.
+        VideoError: The file is not a video, breaks off, is too long, or has frames of an extreme shape.
     """
     path = Path(path)
     convert, number = Pictures(), 0

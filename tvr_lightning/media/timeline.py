@@ -1,4 +1,4 @@
-"""When the frames of a file are shown, and whether it holds all that it promises."""
+"""Display times of the frames of a file, and a check that the file is complete."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from tvr_lightning.media.opening import Allowance, open_media, packets_of
 from tvr_lightning.media.packets import PacketIndex
 
-# A container may promise a little more than its last frame: sound that ends later, a rounded frame length.
+# A container may declare slightly more than its last frame: audio that ends later, or a rounded frame duration.
 _TOLERATED_SECONDS = 0.5
 
 
 @dataclass
 class Timeline:
-    """When the n frames of a file are shown.
+    """Display times of the n frames of a file.
 
     Attributes:
-        times: (n,) seconds from the first frame, rising.
-        duration: seconds from the first frame to the end of the last.
-        stamps: (n,) time stamps by which a decoded frame is known, or None where only its ordinal number tells.
+        times: Seconds from the first frame, (n,), ascending.
+        duration: Seconds from the first frame to the end of the last.
+        stamps: Timestamps (n,) that identify decoded frames, or None if only their order does.
     """
 
     times: NDArray[np.float64]
@@ -33,7 +33,7 @@ class Timeline:
 
 
 def packet_timeline(index: PacketIndex) -> Timeline:
-    """Return the timeline that the packets tell, or an even one where their time stamps are missing or repeated."""
+    """Return the timeline of the packets, or an evenly spaced one if timestamps are missing or repeated."""
     if index.timed:
         stamps = index.presented()
         return timeline_of(stamps, index, stamps if index.ordered and not index.packed else None)
@@ -41,21 +41,21 @@ def packet_timeline(index: PacketIndex) -> Timeline:
 
 
 def even_timeline(count: int, index: PacketIndex) -> Timeline:
-    """Return the timeline of `count` frames shown one after another at the rate that the container declares."""
+    """Return the timeline of `count` consecutive frames at the rate that the container declares."""
     step = 1 / index.rate / index.time_base
     return timeline_of(np.round(np.arange(count) * float(step)).astype(np.int64), index, None)
 
 
 def timeline_of(stamps: NDArray[np.int64], index: PacketIndex, known: NDArray[np.int64] | None) -> Timeline:
-    """Return the timeline of frames whose time stamps are given.
+    """Return the timeline of frames with the given timestamps.
 
     Args:
-        stamps: (n,) in units of the index's time base, rising.
-        index: tells the time base and the length of the last frame.
-        known: `stamps` where a decoded frame carries its own, else None.
+        stamps: Timestamps (n,) in units of the index's time base, ascending.
+        index: Index with the time base and the duration of the last frame.
+        known: `stamps` if decoded frames have these timestamps, else None.
 
     Returns:
-        The timeline; the last frame lasts as the middle one does where the file does not say.
+        The timeline. If the file does not declare the duration of the last frame, the median is used.
     """
     times = (stamps - stamps[0]) * float(index.time_base)
     gap = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
@@ -64,16 +64,16 @@ def timeline_of(stamps: NDArray[np.int64], index: PacketIndex, known: NDArray[np
 
 
 def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex, allowance: Allowance) -> str | None:
-    """Return why the stream holds less than its container says, or None.
+    """Return the reason why the stream is shorter than its container declares, or None.
 
-    A header that merely says too much is no fault: every packet that it lists is there. What counts is a packet cut off
-    or missing, or, in containers that list none, that no stream reaches the promised end.
+    A header that only declares too much is not an error, since every packet that it lists exists. Errors are a
+    truncated or missing packet and, in containers that do not list packets, a declared end that no stream reaches.
     """
     end = packet_timeline(index).duration
     if index.broken:
         return f"ends early at {end:.2f} s ({index.broken})"
     promised = float(stream.duration * index.time_base) if stream.duration else (container.duration or 0) / av.time_base
-    if "matroska" in container.format.name:  # its duration is the time of the end, wherever the file starts
+    if "matroska" in container.format.name:  # its duration is the time of the end, regardless of the start time
         promised -= (container.start_time or 0) / av.time_base
     if promised - end <= _TOLERATED_SECONDS:
         return None
@@ -84,7 +84,7 @@ def cut_short(container: InputContainer, stream: VideoStream, index: PacketIndex
 
 
 def _last_seen(allowance: Allowance) -> float:
-    """Return the end in seconds of the last packet of any stream, from the container's beginning."""
+    """Return the end of the last packet of any stream, in seconds from the start of the container."""
     last = 0.0
     with open_media(allowance.path) as container:
         began = (container.start_time or 0) / av.time_base

@@ -1,4 +1,4 @@
-"""Video files: the wanted frames of a clip as pixels, and what a file holds."""
+"""Reading of video files: the selected frames of a clip as pixels, and the properties of a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["DecodedClip", "VideoError", "VideoInfo", "probe", "read_clip", "read
 Span = tuple[float, float]
 
 STRETCH_SECONDS = 240
-"""How much of a file `read_steadily` holds decoded at a time."""
+"""Duration of the segments that `read_steadily` decodes, one in memory at a time."""
 
 
 @dataclass
@@ -38,10 +38,10 @@ class DecodedClip:
     """F frames of one clip.
 
     Attributes:
-        pixels: (F, 3, S, S) uint8 RGB, or float16 if resized without antialiasing; padded frames are zero.
-        frame_mask: (F,) bool, True where there is a frame; a repeated last frame counts as one.
-        timestamps: (F,) float32, seconds of each frame from the first frame of the file; 0 where padded.
-        duration: seconds of the file's video.
+        pixels: RGB pixels (F, 3, S, S), uint8, or float16 if resized without antialiasing. Padded frames are zero.
+        frame_mask: Mask (F,), bool, True for frames. A repeated last frame counts as a frame.
+        timestamps: Time of each frame in seconds from the first frame of the file, (F,) float32; 0 for padding.
+        duration: Duration of the file's video in seconds.
     """
 
     pixels: Tensor
@@ -52,16 +52,16 @@ class DecodedClip:
 
 @dataclass
 class VideoInfo:
-    """What a video file holds, read from its packets and its first frame.
+    """Properties of a video file, read from its packets and its first frame.
 
     Attributes:
-        duration: seconds from the first frame to the end of the last.
-        fps: mean frames per second.
-        width, height: pixels of a frame as it is shown (rotation applied).
-        frames: number of frames.
-        timed: False where all frames have the same time stamp; they are read in order, at the declared rate.
-        has_audio: whether there is a sound track.
-        broken: why the stream ends before its container says, or None.
+        duration: Seconds from the first frame to the end of the last.
+        fps: Average number of frames per second.
+        width, height: Size of the displayed frames in pixels, after rotation.
+        frames: Number of frames.
+        timed: False if all frames have the same timestamp. They are then read in order, at the declared rate.
+        has_audio: True if there is an audio track.
+        broken: Reason why the stream ends before the end that its container declares, or None.
     """
 
     duration: float
@@ -87,29 +87,29 @@ def read_clip(
 ) -> DecodedClip:
     """Decode F frames of a clip.
 
-    Only the stretches that lead to a wanted frame are decoded, and only wanted frames are converted to RGB. Rotation
-    stored in the file is applied; pixels are taken as square, as OpenCV does for the published results.
+    Only the segments that lead to a selected frame are decoded, and only selected frames are converted to RGB. The
+    rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which the published results use.
 
     Args:
-        path: a video file of any container and codec that FFmpeg reads.
-        frames: F.
-        image_size: S, pixels.
-        sampling: which frames (see `FrameSampling`).
-        span: start and end in seconds from the first frame; None is the whole file.
-        generator: where `segment-random` draws from.
-        augment: from an RGB frame to (S, S, 3), the same for all frames: a `Preparation`, or what `draw_augmentation`
-            gives; None is CLIP's preparation.
-        threads: decoding threads; 1 suits many worker processes.
+        path: Video file in any container and codec that FFmpeg can read.
+        frames: Number of frames F.
+        image_size: Image size S in pixels.
+        sampling: Rule that selects the frames (`FrameSampling`).
+        span: Start and end in seconds from the first frame. None means the whole file.
+        generator: Random generator for `segment-random`.
+        augment: Transform from an RGB frame to (S, S, 3), the same for all frames: a `Preparation` or a result of
+            `draw_augmentation`. None means CLIP's preparation.
+        threads: Number of decoding threads. With many worker processes, 1 is best.
 
     Returns:
         The frames with their mask and times.
 
     Raises:
-        VideoError: the file is missing, is no video, has no frames in the span, or breaks off before a frame that was
-            asked for; a frame is never given in the place of another.
-        ValueError: options that do not fit each other (see `sample_frames`).
+        VideoError: The file is missing, is not a video, has no frames in the span, or ends before a selected frame. A
+            frame is never replaced by another.
+        ValueError: Options contradict each other (see `sample_frames`).
     """
-    # One draw, so that a second look at the same clip takes the same random frames.
+    # A single draw, so that decoding the same clip a second time selects the same random frames.
     seed = None if generator is None else int(generator.integers(2**63))
     wish = _Wish(Path(path), frames, image_size, sampling, seed, augment, threads)
     return _read(wish, lambda duration: [span])[1][0]
@@ -123,39 +123,39 @@ def read_parts(
     image_size: int,
     sampling: FrameSampling = "segment-centres",
 ) -> tuple[list[Span], list[DecodedClip]]:
-    """Decode F frames of each of several parts of a file, which is opened and listed once.
+    """Decode F frames of each of several parts of a file, which is opened and indexed once.
 
     Args:
-        path: a video file, as `read_clip` takes it.
-        divide: from the seconds that the file's video lasts to the start and end of each part.
-        frames: F, of each part.
-        image_size: S, pixels.
-        sampling: which frames of a part.
+        path: Video file, as for `read_clip`.
+        divide: Function from the duration of the file's video in seconds to the start and end of each part.
+        frames: Number of frames F per part.
+        image_size: Image size S in pixels.
+        sampling: Rule that selects the frames of a part.
 
     Returns:
-        The parts, and the clip of each as `read_clip` gives it.
+        The parts, and the clip of each part as in `read_clip`.
 
     Raises:
-        VideoError: as `read_clip` does, of any part.
-        ValueError: options that do not fit each other (see `sample_frames`).
+        VideoError: A part cannot be read (see `read_clip`).
+        ValueError: Options contradict each other (see `sample_frames`).
     """
     parts, clips = _read(_Wish(Path(path), frames, image_size, sampling), divide)
     return [part for part in parts if part is not None], clips
 
 
 def read_steadily(path: str | Path, rate: int, transform: FrameTransform) -> Iterator[tuple[float, list[Pixels]]]:
-    """Decode the frames on screen at 0, 1 / rate, 2 / rate ... seconds, a stretch of minutes at a time.
+    """Decode the frames on screen at 0, 1 / rate, 2 / rate, ... seconds, in segments of a few minutes.
 
     Args:
-        path: a video file, as `read_clip` takes it.
-        rate: frames a second; where the file has fewer, its frames come several times.
-        transform: from an RGB frame to what is kept of it, of any size.
+        path: Video file, as for `read_clip`.
+        rate: Frames per second. If the file has fewer, frames are repeated.
+        transform: Transform from an RGB frame to pixels of any size.
 
     Yields:
-        The seconds that the file's video lasts, and the next frames (h, w, 3).
+        The duration of the file's video in seconds, and the next frames (h, w, 3).
 
     Raises:
-        VideoError: as `read_clip` does.
+        VideoError: The file cannot be read (see `read_clip`).
     """
     start, duration = 0, float("inf")
     while start < duration:
@@ -172,9 +172,9 @@ def read_steadily(path: str | Path, rate: int, transform: FrameTransform) -> Ite
 
 @dataclass
 class _Wish:
-    """What is wanted of a file, as `read_clip` says it; `seed` is where its generator draws from.
+    """Request for frames of a file, with the options of `read_clip`. `seed` is the seed for its random generator.
 
-    With a `rate`, all frames at that rate are, and not `frames` by `sampling`.
+    With a `rate`, all frames at that rate are selected instead of `frames` by `sampling`.
     """
 
     path: Path
@@ -191,7 +191,7 @@ class _Wish:
         self._picture = Pictures()
 
     def choose(self, span: Span | None, timeline: Timeline, declared: Declared) -> Positions:
-        """Return the positions of the wanted frames; a span after the clip's end is the file's fault."""
+        """Return the positions of the selected frames. A span after the end of the clip is an error of the file."""
         _check_length(self.path, timeline.duration)
         if span is not None and span[0] >= timeline.duration > 0:
             end = f"its last frame, at {timeline.duration:.3f} s"
@@ -214,7 +214,7 @@ class _Wish:
 def _read(
     wish: _Wish, divide: Callable[[float], Sequence[Span | None]]
 ) -> tuple[Sequence[Span | None], list[DecodedClip]]:
-    """Return the clip of every span that `divide` gives for the file's duration; None is the whole file."""
+    """Return the clip of every span that `divide` returns for the file's duration. None means the whole file."""
     timeline, spans, chosen, images = _find(wish, divide)
     return spans, [_assemble(wish, timeline, positions, images) for positions in chosen]
 
@@ -222,7 +222,7 @@ def _read(
 def _find(
     wish: _Wish, divide: Callable[[float], Sequence[Span | None]]
 ) -> tuple[Timeline, Sequence[Span | None], list[Positions], dict[int, Pixels]]:
-    """Decode what is wanted of every span; return the file's timeline, the spans, their positions, and the frames."""
+    """Decode the selected frames of every span. Return the timeline, the spans, their positions, and the frames."""
     with open_video(wish.path, wish.threads) as (container, stream):
         index = _index(container, stream, wish.allowance)
         declared = Declared(float(index.rate), index.stated)
@@ -235,7 +235,7 @@ def _find(
         if images is None and index.timed and not index.ordered and not index.packed:
             images = _decode_straight(wish, next(looks), _all(chosen))
         if images is None:
-            # The frames that the packets' times point at are mostly the right ones, which spares a second look.
+            # The frames at the positions from the packet times are usually right, which saves decoding the file again.
             timeline, images = _decode_through(wish, next(looks), index, _all(chosen))
             spans = divide(timeline.duration)
             chosen = [wish.choose(span, timeline, declared) for span in spans]
@@ -249,7 +249,7 @@ def _find(
 def _looks(
     wish: _Wish, stream: VideoStream, index: PacketIndex, fresh: bool
 ) -> Iterator[Generator[VideoFrame, None, None]]:
-    """Yield one decoding of the whole file after another; from the packets at hand while the decoder is `fresh`."""
+    """Yield repeated decodings of the whole file, the first one from packets in memory if the decoder is `fresh`."""
     if fresh and index.packets is not None and index.broken is None:
         yield frames_in_order(stream, [*index.packets, None], wish.allowance)
     while True:
@@ -261,16 +261,16 @@ def _all(chosen: Sequence[Positions]) -> set[int]:
 
 
 def probe(path: str | Path) -> VideoInfo:
-    """Read what a video file holds; decodes its first frame and no other.
+    """Read the properties of a video file, decoding only its first frame.
 
     Args:
-        path: a video file.
+        path: Video file.
 
     Returns:
-        Its properties; a file that breaks off is described up to there, with the reason in `broken`.
+        The properties. If the stream breaks off, they describe the part before, and `broken` contains the reason.
 
     Raises:
-        VideoError: the file is missing or holds no video that decodes.
+        VideoError: The file is missing or contains no video that can be decoded.
     """
     path = Path(path)
     allowance = Allowance(path)
@@ -303,7 +303,7 @@ def _index(container: InputContainer, stream: VideoStream, allowance: Allowance)
 
 
 def _check_stamps(index: PacketIndex, stamps: NDArray[np.int64], path: Path) -> None:
-    # In Python's integers, since the distance of two time stamps may not fit into 64 bits.
+    # In Python integers, since the difference of two timestamps may not fit into 64 bits.
     _check_length(path, float((int(stamps[-1]) - int(stamps[0])) * index.time_base))
 
 
@@ -319,7 +319,7 @@ def _check_reach(
     spans: Sequence[Span | None],
     allowance: Allowance,
 ) -> None:
-    """Raise where a wanted span reaches past the place where the stream breaks off."""
+    """Raise VideoError if a requested span extends past the end of a stream that breaks off."""
     reason = cut_short(container, stream, index, allowance)
     end = packet_timeline(index).duration
     if reason and any(span is None or span[1] > end for span in spans):
@@ -329,11 +329,11 @@ def _check_reach(
 def _decode_planned(
     wish: _Wish, stream: VideoStream, index: PacketIndex, timeline: Timeline, positions: set[int]
 ) -> dict[int, Pixels] | None:
-    """Decode the stretches that lead to the wanted positions.
+    """Decode the segments that lead to the selected positions.
 
     Returns:
-        The frames by position, or None where one of them did not come out and the file must be decoded straight
-        through to learn why (a stream whose packets are no whole frames, a damaged one).
+        The frames by position. None if one is missing and the file must be decoded from the start to find the reason (a
+        damaged stream, or one whose packets are not complete frames).
     """
     if timeline.stamps is None:
         return None
@@ -343,7 +343,7 @@ def _decode_planned(
         latest: tuple[int, int] | None = None
         with closing(frames_of_runs(stream, index, plan_runs(index, wanted), wish.allowance)) as frames:
             for run, frame in frames:
-                # MPEG-4 with two pictures in a packet: the order that frames come in is right, their stamps are not.
+                # MPEG-4 with two frames in a packet: the frames are in the right order, but their timestamps are wrong.
                 if frame.pts is None or (latest is not None and latest >= (run, frame.pts)):
                     return None
                 latest = (run, frame.pts)
@@ -360,8 +360,8 @@ def _decode_through(
     """Decode the whole file.
 
     Returns:
-        The timeline that the decoded frames tell, where that of the packets does not hold, and the frames at those
-        positions of the `guess` that there are.
+        The timeline of the decoded frames, which replaces an invalid timeline of the packets, and the existing frames
+        among the positions in `guess`.
     """
     stamps: list[int] = []
     images: dict[int, Pixels] = {}
@@ -374,7 +374,7 @@ def _decode_through(
         raise VideoError(wish.path, "none of its frames can be decoded")
     rising = np.sort(np.array(stamps, dtype=np.int64))
     _check_stamps(index, rising, wish.path)
-    if len(rising) > 1 and rising[0] == rising[-1]:  # players then go by order, too
+    if len(rising) > 1 and rising[0] == rising[-1]:  # players then also use the order
         return even_timeline(len(rising), index), images
     return timeline_of(rising, index, None), images
 
@@ -382,7 +382,7 @@ def _decode_through(
 def _decode_straight(
     wish: _Wish, decoded: Generator[VideoFrame, None, None], positions: set[int]
 ) -> dict[int, Pixels] | None:
-    """Decode from the beginning and return the frames at the wanted positions, or None where there are fewer frames."""
+    """Decode from the start and return the frames at the selected positions, or None if there are fewer frames."""
     last, images = max(positions), {}
     with closing(decoded) as frames:
         for position, frame in enumerate(frames):
@@ -394,11 +394,11 @@ def _decode_straight(
 
 
 def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, allowance: Allowance) -> VideoFrame:
-    """Decode the first frame alone, or straight from the beginning where its packet cannot be told."""
+    """Decode only the first frame, or decode from the start if its packet cannot be identified."""
     if timeline.stamps is not None:
         stamp = int(timeline.stamps[0])
         planned = frames_of_runs(stream, index, plan_runs(index, [stamp]), allowance)
-        with suppress(av.FFmpegError), closing(planned) as frames:  # what is wrong is told by decoding straight
+        with suppress(av.FFmpegError), closing(planned) as frames:  # decoding from the start shows the error
             for _, frame in frames:
                 if frame.pts == stamp:
                     return frame
@@ -409,7 +409,7 @@ def _first_frame(stream: VideoStream, index: PacketIndex, timeline: Timeline, al
 
 
 def _assemble(wish: _Wish, timeline: Timeline, chosen: Positions, images: dict[int, Pixels]) -> DecodedClip:
-    """Stack the chosen frames, padded with zeros up to F where the strategy gives fewer."""
+    """Stack the selected frames, padded with zeros up to F if the sampling rule selects fewer."""
     pixels = np.zeros((wish.frames, 3, wish.image_size, wish.image_size), dtype=next(iter(images.values())).dtype)
     times = np.zeros(wish.frames, dtype=np.float32)
     for row, position in enumerate(chosen.tolist()):

@@ -1,4 +1,4 @@
-"""How worker processes start, that none outlives the process it works for, and how their errors come back."""
+"""Worker processes: how they start, end with the parent process, and return their errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tvr_lightning.errors import UserError
 
 @dataclass
 class Failure:
-    """An error on its way from a worker, in the place of an item or a batch."""
+    """Error that a worker returns instead of an item or a batch."""
 
     error: UserError
 
 
 def worker_died(error: RuntimeError) -> UserError | None:
-    """Return what is to be raised for an error of a DataLoader, or None where no worker died."""
+    """Return the UserError for a DataLoader error, or None if no worker died."""
     if not str(error).startswith("DataLoader worker"):
         return None
     return UserError(
@@ -36,13 +36,13 @@ def worker_died(error: RuntimeError) -> UserError | None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold Ctrl-C back while workers are started, since half of a DataLoader's workers cannot be ended in order."""
+    """Delay Ctrl-C while workers are started, since a DataLoader cannot stop half of its workers in order."""
     if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    # The mask is what the workers' server inherits as it starts. It is this thread's alone: any other thread may take
-    # the signal in its place, upon which Python would interrupt this one, so that the handler waits as well.
-    # Python 3.11 lets the signal through as soon as it has started its tracker, which it does before the server.
+    # The workers' server inherits the mask when it starts. The mask applies only to this thread: another thread may
+    # receive the signal, for which Python would interrupt this one, so the handler waits as well. Python 3.11 unblocks
+    # the signal when it starts its resource tracker, which it does before the server.
     resource_tracker.ensure_running()
     pressed: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -57,10 +57,10 @@ def undisturbed() -> Iterator[None]:
 
 
 def worker_context() -> BaseContext:
-    """Return how worker processes start: forked from a clean server process that has imported the package once.
+    """Return the context for worker processes: forked from a clean server process that has imported the package once.
 
-    Workers forked from this process hang now and then when it has decoded videos itself. They end when this process
-    does, also when it is killed.
+    Workers forked directly from this process occasionally hang if it has decoded videos. Workers end when this
+    process ends, even if it is killed.
     """
     if start_method() == "spawn":
         return _SpawnContext()
@@ -68,7 +68,7 @@ def worker_context() -> BaseContext:
 
 
 def start_method() -> str:
-    """Return multiprocessing's name for how worker processes start, and have their server import the package."""
+    """Return multiprocessing's name of the start method, and preload the package in the server of the workers."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
     package = __name__.partition(".")[0]
@@ -78,14 +78,14 @@ def start_method() -> str:
 
 
 def _end_with_parent() -> None:
-    """End this process as soon as the one that started it is gone.
+    """End this process as soon as its parent is gone.
 
-    Workers wait for work on pipes whose other end they hold themselves, and their parent by process number is the
-    server, which lives as long as they do: nothing else would tell them.
+    Workers wait for tasks on pipes whose other end they also hold open, and their parent by process ID is the server,
+    which lives as long as they do. Therefore nothing else would notify them.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard interrupts the parent as well, and it ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also interrupts the parent, which ends its workers
     sys.excepthook = _without_lost_connections
 
     def watch() -> None:
@@ -96,7 +96,7 @@ def _end_with_parent() -> None:
 
 
 def _without_lost_connections(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an error, unless it only says that the parent, interrupted, no longer takes the tensors offered to it."""
+    """Show an error, unless it only reports that the interrupted parent no longer receives tensors."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)
 

@@ -1,4 +1,4 @@
-"""Features kept on disk: shards, the store that reads them, the writer; knows no dataset and no encoder."""
+"""Feature stores on disk: shards, reader, and writer. Independent of datasets and encoders."""
 
 from tvr_lightning.store.reader import FeatureStore
 from tvr_lightning.store.shard import (

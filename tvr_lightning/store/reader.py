@@ -1,4 +1,4 @@
-"""Reads a feature store that `tvr extract` wrote: memory-mapped, checked, safe beside a writer."""
+"""Reader for the feature stores of `tvr extract`: memory-mapped, verified, safe during writes by another process."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Items:
-    """Where the items of one part are.
+    """Items of one part and their positions in the shards.
 
     Attributes:
-        made: fingerprint of the part.
-        command: the command that makes and mends it.
-        place: file and row of every item, by key.
-        marks: what the file of every item and skipped item was recognized by, by key.
-        skipped: why, by key.
+        made: Fingerprint of the part.
+        command: Command that creates and repairs the part.
+        place: File and row of each item, by key.
+        marks: File mark of each item and each skipped item, by key.
+        skipped: Reason for each skipped item, by key.
     """
 
     made: Fingerprint
@@ -55,16 +55,16 @@ class _Items:
 
 
 class FeatureStore:
-    """A feature store, opened for reading; shards are memory-mapped and may be read from several processes.
+    """A feature store opened for reading. Shards are memory-mapped and can be read from several processes.
 
-    A shard whose header cannot be read does not keep the others from being read; its items count as missing.
+    If the header of a shard cannot be read, its items count as missing; the other shards can still be read.
 
     Args:
-        path: the store's folder.
-        parts: parts to open; the shards of the others are not looked at.
+        path: Folder of the store.
+        parts: Parts to open. The shards of other parts are ignored.
 
     Raises:
-        StoreError: there is no store, one of another format, or shards of two stores.
+        StoreError: There is no store, it has another format, or it mixes the shards of two stores.
     """
 
     def __init__(self, path: str | Path, parts: Sequence[Part] = PARTS) -> None:
@@ -90,33 +90,33 @@ class FeatureStore:
         self._verified: set[Path] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind: every process maps the shards itself."""
+        """Drop the open files, since each process maps the shards itself."""
         return {**self.__dict__, "_handles": {}}
 
     @property
     def parts(self) -> list[Part]:
-        """Parts that the store holds."""
+        """Parts that the store contains."""
         return list(self._parts)
 
     def command(self, part: Part) -> str:
-        """Return the command that makes a part and mends it."""
+        """Return the command that creates and repairs a part."""
         return self._part(part).command
 
     def __len__(self) -> int:
-        """Number of videos."""
+        """Return the number of videos."""
         return max((len(self._parts[p].place) for p in ("frames", "patches", "audio") if p in self._parts), default=0)
 
     def skipped(self, part: Part) -> dict[Any, str]:
-        """Return the items that extraction skipped, each with its reason."""
+        """Return the items that extraction skipped, with the reason for each."""
         return self._part(part).skipped
 
     def table(self) -> pd.DataFrame:
-        """Return one row per item and part: what it is, where it lies, what made it, and why it was skipped.
+        """Return one row per item and part: its origin, its shard, its fingerprint, and the reason if it was skipped.
 
         Columns: part, dataset, split, id, path, span_start, span_end (seconds), text, shard, row, dtype, encoder,
         weights, sampling, preprocessing, skipped.
         """
-        import pandas as pd  # half a second that training and searching from a store save
+        import pandas as pd  # takes half a second, which training and search do not need
 
         rows = []
         for file, record in self._records.items():
@@ -127,14 +127,14 @@ class FeatureStore:
         return pd.DataFrame(rows, columns=[*columns, "encoder", "weights", "sampling", "preprocessing", "skipped"])
 
     def require(self, part: Part, expected: Fingerprint) -> None:
-        """Check that a part was made with the encoder, weights, sampling and preprocessing of this run.
+        """Check that a part was created with the encoder, weights, sampling, and preprocessing of this run.
 
         Args:
-            part: which part.
-            expected: values by field of `FINGERPRINT_FIELDS`; fields that the caller does not know are left out.
+            part: Part to check.
+            expected: Values by field of `FINGERPRINT_FIELDS`, without the fields that the caller does not know.
 
         Raises:
-            StoreError: the part is absent, or a field differs; both values are shown.
+            StoreError: The part is missing, or a field differs. The message contains both values.
         """
         differing = differences(self._part(part).made, expected)
         if differing:
@@ -144,10 +144,11 @@ class FeatureStore:
             )
 
     def require_items(self, part: Part, keys: Sequence[Any]) -> None:
-        """Check that a part holds all of these items, or says why it skipped them.
+        """Check that a part contains all of these items, or the reason why they were skipped.
 
         Raises:
-            StoreError: items are missing: the extraction is not finished, was of something else, or shards are damaged.
+            StoreError: Items are missing because the extraction is incomplete, used another source, or shards are
+                damaged.
         """
         items = self._part(part)
         absent = [key for key in keys if key not in items.place and key not in items.skipped]
@@ -158,16 +159,16 @@ class FeatureStore:
             )
 
     def require_files(self, part: Part, paths: Mapping[Any, Path]) -> None:
-        """Check that a part was made of these files, and that no skipped file has changed.
+        """Check that a part was created from these files, and that no skipped file has changed.
 
         Files that do not exist on this machine are not compared.
 
         Args:
-            part: which part.
-            paths: file of each video, by key.
+            part: Part to check.
+            paths: File of each video, by key.
 
         Raises:
-            StoreError: files are others than those whose features the store contains, or have changed.
+            StoreError: Files have changed or are not the ones whose features the store contains.
         """
         items = self._part(part)
         changed = [
@@ -184,10 +185,10 @@ class FeatureStore:
             )
 
     def verify(self) -> None:
-        """Check every shard against the digest in its name; shards checked once are not read again.
+        """Check every shard against the digest in its name. Each shard is read only once.
 
         Raises:
-            StoreError: a shard is cut short or changed.
+            StoreError: A shard is truncated or has changed.
         """
         if self._damaged:
             raise StoreError(f"{self._damaged[0]}. {self._mend()}")
@@ -198,21 +199,21 @@ class FeatureStore:
         """Return the features of N texts: sentence (N, D), words (N, W, D), word_mask (N, W), float32.
 
         Raises:
-            StoreError: a text is not in the store, or its shard is damaged.
+            StoreError: A text is not in the store, or its shard is damaged.
         """
         places = [self._place("text", text_id(text), text) for text in texts]
         sentence, words, mask = (self._rows(places, name) for name in ("sentence", "words", "mask"))
         return TextFeatures(sentence.float(), words.float(), mask)
 
     def video(self, keys: Sequence[VideoKey], patches: bool = False) -> VideoFeatures:
-        """Return the features of M videos: frames (M, F, D), frame_mask (M, F), audio where the store has it, float32.
+        """Return the features of M videos: frames (M, F, D), frame_mask (M, F), and audio if stored, float32.
 
         Args:
             keys: (dataset, video id, span) of each video.
-            patches: whether patch vectors (M, F, P, D) are wanted too.
+            patches: Whether to include the patch vectors (M, F, P, D).
 
         Raises:
-            StoreError: a video or a part is not in the store, or a shard is damaged.
+            StoreError: A video or a part is not in the store, or a shard is damaged.
         """
         features = VideoFeatures(*self._stacked("frames", keys))
         if patches:
@@ -222,10 +223,10 @@ class FeatureStore:
         return features
 
     def first_video(self, patches: bool = False) -> VideoFeatures:
-        """Return the features of the first video, as `video` does: what shapes to expect.
+        """Return the features of the first video, which show the shapes to expect from `video`.
 
         Raises:
-            StoreError: the store holds no videos.
+            StoreError: The store contains no videos.
         """
         keys = list(self._part("frames").place)
         if not keys:
@@ -292,7 +293,7 @@ def _items_of(part: Part, records: dict[Path, Record]) -> _Items | None:
         if record.part != part:
             continue
         items = items or _Items(record.fingerprint, record.command)
-        # The last shard counts: its file may have been skipped, or another one, in an earlier run.
+        # The last shard counts: in an earlier run, the file may have been skipped or may have been a different one.
         for row, item in enumerate(record.items):
             items.place[item.key], items.marks[item.key] = (file, row), item.file
             items.skipped.pop(item.key, None)

@@ -1,10 +1,10 @@
-"""A shard of a feature store: one safetensors file that says itself what it holds.
+"""A shard of a feature store: one safetensors file that describes its own content.
 
-A store is a folder of shards, named `<part>-<number>-<digest>.safetensors`. Parts are "text", "frames", "patches" and
-"audio". The tensors of a shard hold its n items one after another: "sentence" (n, D) and "words" (n, W, D), or the
-part's own name (n, F, D), patches (n, F, P, D); and "mask" (n, W) or (n, F). Its header holds, as JSON under the key
-"tvr", the record of the items and of what was skipped, and what made the features. The digest is that of the whole
-file, so that a changed byte anywhere is found; a file appears under its name whole or not at all.
+A store is a folder of shards named `<part>-<number>-<digest>.safetensors`. The parts are "text", "frames", "patches",
+and "audio". The tensors of a shard contain its n items in order: "sentence" (n, D) and "words" (n, W, D), or a tensor
+named after the part, (n, F, D) or for patches (n, F, P, D); and "mask" (n, W) or (n, F). The header contains, as JSON
+under the key "tvr", the items, the skipped items, and the fingerprint of the features. The digest covers the whole
+file, so that any changed byte is detected. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Span = tuple[float, float] | None
 VideoKey = tuple[str, str, Span]
 Fingerprint = Mapping[str, str]
 FileMark = tuple[int, int, str]
-"""What a file is recognized by: its size in bytes, the time of its last change in ns, and a digest of its content."""
+"""Mark that identifies a file: its size in bytes, its modification time in ns, and a digest of its content."""
 
 PARTS: tuple[Part, ...] = get_args(Part)
 FORMAT = 3
@@ -40,20 +40,20 @@ SAMPLED_BYTES = 2**16
 
 
 class StoreError(UserError, ValueError):
-    """A feature store that is missing, damaged, incomplete, or made for something else; names the fix."""
+    """A feature store that is missing, damaged, incomplete, or made with other settings. The message names the fix."""
 
     exit_status = 2
 
 
 def text_id(text: str) -> str:
-    """Return the id under which a text's features are kept: a digest of its characters."""
+    """Return the ID under which a text's features are stored: a digest of its characters."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def file_mark(path: str | Path) -> FileMark | None:
-    """Return what a file is recognized by; None if there is no such file.
+    """Return the mark that identifies a file, or None if the file does not exist.
 
-    The digest is of the size and of up to 64 KiB at the beginning, in the middle and at the end.
+    The digest covers the size and up to 64 KiB each at the beginning, in the middle, and at the end.
     """
     path = Path(path)
     if not path.is_file():
@@ -68,14 +68,15 @@ def file_mark(path: str | Path) -> FileMark | None:
 
 
 def is_same_file(path: str | Path, mark: FileMark | None, copies: bool = True) -> bool:
-    """Return whether a file is the one that was marked.
+    """Return whether a file is the marked one.
 
-    A file of the same size and time is taken for the same; one of another time is compared by digest.
+    A file with the same size and modification time counts as the same. If only the time differs, the digests are
+    compared.
 
     Args:
         path: File to compare.
-        mark: Mark of the file that was read; None if there was no file.
-        copies: Whether a file of another time, such as a copy, can be the same.
+        mark: Mark of the file that was read. None if there was no file.
+        copies: Whether a file with another modification time, such as a copy, can be the same.
     """
     path = Path(path)
     if mark is None or not path.is_file():
@@ -91,15 +92,15 @@ def is_same_file(path: str | Path, mark: FileMark | None, copies: bool = True) -
 
 @dataclass(frozen=True)
 class StoreItem:
-    """One video or text as a shard names it.
+    """One video or text in a shard.
 
     Attributes:
-        dataset, split: where it is from.
-        id: the video's id; for a text, `text_id` of it.
-        path: the video's file; empty for a text.
-        span: seconds of the clip in the file.
-        text: the text itself; None for a video.
-        file: what the video's file was recognized by when it was read; None for a text, or if there was no file.
+        dataset, split: Dataset and split of the item.
+        id: ID of the video; for a text, its `text_id`.
+        path: File of the video; empty for a text.
+        span: Start and end of the clip in the file, in seconds.
+        text: The text; None for a video.
+        file: Mark of the video's file when it was read; None for a text, or if there was no file.
     """
 
     dataset: str
@@ -117,21 +118,21 @@ class StoreItem:
 
     @property
     def key(self) -> Any:
-        """What a reader looks it up by."""
+        """Key under which a reader finds the item."""
         return self.id if self.text is not None else (self.dataset, self.id, self.span)
 
 
 @dataclass
 class Record:
-    """What a shard says of itself.
+    """Description of a shard's content.
 
     Attributes:
-        part: which part it belongs to.
-        fingerprint: what made the features, by field of `FINGERPRINT_FIELDS`.
-        command: the command line that made the shard and makes it again.
-        dtype: of the features.
-        items: the n items, in the order of the tensors' first dimension.
-        skipped: items that could not be read, each with the reason.
+        part: Part that the shard belongs to.
+        fingerprint: Fingerprint of the features, by field of `FINGERPRINT_FIELDS`.
+        command: Command line that created the shard and can create it again.
+        dtype: Data type of the features.
+        items: The n items, in the order of the first dimension of the tensors.
+        skipped: Items that could not be read, with the reason for each.
     """
 
     part: Part
@@ -143,16 +144,16 @@ class Record:
 
 
 def shard_content(record: Record, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:
-    """Return the bytes of a shard, the same for the same content.
+    """Return the bytes of a shard, which depend only on its content.
 
     Args:
-        record: what it holds.
-        tensors: "sentence" (n, D) and "words" (n, W, D); or the part's own name with (n, F, ...).
-        mask: (n, W) or (n, F) bool.
+        record: Description of the content.
+        tensors: "sentence" (n, D) and "words" (n, W, D), or a tensor named after the part, (n, F, ...).
+        mask: Mask (n, W) or (n, F), bool.
 
     Raises:
-        StoreError: features are NaN, infinite, or too large for the record's dtype.
-        ValueError: there are other numbers of items and of features.
+        StoreError: Features are NaN, infinite, or too large for the record's dtype.
+        ValueError: The number of items differs from the number of features.
     """
     rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
     if record.items and set(rows.values()) != {len(record.items)}:
@@ -166,7 +167,7 @@ def shard_content(record: Record, tensors: Mapping[str, Tensor], mask: Tensor) -
                 f"{name}: features are NaN, infinite, or too large for {record.dtype}. Nothing was written."
             )
     header = {**asdict(record), "format": FORMAT}
-    # One key alone: safetensors writes several in an order that changes from process to process.
+    # Only one key, since safetensors writes several in an order that changes from process to process.
     return save(kept if record.items else {}, {"tvr": json.dumps(header, ensure_ascii=False)})
 
 
@@ -176,16 +177,16 @@ def shard_name(part: Part, number: int, content: bytes) -> str:
 
 
 def part_of(path: Path) -> str | None:
-    """Return which part a shard belongs to, by its name; None for other files."""
+    """Return the part that a shard belongs to according to its name, or None for other files."""
     named = NAME.fullmatch(path.name)
     return None if named is None else named["part"]
 
 
 def read_record(path: Path) -> Record:
-    """Return what a shard says of itself; its tensors are not read.
+    """Return the description of a shard's content without reading its tensors.
 
     Raises:
-        StoreError: the header cannot be read, or is of another format.
+        StoreError: The header cannot be read or has another format.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -209,7 +210,7 @@ def _item(header: dict[str, Any]) -> StoreItem:
 
 
 def shard_problem(path: Path) -> str | None:
-    """Say what is wrong with a shard file, or None if its content has the digest that its name says."""
+    """Return a description of the problem with a shard file, or None if its content has the digest in its name."""
     named = NAME.fullmatch(path.name)
     if named is None or not path.is_file():
         return f"{path}: the shard is missing"
@@ -223,10 +224,10 @@ def shard_problem(path: Path) -> str | None:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """Return the shards of a store in the order of their parts and numbers.
+    """Return the shards of a store, ordered by part and number.
 
     Raises:
-        StoreError: a link leads out of the folder.
+        StoreError: A link leads out of the folder.
     """
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -243,7 +244,7 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def differences(found: Fingerprint, expected: Fingerprint, holder: str = "the store") -> str:
-    """Name the fields of `expected` that a store has otherwise, with both values; empty if there are none."""
+    """Describe the fields of `expected` that differ in a store, with both values. Empty if there are none."""
     return "; ".join(
         f"{name}: {holder} has {found.get(name)!r}, this run {value!r}"
         for name, value in expected.items()
@@ -252,10 +253,10 @@ def differences(found: Fingerprint, expected: Fingerprint, holder: str = "the st
 
 
 def check_alike(folder: Path, records: Sequence[Record]) -> None:
-    """Check that the shards of each part were made alike.
+    """Check that all shards of a part were created with the same settings.
 
     Raises:
-        StoreError: two were not; says in what they differ.
+        StoreError: Two shards have different settings. The message contains the differences.
     """
     first: dict[Part, Record] = {}
     for record in records:

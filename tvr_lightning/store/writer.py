@@ -1,4 +1,4 @@
-"""Writes a feature store shard by shard, so that a kill, a full disk or a second writer never leaves it damaged."""
+"""Writer for feature stores, which stay valid if the process is killed, the disk is full, or a second writer starts."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ DAMAGED = ".damaged"
 
 
 class StoreWriter:
-    """A feature store opened for writing, by one process at a time; use it as a context.
+    """A feature store opened for writing, by one process at a time. Use it as a context manager.
 
-    Opening checks every shard and drops what a killed run left half-written. Damaged shards are set aside under another
-    name; their items count as missing and are written again under the same number.
+    Opening checks every shard and removes incomplete files of an interrupted run. Damaged shards are renamed; their
+    items count as missing and are written again under the same number.
 
     Args:
-        path: the store's folder; made if it is not there.
-        fingerprints: what each part to be written is made with, by field of `FINGERPRINT_FIELDS`.
-        command: the command that makes and mends these parts.
-        dtype: of the features on disk.
+        path: Folder of the store, created if it is missing.
+        fingerprints: Fingerprint of each part to write, by field of `FINGERPRINT_FIELDS`.
+        command: Command that creates and repairs these parts.
+        dtype: Data type of the features on disk.
 
     Raises:
-        StoreError: another process writes the store, or a part was made otherwise; both fingerprints are shown.
+        StoreError: Another process is writing the store, or a part has another fingerprint. The message contains both.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StoreWriter:
         self._skipped: dict[str, dict[Any, StoreItem]] = {}
 
     def __enter__(self) -> StoreWriter:
-        """Lock the folder and check what is there."""
+        """Lock the folder and check its content."""
         with contextlib.ExitStack() as undo:
             self._guarded(self.path, lambda: self.path.mkdir(parents=True, exist_ok=True))
             busy = StoreError(f"Another process is writing the feature store {self.path}. Wait for it or stop it.")
@@ -72,7 +72,7 @@ class StoreWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock; what was appended stays."""
+        """Release the lock. Appended shards stay."""
         self._lock.close()
 
     def done(self, part: Part) -> Mapping[Any, StoreItem]:
@@ -91,17 +91,17 @@ class StoreWriter:
         mask: Tensor,
         skipped: Sequence[tuple[StoreItem, str]] = (),
     ) -> None:
-        """Write one shard; it counts from the moment when it appears under its name.
+        """Write one shard atomically.
 
         Args:
-            part: which part.
-            items: the n items of the shard; may be none when all were skipped.
-            tensors: "sentence" (n, D) and "words" (n, W, D); or the part's own name with (n, F, ...).
-            mask: (n, W) or (n, F) bool.
-            skipped: items that could not be read, each with the reason.
+            part: Part of the shard.
+            items: The n items of the shard; empty if all were skipped.
+            tensors: "sentence" (n, D) and "words" (n, W, D), or a tensor named after the part, (n, F, ...).
+            mask: Mask (n, W) or (n, F), bool.
+            skipped: Items that could not be read, with the reason for each.
 
         Raises:
-            StoreError: the disk is full or not writable; the store stays as it was before this call.
+            StoreError: The disk is full or not writable. The store stays unchanged.
         """
         record = Record(part, self.fingerprints[part], self.command, self.dtype, list(items), list(skipped))
         content = shard_content(record, tensors, mask)
@@ -110,7 +110,7 @@ class StoreWriter:
         if {item.key for item in [*items, *(item for item, _ in skipped)]} & (
             self.done(part).keys() | self.skipped(part).keys()
         ):
-            number = max(numbers) + 1  # readers take an item from the last shard that has it
+            number = max(numbers) + 1  # readers use the last shard that contains an item
         file = self.path / shard_name(part, number, content)
         self._guarded(file, lambda: write_whole(file, content))
         self._take_in(number, record)
@@ -143,7 +143,7 @@ class StoreWriter:
         check_alike(self.path, sound)
 
     def _check(self, record: Record) -> None:
-        """Refuse a store whose shards were made otherwise than this run would make them."""
+        """Raise StoreError if a shard was created with other settings than those of this run."""
         if record.dtype != self.dtype:
             raise StoreError(
                 f"The feature store {self.path} contains {record.dtype}, but this run writes {self.dtype}. Use the "
