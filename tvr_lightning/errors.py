@@ -12,10 +12,7 @@ PACKAGE = Path(__file__).parent
 class UserError(Exception):
     """Error outside the program: a file, an option, or missing weights.
 
-    Subclasses also inherit from a built-in exception, e.g. `class VideoError(UserError, ValueError)`.
-
-    Attributes:
-        exit_status: Exit status of the command line.
+    Subclasses also inherit from a built-in exception. `exit_status` is the exit status of the command line.
     """
 
     exit_status = 1

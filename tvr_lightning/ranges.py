@@ -59,7 +59,7 @@ Workers = Annotated[int, Range(at_least=0)]
 
 
 class Kind:
-    """Variant of an option, which has further options; recipes select it by `class_path`.
+    """Variant of an option with its own arguments; recipes select it by `class_path`.
 
     A variant stores the arguments of its constructor under their names. Variants with equal arguments are equal.
     """
@@ -74,9 +74,9 @@ class Kind:
 
 
 def kind(default: type[K]) -> K:
-    """Return the default of an option that takes a `Kind`: a `default` built without arguments.
+    """Return the default of an option that takes a `Kind`: None in the parser, and `default()` in built `Options`.
 
-    The parser of recipes cannot serialize an instance, so None represents it until `Options` are built.
+    The parser of recipes cannot serialize an instance.
     """
     return dataclasses.field(default=None, metadata={"kind": default})  # type: ignore[return-value]
 

@@ -272,12 +272,7 @@ def instantiate_data(config: Namespace) -> TextVideoDataModule:
 
 
 def parse_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> RecipeCLI:
-    """Parse recipes and instantiate model and data as `.model`, `.datamodule`, `.config` of the result.
-
-    Args:
-        paths: Recipe files or names of this project's recipes; later ones override earlier ones.
-        overrides: Options as on the command line, such as `--data.init_args.batch_size=32`.
-    """
+    """Parse recipes and instantiate `.model`, `.datamodule` and `.config`, with arguments as in `from_recipe`."""
     args = [item for path in paths for item in ("--config", str(path))]
     return RecipeCLI(args=[*args, *overrides], run=False)
 
@@ -336,12 +331,7 @@ def _without_nulls(words: Sequence[str]) -> list[str]:
 
 
 def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> TextVideoDataModule:
-    """Build only the data of recipe files, which may be data overlays without a method.
-
-    Args:
-        paths: One or several recipe files; later ones override earlier ones.
-        overrides: Options as on the command line, such as `--data.init_args.batch_size=32`.
-    """
+    """Build only the data of recipe files or of data overlays without a method; arguments as in `from_recipe`."""
     sections = [(f"--config {path}", {"data": read_recipe(path).get("data") or {}}) for path in paths]
     merged: dict[str, Any] = {}
     for _, section in sections:

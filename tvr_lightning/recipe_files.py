@@ -30,12 +30,8 @@ class OptionError(RecipeError):
 def refuse_options(options: Mapping[str, object], reason: str) -> None:
     """Refuse given options that do not apply; None and False mean that an option was not given.
 
-    Args:
-        options: Values by name.
-        reason: Rest of the sentence after the names.
-
     Raises:
-        OptionError: An option was given.
+        OptionError: An option was given; `reason` completes the sentence after the names.
     """
     given = [f"--{name}" for name, value in options.items() if value is not None and value is not False]
     if given:
@@ -171,12 +167,7 @@ def is_written_out(recipe: str) -> bool:
 
 
 def config_of(word: str, following: str) -> str | None:
-    """Return the recipe in an argument, a file or inline YAML, or None if the argument is not a recipe.
-
-    Args:
-        word: Argument on the command line.
-        following: Next argument.
-    """
+    """Return the recipe in an argument or the following one, a file or inline YAML, or None if there is none."""
     if word in ("--config", "-c"):
         return following
     return word.partition("=")[2] if word.startswith(("--config=", "-c=")) else None

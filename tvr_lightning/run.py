@@ -447,11 +447,7 @@ class RunCLI(RecipeCLI):
 
 
 def trained_on(checkpoint: str | None) -> str | None:
-    """Return the title of the dataset that a checkpoint was trained on, or None if it is not recorded.
-
-    Args:
-        checkpoint: Path of the checkpoint, or None without one.
-    """
+    """Return the title of the dataset that a checkpoint file was trained on, or None if it is not recorded."""
     if checkpoint is None or not Path(checkpoint).is_file():
         return None
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)

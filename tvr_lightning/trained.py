@@ -189,12 +189,7 @@ class Trained:
 
 
 def starting_weights(model: LightningModule, options: Namespace) -> Weights:
-    """Return the record of the weights that are evaluated without a checkpoint.
-
-    Args:
-        model: Method.
-        options: Options with which it was built.
-    """
+    """Return the record of the weights that are evaluated without a checkpoint."""
     encoder = options.encoder.as_dict()
     kind, given = encoder["class_path"].rpartition(".")[2], encoder.get("init_args") or {}
     start = given.get("weights") or given.get("trained_in")

@@ -105,11 +105,7 @@ class NameMap:
 
 
 def family_of(checkpoint: Mapping[str, Tensor], source: str) -> Family:
-    """Return the family of a checkpoint.
-
-    Args:
-        checkpoint: Tensors by the authors' names.
-        source: Name of the file, for the error.
+    """Return the family of a checkpoint, given as tensors by the authors' names.
 
     Raises:
         UserError: The names do not belong to a known method.
@@ -198,10 +194,6 @@ def rename(
 
 
 def load(module: Module, checkpoint: Mapping[str, Tensor], names: NameMap, source: str) -> Module:
-    """Load the checkpoint's tensors into a module and return it in evaluation mode.
-
-    Raises:
-        UserError: Names are unexpected or missing, or shapes differ.
-    """
+    """Load the checkpoint's tensors into a module and return it in evaluation mode; errors as in `rename`."""
     module.load_state_dict(rename(checkpoint, names, module.state_dict(), source))
     return module.eval()

@@ -40,8 +40,7 @@ def import_clip4clip(checkpoint: Mapping[str, Tensor], source: str, words: int =
         frames: Number of frames F of the method.
 
     Raises:
-        UserError: The checkpoint belongs to another method, names are unexpected or missing, or words or frames exceed
-            its positions.
+        UserError: The method, names, words or frames do not match the checkpoint.
     """
     check_family("clip4clip", checkpoint, source)
     encoder = clip_encoder(checkpoint, source)

@@ -29,8 +29,7 @@ def import_drl(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, f
         frames: Number of frames F of the method.
 
     Raises:
-        UserError: The checkpoint belongs to another method, names are unexpected or missing, or words or frames exceed
-            its positions.
+        UserError: The method, names, words or frames do not match the checkpoint.
     """
     check_family("drl", checkpoint, source)
     encoder = clip_encoder(checkpoint, source)

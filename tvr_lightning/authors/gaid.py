@@ -49,8 +49,8 @@ def import_gaid(
             weights the method then loads with its checkpoint (`GAID.on_load_checkpoint`).
 
     Raises:
-        UserError: The checkpoint belongs to another method, names are unexpected or missing, the number of frames or
-            the width of the audio encoder differs, or there are too many words.
+        UserError: The method, names, frames or width of the audio encoder do not match the checkpoint, or there are too
+            many words.
     """
     check_family("gaid", checkpoint, source)
     checkpoint = with_openai_names(checkpoint, source)

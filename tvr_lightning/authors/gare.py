@@ -58,8 +58,7 @@ def import_gare(
         gare: Options; the checkpoint determines `temporal_layers`.
 
     Raises:
-        UserError: The checkpoint belongs to another method, names are unexpected or missing, psi has more than one
-            layer, or words or frames exceed its positions.
+        UserError: The method, names, words or frames do not match the checkpoint, or psi has more than one layer.
     """
     check_family("gare", checkpoint, source)
     checkpoint = without_agent(checkpoint, source)

@@ -86,8 +86,7 @@ def import_tcmgc(
         heads: Number of attention heads.
 
     Raises:
-        UserError: The checkpoint belongs to another method, names are unexpected or missing, or words, frames and keep
-            rate do not fit its matrices.
+        UserError: The method, names, words, frames or keep rate do not match the checkpoint.
     """
     check_family("tcmgc", checkpoint, source)
     keep_rate = _keep_rate(checkpoint, source, words, keep_rate)

@@ -32,8 +32,7 @@ def import_tmass(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
         frames: Number of frames F of the method, fixed by the checkpoint's layer of the radius, (D, F).
 
     Raises:
-        UserError: The checkpoint belongs to another method, names are unexpected or missing, the number of frames
-            differs, or there are too many words.
+        UserError: The method, names or frames do not match the checkpoint, or there are too many words.
     """
     check_family("tmass", checkpoint, source)
     checkpoint = with_openai_names(checkpoint, source)

@@ -98,8 +98,7 @@ def import_ucofia(
             shifted vision blocks, without L1, and with noise in the patch selector.
 
     Raises:
-        UserError: The checkpoint belongs to another method, names are unexpected or missing, or words and frames do
-            not fit its matrices.
+        UserError: The method, names, words or frames do not match the checkpoint.
     """
     check_family("ucofia", checkpoint, source)
     checkpoint, shifted = unwrapped(checkpoint, source)

@@ -36,8 +36,7 @@ def import_xclip(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
         frames: Number of frames F of the method; `frame_mat_weight` is (F, F).
 
     Raises:
-        UserError: The checkpoint belongs to another method, names are unexpected or missing, or words and frames do
-            not fit its matrices.
+        UserError: The method, names, words or frames do not match the checkpoint.
     """
     check_family("xclip", checkpoint, source)
     fitting = {name: len(checkpoint[name]) for name in ("word_mat_weight", "frame_mat_weight") if name in checkpoint}

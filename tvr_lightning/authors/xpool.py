@@ -24,8 +24,7 @@ def import_xpool(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
         frames: Number of frames F of the method.
 
     Raises:
-        UserError: The checkpoint belongs to another method, names are unexpected or missing, or there are too many
-            words.
+        UserError: The method or names do not match the checkpoint, or there are too many words.
     """
     check_family("xpool", checkpoint, source)
     checkpoint = with_openai_names(checkpoint, source)

@@ -102,11 +102,7 @@ class Encoder(nn.Module, ABC):
         return self.encode_tokenised(text, words) if isinstance(text, Tokens) else self.encode_captions(text, words)
 
     def caption_tokens(self, words: int) -> Callable[[list[str]], Tokens] | None:
-        """Return a picklable function that tokenizes captions in worker processes. None if the encoder takes strings.
-
-        Args:
-            words: Requested token positions, as in `encode_text`.
-        """
+        """Return a picklable tokenizer (`words` positions) for worker processes. None if the encoder takes strings."""
         return None
 
     def positions(self, words: int) -> int:

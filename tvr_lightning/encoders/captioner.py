@@ -148,10 +148,7 @@ class Captioner:
 
     @staticmethod
     def required_files(model: str) -> list[Path]:
-        """Return the config.json of a captioner without building it.
-
-        Args:
-            model: Hub name, or folder in the format of transformers.
+        """Return the config.json of a captioner (Hub name or folder) without building it.
 
         Raises:
             MissingCaptionerError: The weights are missing; the message names the paths and an alternative.
@@ -254,16 +251,7 @@ def _is_hub_name(model: str) -> bool:
 
 
 def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, float]]:
-    """Divide a time interval into equal parts.
-
-    Args:
-        start: Start in seconds.
-        end: End in seconds.
-        segments: Number of parts.
-
-    Returns:
-        Start and end of each part in seconds, in order.
-    """
+    """Return the (start, end) of equal parts of a time interval, all in seconds."""
     edges = [start + (end - start) * i / segments for i in range(segments + 1)]
     return list(itertools.pairwise(edges))
 

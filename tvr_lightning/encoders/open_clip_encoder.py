@@ -153,9 +153,7 @@ class OpenClipEncoder(Encoder):
         return CaptionTokens(self.tokenizer, self.positions(words))
 
     def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
-        """Encode the token ids of N captions with `words` positions; shapes as in `encode_text`.
-
-        Truncated captions are counted in `tokenizer.truncated_captions`, and the first one is reported.
+        """Encode the token ids of N captions with `words` positions, and count the truncated captions.
 
         Raises:
             ValueError: The captions were tokenized to another number of positions.

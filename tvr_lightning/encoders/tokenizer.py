@@ -42,10 +42,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
-        """Return the ids of a caption, including start and end, truncated to at most `words` ids.
-
-        Tokens before the end are dropped; the end stays.
-        """
+        """Return the ids of a caption with start and end, of which at most `words`; the end is never dropped."""
 
     @abstractmethod
     def piece(self, token: int) -> str:
@@ -101,12 +98,7 @@ class Tokenizer(ABC):
         return len(self.tokens(caption)) + self.blank_end
 
     def pieces(self, caption: str, words: int) -> list[str]:
-        """Return the text of each of the W positions of a caption, without padding.
-
-        Args:
-            caption: Caption.
-            words: Number of positions W.
-        """
+        """Return the text of each of the W = `words` positions of a caption, without padding."""
         return [self.piece(token) for token in self.tokens(caption, words)]
 
     def _count_truncated(self, caption: str, needed: int, words: int) -> None:
@@ -184,12 +176,5 @@ class ClipTokenizer(Tokenizer):
 
 
 def word_mask(ids: Tensor) -> Tensor:
-    """Return the mask of the positions up to and including EOT, which has the largest ID of CLIP's vocabulary.
-
-    Args:
-        ids: Token ids (N, W).
-
-    Returns:
-        Mask (N, W) bool.
-    """
+    """Return the mask (N, W) bool up to and including EOT, the largest ID of CLIP's vocabulary, for ids (N, W)."""
     return torch.arange(ids.shape[1], device=ids.device) <= ids.argmax(dim=-1, keepdim=True)

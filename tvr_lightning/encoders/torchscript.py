@@ -39,8 +39,7 @@ CLASS_LISTS = r"^class {}\(Module\):\n\s+__parameters__ = (\[.*\])\n\s+__buffers
 class _Module:
     """Inert replacement of an archived class, which only stores attributes.
 
-    Attributes:
-        names: Names of its parameters and buffers, or None if the archive does not list them, which means all tensors.
+    `names` lists its parameters and buffers; None if the archive has no list, which means all tensors.
     """
 
     names: set[str] | None = None

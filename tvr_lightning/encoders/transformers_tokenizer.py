@@ -22,12 +22,7 @@ VOCABULARIES = tuple(name for name in FILES if name not in (
 
 
 def build_tokenizer(text: dict[str, Any], architecture: str, source: str | None) -> Tokenizer:
-    """Build the tokenizer that a text tower was trained with.
-
-    Args:
-        text: open_clip's `text_cfg`.
-        architecture: Name of the architecture, for errors.
-        source: Folder with the tokenizer's files, which replaces the repository in the configuration.
+    """Build the tokenizer for open_clip's `text_cfg`, from the folder `source` if given.
 
     Raises:
         MissingWeightsError: The files are missing and cannot be downloaded.

@@ -271,12 +271,6 @@ class MethodTestSuite:
 
 
 def close(found: Tensor, expected: Tensor, what: str = "") -> None:
-    """Assert that two tensors of the same shape are equal up to rounding.
-
-    Args:
-        found: Tensor of any shape.
-        expected: Tensor of the same shape.
-        what: Name for the error.
-    """
+    """Assert that two tensors of any shape are equal up to rounding; `what` names them in the error."""
     rtol, atol = (1e-6, 1e-9) if expected.dtype == torch.float64 else (1e-4, 1e-5)
     torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, msg=lambda said: f"{what}: {said}".lstrip(": "))

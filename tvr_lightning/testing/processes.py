@@ -42,12 +42,7 @@ class Batches(pl.LightningDataModule):
 
     @classmethod
     def of(cls, method: RetrievalModule, steps: int) -> Batches:
-        """Return random batches for a method.
-
-        Args:
-            method: Method that determines number and size of the frames and the kind of audio.
-            steps: Number of batches.
-        """
+        """Return random batches for a number of steps, with the frames and audio that a method needs."""
         return cls([random_pairs(method, BATCH, seed) for seed in range(steps)])
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -99,11 +94,7 @@ M = TypeVar("M", bound=pl.LightningModule)
 
 
 def descending(module: M) -> M:
-    """Return a module that trains with plain gradient descent.
-
-    Args:
-        module: Module to change in place.
-    """
+    """Change a module in place to train with plain gradient descent, and return it."""
     # Evaluated late, because sharding replaces the parameters.
     module.configure_optimizers = lambda: torch.optim.SGD(  # type: ignore[method-assign]
         [parameter for parameter in module.parameters() if parameter.requires_grad], lr=0.1
@@ -157,11 +148,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def strategies(world: int) -> dict[str, Any]:
-    """Return the Lightning strategies for training in several processes.
-
-    Args:
-        world: Number of processes.
-    """
+    """Return the Lightning strategies for training in `world` processes."""
     sharded = ModelParallelStrategy(data_parallel_size=world, tensor_parallel_size=1, save_distributed_checkpoint=False)
     return {"ddp": "ddp", "fsdp2": sharded}
 
@@ -187,11 +174,7 @@ def _train_all(rank: int, world: int, recipes: Sequence[Path], data: str) -> dic
 
 @functools.cache
 def of_two_processes(recipes: tuple[Path, ...]) -> list[dict[str, Any]]:
-    """Train the methods of recipes in two processes, once, and return losses and weights of each process.
-
-    Args:
-        recipes: Recipes of the methods; results have keys `<strategy> <recipe>`.
-    """
+    """Train the methods of recipes in two processes, once; return their losses and weights by `<strategy> <recipe>`."""
     return run_processes(_train_all, 2, 2, recipes, synthetic_data().name)
 
 
