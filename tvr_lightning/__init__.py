@@ -16,12 +16,12 @@ mend_on_import()
 
 __all__ = ["__version__", "load", "push_to_hub"]
 
-# Imported when they are first asked for, so that the package itself, and the command line's help, need no torch.
+# Imported on first access, so that the package itself and the help of the command line need no torch.
 _LAZY = {"load": "tvr_lightning.api.model", "push_to_hub": "tvr_lightning.api.hub"}
 
 
 def __getattr__(name: str) -> Any:
-    """Return what is imported late."""
+    """Return a lazily imported attribute of the package."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

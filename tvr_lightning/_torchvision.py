@@ -1,8 +1,8 @@
-"""Make `import torchvision` work where a CPU torch lies beside a CUDA-built torchvision.
+"""Make `import torchvision` work with a CPU build of torch and a CUDA build of torchvision.
 
-Such a torchvision cannot load its compiled operators, and its import then fails with "operator torchvision::nms does
-not exist", although this project (through torchmetrics and open_clip) uses its image transforms only. Declaring the
-two operator schemas that the import looks up is enough. Where torchvision is healthy or absent, nothing is done.
+Such a torchvision cannot load its compiled operators, and its import fails with "operator torchvision::nms does not
+exist", although this project (through torchmetrics and open_clip) only uses its image transforms. Declaring the two
+operator schemas that the import needs is enough. If torchvision works or is not installed, nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_library: Any = None  # the declarations live as long as this object
+_library: Any = None  # the declarations exist as long as this object
 
 
 class TorchvisionFinder(MetaPathFinder):
-    """Finds no module, but declares what torchvision lacks when it is about to be imported, by whomever.
+    """Finder that finds no module, but declares torchvision's missing operators just before torchvision is imported.
 
-    So `import tvr_lightning` imports neither torch nor torchvision, and takes no time.
+    So `import tvr_lightning` imports neither torch nor torchvision and stays fast.
     """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """Return None, so that the usual finders go on; before torchvision itself, declare its operators."""
+        """Return None to continue with the usual finders; for torchvision, first declare its operators."""
         if fullname == "torchvision" and self in sys.meta_path:
             sys.meta_path.remove(self)
             declare_missing_operators()
@@ -37,7 +37,7 @@ class TorchvisionFinder(MetaPathFinder):
 
 
 def declare_missing_operators() -> bool:
-    """Declare `nms` and `qnms` where torchvision's compiled operators cannot be loaded beside this torch.
+    """Declare `nms` and `qnms` if torchvision's compiled operators cannot be loaded with the installed torch.
 
     Returns:
         True if the schemas had to be declared.
@@ -51,7 +51,7 @@ def declare_missing_operators() -> bool:
     compiled = [file for file in Path(spec.submodule_search_locations[0]).glob("_C*") if file.suffix in (".so", ".pyd")]
     try:
         for file in compiled:
-            torch.ops.load_library(str(file))  # as torchvision itself does when it is imported
+            torch.ops.load_library(str(file))  # as in torchvision's own import
         torch.ops.torchvision.nms  # noqa: B018  whether there is one
         return False
     except (OSError, AttributeError):
@@ -62,6 +62,6 @@ def declare_missing_operators() -> bool:
 
 
 def mend_on_import() -> None:
-    """Have the operators declared when torchvision is first imported; nothing where it has been."""
+    """Declare the operators when torchvision is first imported; do nothing if it has been imported."""
     if "torchvision" not in sys.modules and not any(isinstance(finder, TorchvisionFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, TorchvisionFinder())

@@ -1,7 +1,7 @@
-"""Reading checkpoints that may come from anybody: what they hold and which classes they name, before anything is built.
+"""Reading of checkpoints from untrusted sources: contents and class names are checked before anything is built.
 
 A checkpoint names the classes of its method and encoder, and building them imports their modules. Only this package's
-classes are taken at its word; others must be named by the user as well.
+classes are trusted by default; the user must name others explicitly.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tvr_lightning.errors import UserError
 
 PACKAGE = __name__.partition(".")[0]
 RECORD = "weights"
-"""Entry of a checkpoint: what a run says of the weights it saves. Checkpoints of earlier versions have none."""
+"""Entry of a checkpoint with the run's record of its weights. Checkpoints of earlier versions have none."""
 CONVERTED = "authors_checkpoint"
-"""Entry of a checkpoint that `tvr convert` made of the authors' own."""
+"""Entry of a checkpoint that `tvr convert` created from the authors' own."""
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint is absent, damaged, of another method or of other sizes; says what was found and what fits."""
+    """A checkpoint is missing, damaged, or of another method or size; the message has what was found and what fits."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint holds: tensors, mapped from the file, and plain values; nothing in it is executed.
+    """Return the contents of a checkpoint: memory-mapped tensors and plain values. No code in it is executed.
 
     Raises:
-        CheckpointError: there is no such file, or it is not a checkpoint of `tvr fit` or `tvr convert`.
+        CheckpointError: The file does not exist, or is not a checkpoint of `tvr fit` or `tvr convert`.
     """
     if path.is_dir():
         raise CheckpointError(
@@ -64,15 +64,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_classes(path: Path, saved: dict[str, Any], trusted: Sequence[str] = ()) -> None:
-    """Refuse a checkpoint that names a class of a module that nobody vouched for; no module is imported.
+    """Refuse a checkpoint that names a class of an untrusted module, without importing any module.
 
     Args:
-        path: of the checkpoint, for the message.
-        saved: what `read_checkpoint` returned.
-        trusted: modules or packages that the user named; their classes may be built besides this package's.
+        path: Path of the checkpoint, for the message.
+        saved: Result of `read_checkpoint`.
+        trusted: Modules or packages named by the user; their classes may be built, as well as this package's.
 
     Raises:
-        CheckpointError: another module's class; says which.
+        CheckpointError: A class belongs to another module; the message contains its name.
     """
     for section in ("hyper_parameters", "datamodule_hyper_parameters"):
         for class_path in named_classes(saved.get(section)):
@@ -85,7 +85,7 @@ def check_classes(path: Path, saved: dict[str, Any], trusted: Sequence[str] = ()
 
 
 def named_classes(value: Any) -> Iterator[str]:
-    """Yield every class path in hyperparameters: of the object itself and of all objects nested in them."""
+    """Yield every class path in hyperparameters, including those of nested objects."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key in ("class_path", "_class_path"):
@@ -98,14 +98,14 @@ def named_classes(value: Any) -> Iterator[str]:
 
 
 def find_class(path: Path, class_path: str) -> type:
-    """Return a class that a checkpoint names; import its module only after `check_classes`.
+    """Return a class that a checkpoint names. Call `check_classes` first, since this imports the module.
 
     Args:
-        path: of the checkpoint, for the message.
-        class_path: as `module.Class`, or the bare name of a class of this package's methods, encoders or normalisers.
+        path: Path of the checkpoint, for the message.
+        class_path: Name as `module.Class`, or only the name of a method, encoder or normalizer of this package.
 
     Raises:
-        CheckpointError: there is no such class; says why.
+        CheckpointError: The class does not exist; the message contains the reason.
     """
     module, _, name = class_path.rpartition(".")
     rooms = [module] if module else [f"{PACKAGE}.methods", f"{PACKAGE}.encoders", f"{PACKAGE}.evaluation.normalization"]
@@ -122,21 +122,21 @@ def find_class(path: Path, class_path: str) -> type:
 
 
 def check_arguments(path: Path, kind: type, arguments: dict[str, Any]) -> None:
-    """Refuse text in the place of an object: building would import what it names, or what it says as YAML.
+    """Refuse text instead of an object, because building would import what the text names, also inside YAML.
 
-    `tvr fit` writes objects as class_path and init_args, which `check_classes` has seen.
+    `tvr fit` writes objects as class_path and init_args, which `check_classes` has checked.
 
     Args:
-        path: of the checkpoint, for the message.
-        kind: the class, or dataclass, that would be built.
-        arguments: of its constructor, with those of the objects nested in them.
+        path: Path of the checkpoint, for the message.
+        kind: Class or dataclass to be built.
+        arguments: Arguments of its constructor, including those of nested objects.
 
     Raises:
-        CheckpointError: such text; says which argument.
+        CheckpointError: An argument is such text; the message contains its name.
     """
     hints: dict[str, Any] = {}
-    for each in reversed(inspect.getmro(kind)):  # whoever takes **kwargs passes them on to a base class
-        with contextlib.suppress(NameError):  # names that a class imports for type checkers alone
+    for each in reversed(inspect.getmro(kind)):  # a class passes **kwargs to its base classes
+        with contextlib.suppress(NameError):  # names imported only for type checkers
             hints |= get_type_hints(each.__init__)  # type: ignore[misc]
     for name, value in arguments.items():
         if name in hints:
@@ -162,15 +162,15 @@ def _check_argument(path: Path, name: str, kinds: list[Any], value: Any) -> None
 
 
 def _takes_text(kind: Any, text: str) -> bool:
-    """Whether a text can be given for a type without anything being imported for it."""
+    """Return whether a text is a valid value of a type without importing anything."""
     if kind in (Any, object):
-        return ":" not in text  # jsonargparse takes it for YAML, whose mappings may name a class
+        return ":" not in text  # jsonargparse would parse it as YAML, whose mappings may name a class
     plain = (str, Path, int, float, bool, type(None), list, tuple, dict, ...)
     return kind in plain or get_origin(kind) is Literal
 
 
 def _kinds(hint: Any) -> Iterator[Any]:
-    """Yield the single types that an annotation is made of; functions and literals as they are."""
+    """Yield the single types in an annotation; functions and literals stay as they are."""
     inner = get_args(hint)
     if not inner or get_origin(hint) in (Literal, Callable):
         yield hint

@@ -1,6 +1,6 @@
-"""The `tvr` command: Lightning's fit, validate, test and predict, and this project's own verbs beside them.
+"""The `tvr` program: Lightning's fit, validate, test and predict, and this project's own commands.
 
-Every verb is one function with typed arguments, from which jsonargparse makes the command line.
+The latter are functions with typed arguments, from which jsonargparse builds the options.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 UNREAD = 141
-"""Exit status where nobody reads what is printed: a shell's own, of a process that SIGPIPE ended."""
+"""Exit status if the reader of a pipe has closed it, as in a shell for a process ended by SIGPIPE."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the `tvr` command.
+    """Run the `tvr` program.
 
     Args:
-        args: the words after `tvr`; None takes them from the command line.
+        args: Arguments after `tvr`; None for those of the command line.
 
     Returns:
-        The exit status, 130 after an interruption from the keyboard, 141 where nobody reads what is printed. Bad
-        options leave through SystemExit with status 2, as argparse does.
+        Exit status: 130 after an interruption from the keyboard, 141 if the reader of the output has closed the pipe.
+        Invalid options raise SystemExit with status 2, as in argparse.
     """
     words = list(sys.argv[1:] if args is None else args)
     if asked := {"-v", "--verbose"} & set(words):
-        # Not an option of each verb: processes of further devices, which repeat the command line, inherit it.
+        # An environment variable is also visible to the processes of other devices, which repeat the command line.
         os.environ[VERBOSE] = "1"
         words = [word for word in words if word not in asked]
         if args is None:
@@ -52,17 +52,17 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _nobody_reads():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is flushed at the end
         return UNREAD
     return status
 
 
 def _nobody_reads() -> bool:
-    """Whether what is printed goes into a pipe whose reader has gone, as `head` does when it has enough."""
+    """Return whether the output is a pipe whose reader has closed it, as `head` does after enough lines."""
     if not hasattr(select, "poll"):
         return False
     looked = select.poll()
-    looked.register(sys.stdout.fileno(), 0)  # a lost reader is told whatever is asked for
+    looked.register(sys.stdout.fileno(), 0)  # errors and hang-ups are reported for any event mask
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in looked.poll(0))
 
 
@@ -76,7 +76,7 @@ def _verb(words: list[str], from_command_line: bool) -> int:
     except KeyboardInterrupt:
         return _interrupted(verb)
     except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning's way to end
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits this way
             return _interrupted(verb)
         raise
 
@@ -121,13 +121,13 @@ def _interrupted(verb: Verb) -> int:
 
 
 def _help_all(verb: str) -> int:
-    """Print every option of one of Lightning's verbs."""
-    _cli_of(verb)(args=[verb, "--help"])  # leaves through SystemExit
+    """Print all options of one of Lightning's commands."""
+    _cli_of(verb)(args=[verb, "--help"])  # raises SystemExit
     return 0
 
 
 def _cli_of(verb: str) -> type[AuditedCLI]:
-    """Return the command line of one of Lightning's verbs, which builds no options of the others."""
+    """Return a command-line class for one of Lightning's commands, which skips the options of the others."""
     from tvr_lightning.audit.run import AuditedCLI
 
     class OneVerb(AuditedCLI):
@@ -149,20 +149,20 @@ def _lightning(verb: str, rest: list[str], from_command_line: bool) -> int:
         from tvr_lightning.verbs.estimate import estimate_fit
 
         return estimate_fit([word for word in rest if word != "--estimate"])
-    # On the command line the arguments are left to sys.argv: launchers of further processes repeat it.
+    # With None, Lightning reads sys.argv, which launchers of further processes repeat.
     command_line(args=None if from_command_line else [verb, *rest])
     return 0
 
 
 def _hint(verb: Verb, rest: Sequence[str]) -> str | None:
-    """Return a command that works without data or weights; None for whoever has videos or tables at hand."""
+    """Return a command that works without data or weights; None for commands that read the user's own videos."""
     from tvr_lightning.recipe_files import recipes_of
 
     return _fixture_command(rest, verb) if verb.run is None or recipes_of(rest) else None
 
 
 def _guard(run: Callable[[], int], hint: Callable[[], str | None]) -> int:
-    """Turn what a user can mend into a message and an exit status; anything else keeps its traceback."""
+    """Turn errors that a user can fix into a message and an exit status; other errors keep their traceback."""
     from tvr_lightning.errors import MissingAssetError, UserError, refused_here
 
     try:
@@ -173,7 +173,7 @@ def _guard(run: Callable[[], int], hint: Callable[[], str | None]) -> int:
     except UserError as error:
         print(f"tvr: {error}", file=sys.stderr)
         return error.exit_status
-    except BrokenPipeError:  # of stdout, or of a process that died: `main` tells them apart
+    except BrokenPipeError:  # `main` distinguishes a closed stdout from a process that died
         raise
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         file = error.filename if isinstance(error, OSError) else None

@@ -1,4 +1,4 @@
-"""The mark of errors that a user can mend: the command line prints their sentence instead of a traceback."""
+"""Base class of errors that a user can fix: the command line prints their message instead of a traceback."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ PACKAGE = Path(__file__).parent
 
 
 class UserError(Exception):
-    """Something outside the program is wrong: a file, an option, missing weights.
+    """Error outside the program: a file, an option, or missing weights.
 
-    Errors that say so inherit from it beside a built-in exception, e.g. `class VideoError(UserError, ValueError)`.
-
-    Attributes:
-        exit_status: what the command line ends with.
+    Subclasses also inherit from a built-in exception. `exit_status` is the exit status of the command line.
     """
 
     exit_status = 1
 
 
 class MissingAssetError(UserError, FileNotFoundError):
-    """Data or weights are not there; the message says what, where it was looked for, and what is expected."""
+    """Data or weights are missing; the message names them, the searched paths, and the expected contents."""
 
 
 def check_present(checks: Iterable[Callable[[], object]]) -> None:
-    """Call what looks for files, all of it, and say at once what is not there.
+    """Call all checks for files, and report all missing files in one error.
 
     Raises:
-        MissingAssetError: with the sentences of all that raised one.
+        MissingAssetError: At least one check raised it; the message joins all messages.
     """
     absent = []
     for check in checks:
@@ -42,7 +39,7 @@ def check_present(checks: Iterable[Callable[[], object]]) -> None:
 
 
 def refused_here(error: BaseException) -> bool:
-    """Whether this package's own code said that it will not go on, with a sentence, and no library or mistake did."""
+    """Return whether a `raise` statement of this package raised the error, not a library or a bug."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,7 +1,8 @@
-"""What the rooms of the package exchange: features of texts, of videos, and of matching pairs.
+"""Data that the modules of the package exchange: features of texts, of videos, and of matching pairs.
 
-All are plain dataclasses over `Record`, which gives them `.to`, `.pin_memory`, indexing and `cat`. They are not frozen:
-Lightning's precision plugins rebuild dataclasses field by field, and `pin_memory` skips what has no such method.
+All are plain dataclasses based on `Record`, which provides `.to`, `.pin_memory`, indexing and `cat`. They are not
+frozen: Lightning's precision plugins rebuild dataclasses field by field, and `pin_memory` skips objects without such a
+method.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ WHOLE = {"whole": True}
 
 @dataclass
 class Record:
-    """A dataclass whose fields share their first dimension: tensors, lists, dicts, other records, or None.
+    """Base of dataclasses whose fields share their first dimension: tensors, lists, dicts, other records, or None.
 
-    A field declared with `metadata=WHOLE` belongs to the record as a whole: indexing keeps it, `cat` joins it.
-    The tensors of N items are (N, ...), such as (N, D).
+    A field declared with `metadata=WHOLE` belongs to the record as a whole: indexing keeps it, `cat` joins it. The
+    tensors of N items are (N, ...), such as (N, D).
     """
 
     def _fields(self) -> list[tuple[str, Any]]:
@@ -33,17 +34,17 @@ class Record:
         return [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if not f.metadata.get("whole")]
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors (any shape), nested ones included, in the order of the fields."""
+        """Return all tensors (any shape), including nested ones, in the order of the fields."""
         found: list[Tensor] = []
         self.apply(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
         return found
 
     def apply(self: R, function: Callable[[Tensor], Tensor]) -> R:
-        """Return a copy with `function` applied to every tensor (any shape), nested ones included."""
+        """Return a copy with `function` applied to every tensor (any shape), including nested ones."""
         return dataclasses.replace(self, **{name: _apply(value, function) for name, value in self._fields()})
 
     def to(self: R, *args: Any, **kwargs: Any) -> R:
-        """Return a copy with every tensor moved as by `Tensor.to`; a dtype changes floating-point tensors only."""
+        """Return a copy with every tensor moved as by `Tensor.to`; a dtype changes only floating-point tensors."""
 
         def move(tensor: Tensor) -> Tensor:
             if tensor.is_floating_point():
@@ -59,7 +60,7 @@ class Record:
         return self.apply(Tensor.pin_memory)
 
     def detach(self: R) -> R:
-        """Return a copy cut from the graph."""
+        """Return a copy detached from the graph."""
         return self.apply(Tensor.detach)
 
     def float(self: R) -> R:
@@ -67,14 +68,14 @@ class Record:
         return self.apply(lambda t: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t)
 
     def __len__(self) -> int:
-        """Number of items: the first dimension that all fields share."""
+        """Return the number of items: the first dimension of all fields."""
         for _, value in self._item_fields():
             if value is not None and not (isinstance(value, dict) and not value):
                 return len(next(iter(value.values()))) if isinstance(value, dict) else len(value)
         return 0
 
     def __getitem__(self: R, index: Any) -> R:
-        """Return the items at `index`: a slice, a list of integers, or a (K,) index or mask tensor."""
+        """Return the items at `index`: a slice, a list of integers, or an index or mask tensor (K,)."""
         return dataclasses.replace(self, **{name: _select(value, index) for name, value in self._item_fields()})
 
     @classmethod
@@ -82,7 +83,7 @@ class Record:
         """Concatenate along the first dimension.
 
         Raises:
-            ValueError: nothing to concatenate, or a field is None in some records only.
+            ValueError: There are no records, or a field is None in only some of them.
         """
         if not records:
             raise ValueError(f"{cls.__name__}.cat needs at least one record")
@@ -134,23 +135,23 @@ def _cat(name: str, values: list[Any]) -> Any:
 
 @dataclass
 class Placed(Record, Generic[R]):
-    """Features of N items, and where these stand in their split.
+    """Features of N items with their positions in the split.
 
     Attributes:
-        index: (N,) int64, places; the same one several times where loaders were padded over devices.
-        features: of the N items.
+        index: Positions (N,) int64, with repetitions if loaders were padded to equal lengths across devices.
+        features: Features of the N items.
     """
 
     index: Tensor
     features: R
 
     def distinct(self) -> Placed[R]:
-        """Return every item once, by rising place."""
+        """Return every item once, in ascending order of positions."""
         return self[first_of_each(self.index)[1]]
 
 
 def first_of_each(index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct values of `index` (N,), ascending, and the position (K,) where each occurs first."""
+    """Return the distinct values of `index` (N,) in ascending order, and the first position (K,) of each."""
     values, inverse = index.unique(return_inverse=True)
     first = torch.full_like(values, len(index)).scatter_reduce(
         0, inverse, torch.arange(len(index), device=index.device), "amin"
@@ -163,9 +164,9 @@ class TextFeatures(Record):
     """Features of N texts.
 
     Attributes:
-        sentence: (N, D) sentence vectors (CLIP: the EOT position), not normalised.
-        words: (N, W, D) vectors of all token positions, padding included, not normalised.
-        word_mask: (N, W) bool, True where there is a token (SOT and EOT included).
+        sentence: Sentence vectors (N, D) (CLIP: the EOT position), not normalized.
+        words: Vectors (N, W, D) of all token positions, including padding, not normalized.
+        word_mask: Mask (N, W) bool, True for tokens (including SOT and EOT).
     """
 
     sentence: Tensor
@@ -173,7 +174,7 @@ class TextFeatures(Record):
     word_mask: Tensor
 
     def without_words(self) -> TextFeatures:
-        """Return the sentences with words (N, 0, D): what methods need that read the sentence alone."""
+        """Return the sentences with words (N, 0, D), which is enough for methods that use only the sentence."""
         return TextFeatures(self.sentence, self.words[:, :0], self.word_mask[:, :0])
 
 
@@ -182,12 +183,12 @@ class VideoFeatures(Record):
     """Features of M videos.
 
     Attributes:
-        frames: (M, F, D) frame vectors (CLIP: the CLS token), not normalised.
-        frame_mask: (M, F) bool, True where there is a frame.
-        patches: (M, F, P, D) patch vectors, where a method asks for them.
-        audio: (M, F, D_a) audio vectors aligned with the frames, where a method asks for them.
-        audio_mask: (M, F) bool, True where there is sound.
-        clip_frames: (M, F, D) frame vectors before a method's temporal encoder, kept by methods that score with both.
+        frames: Frame vectors (M, F, D) (CLIP: the CLS token), not normalized.
+        frame_mask: Mask (M, F) bool, True for frames, False for padding.
+        patches: Patch vectors (M, F, P, D), if a method needs them.
+        audio: Audio vectors (M, F, D_a) aligned with the frames, if a method needs them.
+        audio_mask: Mask (M, F) bool, True for frames with audio.
+        clip_frames: Frame vectors (M, F, D) before a method's temporal encoder, for methods that score with both.
     """
 
     frames: Tensor
@@ -200,14 +201,15 @@ class VideoFeatures(Record):
 
 @dataclass
 class PairedFeatures(Record):
-    """Features of B matching pairs: row i of `text` and row i of `video` belong together.
+    """Features of B matching pairs: row i of `text` matches row i of `video`.
 
     Attributes:
-        text: features of B texts, sentences (B, D) and words (B, W, D).
-        video: features of B videos, frames (B, F, D).
-        text_index, video_index: (B,) int64, position of each item in its dataset split; a video that appears twice
-            in a batch has the same `video_index` twice.
-        extras: what a method's loss may use besides (DPDV's recover captions), keyed by name, first dimension B.
+        text: Features of B texts, sentences (B, D) and words (B, W, D).
+        video: Features of B videos, frames (B, F, D).
+        text_index: Positions (B,) int64 of the texts in their dataset split.
+        video_index: Positions (B,) int64 of the videos in their dataset split; a video that appears twice in a batch
+            has the same position twice.
+        extras: Additional inputs of a method's loss (DPDV's recover captions) by name, first dimension B.
     """
 
     text: TextFeatures
@@ -222,9 +224,9 @@ class Scores:
     """Scores of N texts against M videos.
 
     Attributes:
-        similarity: (N, M), `similarity[i, j]` is text i against video j, before the temperature unless a method's
-            docstring says otherwise; larger is better.
-        parts: named tensors (N, M, ...) that the similarity was made of, for losses and reports.
+        similarity: Matrix (N, M) in which `similarity[i, j]` is the score of text i and video j, before the temperature
+            unless a method's docstring states otherwise; larger is better.
+        parts: Named tensors (N, M, ...) from which the similarity was computed, for losses and reports.
     """
 
     similarity: Tensor

@@ -1,4 +1,4 @@
-"""Files that appear whole, and locks that one process holds at a time and the system drops however it ends."""
+"""Atomic writing of files, and locks that the operating system releases when their process ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 from tvr_lightning.errors import UserError
 
 TEMPORARY = ".writing"
-"""What a file's name ends with until the file is whole; a kill may leave one behind."""
-# What disks without file locks answer: NFS without its lock service, Lustre mounted without flock, some FUSE mounts.
+"""Suffix of a file that is being written; a killed process may leave such a file."""
+# Errors on disks without file locks: NFS without its lock service, Lustre mounted without flock, some FUSE mounts.
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -27,19 +27,19 @@ def _warn(sentence: str) -> None:
 
 @contextmanager
 def held(file: Path, busy: UserError, advice: str, say: Callable[[str], None] = _warn) -> Iterator[None]:
-    """Hold a lock while the context lasts; on a disk without file locks, say so and go on.
+    """Lock a file inside the context. On a disk without file locks, report this and continue.
 
     Args:
-        file: lock file in a folder that is there; made where it is absent, and it may stay.
-        busy: raised where another process holds the lock.
-        advice: what to keep from where nothing can be locked, such as "start no second tvr index on it".
-        say: takes that sentence; by default it is a warning.
+        file: Lock file in an existing folder; it is created if missing, and may stay.
+        busy: Error to raise if another process has locked the file.
+        advice: Advice for disks without file locks, such as "start no second tvr index on it".
+        say: Function that reports the advice; by default, a warning.
 
     Raises:
-        OSError: the lock file cannot be opened.
+        OSError: The lock file cannot be opened.
     """
-    # A lock file that is taken for the lock itself, as filelock would have it where there is no flock, would outlive a
-    # holder that was killed on another machine. Any thread may leave the context.
+    # filelock's fallback without flock treats the existing file as the lock, which would remain locked if a process on
+    # another machine is killed. Any thread may leave the context.
     lock = FileLock(file, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(blocking=False)
@@ -56,7 +56,7 @@ def held(file: Path, busy: UserError, advice: str, say: Callable[[str], None] = 
 
 
 def remedy(error: OSError) -> str:
-    """Say what helps where a file could not be written."""
+    """Return a fix for an error while writing a file."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free disk space"
     if error.errno == errno.EFBIG:
@@ -65,10 +65,10 @@ def remedy(error: OSError) -> str:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file so that it appears whole, under its name, and only once it is on the disk.
+    """Write a file atomically, and flush it to disk before it gets its name.
 
     Raises:
-        OSError: it cannot be written; what had the name before is left as it was.
+        OSError: The file cannot be written; an existing file with this name is unchanged.
     """
     temporary = file.with_name(file.name + TEMPORARY)
     try:
@@ -80,7 +80,7 @@ def write_whole(file: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the rename itself must reach the disk before the next step counts on it
+    if os.name == "posix":  # the rename itself must reach the disk before the next step depends on it
         folder = os.open(file.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -89,7 +89,7 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def user_state() -> Path | None:
-    """Return the folder of what is remembered for this user, which may not be there; None without a home directory."""
+    """Return the folder of the user's state, which may not exist, or None without a home directory."""
     try:
         return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "tvr_lightning"
     except RuntimeError:
@@ -97,11 +97,11 @@ def user_state() -> Path | None:
 
 
 def lock_open(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed or its process dies, so that others can tell that it is in use.
+    """Lock an open file or folder until it is closed or its process ends, to mark it as in use.
 
     Returns:
-        Whether this process holds it now. False where another one does, and where the disk or the system has no such
-        locks, so that nobody can tell.
+        Whether this process now has the lock. False if another process has it, or if the disk or the operating system
+        does not support such locks.
     """
     try:
         fcntl: Any = importlib.import_module("fcntl")

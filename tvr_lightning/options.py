@@ -1,4 +1,4 @@
-"""Options as plain values: what checkpoints keep of them, and by which two sets of them differ."""
+"""Options as plain values for checkpoints, and their comparison."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import nn
 
 
 def plain_options(value: Any) -> Any:
-    """Return options as dicts, lists, text and numbers, so that checkpoints hold no objects.
+    """Return options as dicts, lists, text and numbers, so that checkpoints contain no objects.
 
-    Modules and functions are left out of dicts, since no text stands for them. An object of any other class becomes
-    its class_path with init_args, as recipes name it: those arguments of its constructor that it keeps by their names.
+    Modules and functions are removed from dicts, because they have no text form. An object of another class becomes its
+    class_path with init_args, as in recipes: those arguments of its constructor that it stores under the same names.
 
     Args:
-        value: options by name, an options dataclass, or one value of them.
+        value: Options by name, an options dataclass, or one value of them.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain_options({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
@@ -37,17 +37,17 @@ def plain_options(value: Any) -> Any:
 
 
 def flat_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield dotted options and values; classes by their last names, since recipes may leave out the modules.
+    """Yield dotted option names and values; classes without their modules, since recipes may omit these.
 
     Args:
-        name: of the option or section.
-        value: its value, dicts for sections.
+        name: Name of the option or section.
+        value: Value of the option, or dict of the section.
     """
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from flat_options(f"{name}.{key}", item)
     elif name.endswith(".init_args") and value == {}:
-        return  # a class without arguments may be written with or without
+        return  # a class without arguments has two equivalent forms
     elif name.endswith(".class_path"):
         yield name, str(value).rpartition(".")[2]
     else:
@@ -55,11 +55,11 @@ def flat_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def other_options(trained: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """Return the options by which a checkpoint and a model differ, as `option value (here: value)`.
+    """Return the differences between the options of a checkpoint and a model, as `option value (here: value)`.
 
     Args:
-        trained: the checkpoint's hyperparameters.
-        here: those of the model; what only one of them names, such as an encoder built in Python, is passed over.
+        trained: Hyperparameters of the checkpoint.
+        here: Hyperparameters of the model; options in only one of them, such as a Python-built encoder, are ignored.
     """
     common = [name for name in trained if name in here and not name.startswith("_")]
     then, now = (dict(pair for name in common for pair in flat_options(name, found[name])) for found in (trained, here))
@@ -71,7 +71,7 @@ def other_options(trained: dict[str, Any], here: dict[str, Any]) -> list[str]:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as recipes write it."""
+    """Return a value as in a recipe."""
     return "null" if value is None else str(value)
 
 

@@ -1,4 +1,4 @@
-"""What must be at the paths that verbs are given: annotated in their types, and looked at before anything is loaded."""
+"""Requirements for the paths in a command's arguments, written in their types and checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Annotated, Literal
 
 @dataclass(frozen=True)
 class Place:
-    """What is at a path, or may be written there.
+    """Requirement for a path.
 
     Attributes:
-        kind: a `file`, a `folder`, or `either` is there; a `new-file` or `new-folder` may be there already.
-        advice: what to do where nothing is there; `{path}` stands for the path.
+        kind: Existing `file`, `folder`, or `either` of them; a `new-file` or `new-folder` may also exist.
+        advice: Advice if the path does not exist; `{path}` is replaced by the path.
     """
 
     kind: Literal["file", "folder", "either", "new-file", "new-folder"]
     advice: str = ""
 
     def refusal(self, given: str | Path) -> str | None:
-        """Say what is wrong with a path; None where it will do."""
+        """Return the reason why a path is not suitable, or None if it is."""
         path = Path(given)
         try:
             return self._of_new(path) if self.kind.startswith("new-") else self._of_present(path)

@@ -1,4 +1,4 @@
-"""What long work shows: a bar on a terminal, a line every ten seconds elsewhere, both with the time left."""
+"""Progress of long-running work with the remaining time: a bar on a terminal, or else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from rich.progress import (
 from rich.text import Text
 
 SECONDS = 10.0
-"""The longest silence."""
+"""Maximum time between two lines."""
 
 
 @contextmanager
 def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
-    """Do something again and again in a thread of its own while the context lasts."""
+    """Call a function repeatedly in a separate thread inside the context."""
     done = threading.Event()
 
     def repeat() -> None:
@@ -49,10 +49,10 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def said_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """Say how far work is, every ten seconds while the context lasts.
+    """Print progress every ten seconds inside the context.
 
     Args:
-        state: the lines to say; called from a thread of its own.
+        state: Function that returns the lines to print, called from a separate thread.
     """
 
     def say() -> None:
@@ -65,14 +65,14 @@ def said_regularly(state: Callable[[], Iterable[str]]) -> Iterator[None]:
 
 @contextmanager
 def shown(words: str | Callable[[], str], console: Console | None = None) -> Iterator[None]:
-    """Say that something goes on which says nothing itself.
+    """Show that work without its own output is in progress.
 
-    On a terminal in a line that leaves no trace; elsewhere every ten seconds in a line of the error stream, so that
-    what a verb prints can be read by other programs.
+    On a terminal, it is a line that disappears at the end. Otherwise, it is a line on stderr every ten seconds, so that
+    other programs can read the stdout of a command.
 
     Args:
-        words: what goes on, or what says it now.
-        console: of what is printed meanwhile, where it is printed by one.
+        words: Description of the work, or function that returns it.
+        console: Console for other output in the meantime, if there is one.
     """
     began = time.monotonic()
 
@@ -96,14 +96,14 @@ def clock(seconds: float) -> str:
 
 
 def _speed(task: Task) -> float | None:
-    """Return items a second since the task began: what comes in bursts, batch by batch, is not judged by the last."""
+    """Return the average number of items per second since the task began, because items finish in batches."""
     elapsed = task.finished_time if task.finished_time is not None else task.elapsed
     done = task.completed - task.fields.get("before", 0)
     return done / elapsed if elapsed and done > 0 else None
 
 
 class _Rate(ProgressColumn):
-    """Items a second, once there are enough to tell."""
+    """Column with the number of items per second, once it is known."""
 
     def render(self, task: Task) -> Text:
         speed = _speed(task)
@@ -111,7 +111,7 @@ class _Rate(ProgressColumn):
 
 
 class _Left(ProgressColumn):
-    """How long the rest takes."""
+    """Column with the remaining time."""
 
     def render(self, task: Task) -> Text:
         speed = _speed(task)
@@ -120,7 +120,7 @@ class _Left(ProgressColumn):
 
 
 class _Counted(Progress):
-    """Rich's, whose tasks know what was done before they began."""
+    """Rich progress whose tasks record the number of items that were already done at the start."""
 
     def add_task(
         self,
@@ -131,17 +131,17 @@ class _Counted(Progress):
         visible: bool = True,
         **fields: Any,
     ) -> TaskID:
-        """Begin to count; what was done before, by an earlier call, says nothing of the speed."""
+        """Add a task; items already completed do not affect the speed."""
         return super().add_task(description, start, total, completed, visible, before=completed, **fields)
 
 
 class FileBar(_Counted):
-    """Shows nothing, and writes how far its tasks are to a file that another process reads.
+    """Invisible progress bar that writes the state of its tasks to a file for another process.
 
     Args:
-        file: JSON with `doing`, and `left` in seconds where they can be told; appears whole.
-        tasks: how many follow each other; what is left is told from the last one on.
-        seconds: between two writings.
+        file: JSON file with `doing`, and `left` in seconds if known; written atomically.
+        tasks: Number of consecutive tasks; the remaining time is known from the last one on.
+        seconds: Minimum time between two writes.
     """
 
     def __init__(self, file: Path, tasks: int = 1, seconds: float = 2.0) -> None:
@@ -149,14 +149,14 @@ class FileBar(_Counted):
         self.file, self.expected, self.seconds, self._written = file, tasks, seconds, 0.0
 
     def add_task(self, *given: Any, **named: Any) -> TaskID:
-        """Begin to count, and say so."""
+        """Add a task and write the file."""
         made = super().add_task(*given, **named)
         self._written = 0.0
         self._write()
         return made
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """Count on."""
+        """Advance a task and write the file."""
         super().advance(task_id, advance)
         self._write()
 
@@ -174,19 +174,19 @@ class FileBar(_Counted):
 
 
 class _Bar(_Counted):
-    """Rich's, which by itself says nothing until the end where there is no terminal."""
+    """Rich progress that also prints lines without a terminal, where Rich prints nothing until the end."""
 
     _saying: ExitStack | None = None
 
     def start(self) -> None:
-        """Show the bar, or begin to say how far it is."""
+        """Show the bar, or start printing progress."""
         super().start()
         if not self.disable and not self.console.is_terminal:
             self._saying = ExitStack()
             self._saying.enter_context(said_regularly(self._lines))
 
     def stop(self) -> None:
-        """End with the last state."""
+        """Stop, and print the last state."""
         if self._saying is not None:
             self._saying.close()
             self._saying = None
@@ -204,6 +204,6 @@ class _Bar(_Counted):
 
 
 def progress_bar(shown: bool = True) -> Progress:
-    """Return a bar for tasks of counted items; not `shown`, it says nothing."""
+    """Return a progress bar for tasks of counted items, which prints nothing unless `shown`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn())
     return _Bar(*columns, _Left(), disable=not shown)

@@ -1,4 +1,4 @@
-"""What other libraries say while this project's verbs run: kept back, unless `-v` asks for it."""
+"""Filters for messages of other libraries, which are hidden while commands run, except with `-v`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 
 VERBOSE = "TVR_VERBOSE"
-"""Environment variable that `-v` sets, so that processes started for further devices know it too."""
-# Said on every run about what a user has not asked for.
+"""Environment variable for `-v`, which processes of other devices inherit."""
+# Warnings of every run about settings that the user has not changed.
 _REMARKS = (
     "The number of training batches .* is smaller than the logging interval",
     ".* does not have many workers which may be a bottleneck",
@@ -18,21 +18,21 @@ _REMARKS = (
 
 
 def is_verbose() -> bool:
-    """Whether everything that libraries say is wanted."""
+    """Return whether to show all messages of libraries."""
     return os.environ.get(VERBOSE, "") not in ("", "0")
 
 
 class OwnWords(logging.Filter):
-    """Lets through what warns, and what this project says itself through Lightning's loggers."""
+    """Filter that passes warnings, and this project's own messages in Lightning's loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is said."""
+        """Return whether to log a record."""
         theirs = {"lightning", "pytorch_lightning", "lightning_utilities", "lightning_fabric"}
         return record.levelno > logging.INFO or is_verbose() or not theirs & set(Path(record.pathname).parts)
 
 
 def quieten() -> None:
-    """Keep back Lightning's tips and remarks on devices; called once it is imported, a second call changes nothing."""
+    """Hide Lightning's tips and device messages. Call it after importing Lightning; repeated calls have no effect."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             if not any(isinstance(known, OwnWords) for known in handler.filters):

@@ -1,6 +1,6 @@
-"""Options that check themselves: numbers within a range, words of a list, and kinds with options of their own.
+"""Options that validate themselves: numbers in a range, words from a list, and variants with their own options.
 
-An options dataclass extends `Options`, and its types say what it takes:
+An options dataclass extends `Options`, and its types define the valid values:
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -30,7 +30,7 @@ COMPARISONS = {
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers an option takes; a bound of None is open."""
+    """Range of valid numbers; None means no bound."""
 
     above: float | None = None
     at_least: float | None = None
@@ -38,13 +38,13 @@ class Range:
     at_most: float | None = None
 
     def refusal(self, value: float) -> str | None:
-        """Say which number is expected instead of `value`; None where it is within the range."""
+        """Return a description of the valid numbers if `value` is out of range, otherwise None."""
         fits = all(COMPARISONS[name][0](value, bound) for name, bound in vars(self).items() if bound is not None)
         return None if fits else self.words
 
     @property
     def words(self) -> str:
-        """Which numbers, as `at least 0 and below 1`."""
+        """Description of the range, such as `at least 0 and below 1`."""
         bounds = {COMPARISONS[name][1]: bound for name, bound in vars(self).items() if bound is not None}
         return " and ".join(f"{words} {bound:g}" for words, bound in bounds.items())
 
@@ -59,34 +59,34 @@ Workers = Annotated[int, Range(at_least=0)]
 
 
 class Kind:
-    """One of several alternatives of an option, which has options of its own: recipes name it by `class_path`.
+    """Variant of an option with its own arguments; recipes select it by `class_path`.
 
-    A kind keeps the arguments of its constructor under their names. Two with equal ones are equal.
+    A variant stores the arguments of its constructor under their names. Variants with equal arguments are equal.
     """
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as of every object that may change
+    __hash__ = None  # type: ignore[assignment]  # as for any mutable object
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 def kind(default: type[K]) -> K:
-    """Return the default of an option that takes a `Kind`: one of `default`, as its constructor makes it.
+    """Return the default of an option that takes a `Kind`: None in the parser, and `default()` in built `Options`.
 
-    The parser of recipes cannot write an instance down, so that None stands for it until `Options` are made.
+    The parser of recipes cannot serialize an instance.
     """
     return dataclasses.field(default=None, metadata={"kind": default})  # type: ignore[return-value]
 
 
 @dataclass
 class Options:
-    """The base of options dataclasses; one itself, or recipes would have to name theirs by `class_path`.
+    """Base of options dataclasses. It is a dataclass because recipes would otherwise need a `class_path`.
 
     Raises:
-        ValueError: a number out of its range, or a word that is no alternative; names class and option.
+        ValueError: A number is out of range or a word is not a valid choice; the message names class and option.
     """
 
     def __post_init__(self) -> None:
@@ -100,11 +100,11 @@ def check(options: object, **elsewhere: Any) -> None:
     """Refuse values that the types of a constructor do not allow.
 
     Args:
-        options: an object that keeps the arguments of its constructor under their names.
-        elsewhere: those arguments that it does not.
+        options: Object that stores the arguments of its constructor under their names.
+        elsewhere: Arguments that it does not store.
 
     Raises:
-        ValueError: names class, option, value and what is expected.
+        ValueError: A value is invalid; the message contains class, option, value and the valid values.
     """
     hints = get_type_hints(type(options).__init__, include_extras=True)
     for name, hint in hints.items():
@@ -118,7 +118,7 @@ def check(options: object, **elsewhere: Any) -> None:
 
 
 def _refusal(hint: Any, value: Any) -> str | None:
-    """Say what a type expects instead of a value; None where the value will do."""
+    """Return the valid values of a type, or None if the value is valid."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         inner = _refusal(arguments[0], value)

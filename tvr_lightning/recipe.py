@@ -1,4 +1,4 @@
-"""From recipe files to a method and its data: LightningCLI in subclass mode, and `from_recipe` for Python."""
+"""Method and data from recipe files: LightningCLI in subclass mode, and `from_recipe` for Python."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ResultsConfig:
 
 
 class RecipeCLI(LightningCLI):
-    """LightningCLI in subclass mode for recipes: what they hold, and what must agree; `run.py` carries them out."""
+    """LightningCLI in subclass mode for recipes, which defines their sections and consistency; `run.py` runs them."""
 
     trainer: RunTrainer
 
@@ -92,14 +92,14 @@ class RecipeCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add `results` and `checkpoints`, and tie what model and data must agree on."""
+        """Add `results` and `checkpoints`, and link options that model and data share."""
         parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
         parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
         short = "memory budget for scoring, such as 4GiB; overrides model.init_args.evaluation.memory_gib"
         parser.add_argument("--eval_memory", type=str | None, default=None, help=short)
         parser.link_arguments("data.init_args.words", "model.init_args.words")
         parser.link_arguments("data.init_args.frames", "model.init_args.frames")
-        # Question answering holds a method; links to arguments that a class does not have are left out.
+        # For question answering, the options are those of a nested method; links to missing arguments are skipped.
         parser.link_arguments("data.init_args.words", "model.init_args.method.init_args.words")
         parser.link_arguments("data.init_args.frames", "model.init_args.method.init_args.frames")
         for name in PREPARATION:
@@ -115,11 +115,11 @@ class RecipeCLI(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse `args`, or the command line where `args` is None; on top of the checkpoint that is to be evaluated.
+        """Parse `args`, or the command line if it is None, on top of the options of the checkpoint to be evaluated.
 
         Raises:
-            RecipeError: a recipe is not there, or is none.
-            CheckpointError: there is no such checkpoint, or it cannot be built from.
+            RecipeError: A recipe does not exist or is invalid.
+            CheckpointError: The checkpoint does not exist, or the model cannot be built from it.
         """
         self.trained: Trained | None = None
         self.overridden: list[Difference] = []
@@ -133,7 +133,7 @@ class RecipeCLI(LightningCLI):
             self.trained = Trained(Path(checkpoint[-1]), words[1:], given(words[1:], "trust"))
             asked = [asked[0], f"--config={json.dumps(self.trained.recipe())}", *asked[1:]]
         with warnings.catch_warnings():
-            # Tests and Python users pass a list while their own program has a command line too.
+            # Tests and Python users pass a list while their own program also has a command line.
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within")
             try:
                 super().parse_arguments(parser, asked)
@@ -149,8 +149,8 @@ class RecipeCLI(LightningCLI):
             keep(generate(self._parser(self.config.get("subcommand"))))
 
     def _parse_ckpt_path(self) -> None:
-        # The command line decides; a checkpoint must not change the configuration silently (LightningCLI would let it).
-        # Whether the tensors fit is checked when the weights are loaded.
+        # The command line has priority; a checkpoint must not change the configuration silently, as in LightningCLI.
+        # Shapes of the tensors are checked when the weights are loaded.
         if self.trained is None:
             return
         options = self.config[self.config.subcommand]
@@ -168,7 +168,7 @@ class RecipeCLI(LightningCLI):
 
     @property
     def options(self) -> Namespace:
-        """The parsed configuration of the running verb."""
+        """Parsed configuration of the current command."""
         return self.config[self.subcommand] if self.subcommand else self.config
 
     def before_instantiate_classes(self) -> None:
@@ -180,17 +180,17 @@ class RecipeCLI(LightningCLI):
         except ValueError as error:
             raise error if isinstance(error, UserError) else RecipeError(refusals(str(error))) from error
         evaluation = self.options.model.init_args.get("evaluation")
-        # A normalization may take queries of the training split.
+        # A normalization may use queries of the training split.
         normalized = evaluation is not None and evaluation.normalization is not None
         stage = self.subcommand if self.subcommand in EVALUATING and not normalized else None
         with self._checkpoint_follows():
             self.check_present([partial(data.check_present, stage)])
 
     def check_trainer(self) -> None:
-        """Refuse a precision or strategy that methods or the encoder cannot train under, before anything is loaded.
+        """Refuse a precision or strategy that the method or the encoder does not support, before anything is loaded.
 
         Raises:
-            OptionError: They cannot.
+            OptionError: The precision or strategy is not supported.
         """
         trainer, model = self.options.trainer, self.options.model.init_args
         precision, strategy = str(trainer.precision or "32-true"), trainer.strategy
@@ -211,20 +211,20 @@ class RecipeCLI(LightningCLI):
             raise error if isinstance(error, UserError) else OptionError(str(error)) from error
 
     def _checkpoint_follows(self) -> AbstractContextManager[None]:
-        """Context in which encoders are built: if a checkpoint is evaluated, its weights replace theirs."""
+        """Return the context for building encoders: if a checkpoint is evaluated, it replaces their weights."""
         return nullcontext() if self.trained is None else weights_follow()
 
     def check_present(self, checks: list[Callable[[], object]]) -> None:
-        """Stop where the encoders' weights are missing, or what other checks look for.
+        """Check that the encoders' weights exist, and run other checks.
 
         Raises:
-            MissingAssetError: says all of it at once.
-            RecipeError: an option names what cannot be.
+            MissingAssetError: Files are missing; the message lists all of them.
+            RecipeError: An option has an impossible value.
         """
         model = self.options.model
         try:
             check_present([*checks, *_required_files(model, model.init_args.encoder)])
-        except ValueError as error:  # weights that no architecture of that name has
+        except ValueError as error:  # weights that do not exist for this architecture
             raise error if isinstance(error, UserError) else RecipeError(refusals(str(error))) from error
 
     def _set_memory(self, size: str | None) -> None:
@@ -241,7 +241,7 @@ class RecipeCLI(LightningCLI):
         method.evaluation.memory_gib = budget
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
-        """Build a trainer that tells device and precision, and logs nothing unless asked."""
+        """Build a trainer that reports device and precision, and by default logs nothing."""
         if self._get(self.config_init, "trainer", default={}).get("logger") in (None, True):
             kwargs.setdefault("logger", False)
         made = super().instantiate_trainer(**kwargs)
@@ -249,7 +249,7 @@ class RecipeCLI(LightningCLI):
         return made
 
     def instantiate_classes(self) -> None:
-        """Build model, data and trainer; options that conflict end in one sentence."""
+        """Build model, data and trainer; conflicting options give a one-line error."""
         try:
             with self._checkpoint_follows():
                 super().instantiate_classes()
@@ -259,7 +259,7 @@ class RecipeCLI(LightningCLI):
 
 def plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """Return a parsed configuration as plain dictionaries, lists, strings and numbers."""
-    # Nulls too: left out, a recipe's null would read as the default.
+    # Nulls are kept, because a missing value would mean the default.
     return yaml.safe_load(parser.dump(config, skip_validation=True, skip_unset=False))
 
 
@@ -272,12 +272,7 @@ def instantiate_data(config: Namespace) -> TextVideoDataModule:
 
 
 def parse_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> RecipeCLI:
-    """Parse recipes and instantiate model and data; the returned object has `.model`, `.datamodule`, `.config`.
-
-    Args:
-        paths: recipe files or names of this project's recipes, later ones on top of earlier ones.
-        overrides: command-line style, such as `--data.init_args.batch_size=32`.
-    """
+    """Parse recipes and instantiate `.model`, `.datamodule` and `.config`, with arguments as in `from_recipe`."""
     args = [item for path in paths for item in ("--config", str(path))]
     return RecipeCLI(args=[*args, *overrides], run=False)
 
@@ -288,19 +283,19 @@ def from_recipe(
     """Build method and data from recipe files, for use in Python.
 
     Args:
-        paths: one recipe file or several, later ones on top of earlier ones.
-        overrides: command-line style, such as `--data.init_args.batch_size=32`.
+        paths: One or several recipe files; later ones override earlier ones.
+        overrides: Options as on the command line, such as `--data.init_args.batch_size=32`.
 
     Raises:
-        MissingAssetError: data or weights are not where the recipe looks for them.
-        RecipeError: options are out of range or conflict.
+        MissingAssetError: Data or weights are missing.
+        RecipeError: Options are out of range or conflict.
     """
     cli = parse_recipe([paths] if isinstance(paths, (str, Path)) else paths, overrides)
     return cli.model, cli.datamodule
 
 
 class _UnbuiltRecipe(RecipeCLI):
-    """A recipe that is only parsed."""
+    """Recipe that is only parsed."""
 
     def before_instantiate_classes(self) -> None:
         """Check nothing."""
@@ -320,7 +315,7 @@ def run_schema() -> int:
 
 
 def _without_nulls(words: Sequence[str]) -> list[str]:
-    """Write `--a.init_args.b=null` as the recipe that says so: of a class within a class the parser makes "None"."""
+    """Convert `--a.init_args.b=null` to a recipe, because the parser reads nulls of nested classes as "None"."""
     found: list[str] = []
     for word in words:
         option, _, value = word.partition("=")
@@ -336,12 +331,7 @@ def _without_nulls(words: Sequence[str]) -> list[str]:
 
 
 def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> TextVideoDataModule:
-    """Build only the data of recipe files; they may be data overlays without a method.
-
-    Args:
-        paths: one or several recipe files, later ones on top of earlier ones.
-        overrides: command-line style, such as `--data.init_args.batch_size=32`.
-    """
+    """Build only the data of recipe files or of data overlays without a method; arguments as in `from_recipe`."""
     sections = [(f"--config {path}", {"data": read_recipe(path).get("data") or {}}) for path in paths]
     merged: dict[str, Any] = {}
     for _, section in sections:
@@ -373,11 +363,11 @@ def _overlay(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
 
 
 def _required_files(section: Namespace, encoder: Namespace) -> Iterator[Callable[[], object]]:
-    """Yield what looks for the files that a class, and the classes among its options, say they need.
+    """Yield checks for the files that a class, and the classes among its options, need.
 
     Args:
-        section: class_path and init_args.
-        encoder: that of the model, which methods within it are built on.
+        section: Section with class_path and init_args.
+        encoder: Encoder section of the model, which nested methods use.
     """
     options = section.get("init_args") or Namespace()
     module, _, name = section.class_path.rpartition(".")

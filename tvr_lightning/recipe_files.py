@@ -1,4 +1,4 @@
-"""Recipe files: named on a command line, found by path or by the name of a packaged one, and read as plain values."""
+"""Recipe files: search by path or by the name of a packaged recipe, and reading as plain values."""
 
 from __future__ import annotations
 
@@ -14,28 +14,24 @@ from tvr_lightning.errors import UserError
 
 _PACKAGED = Path(__file__).parent / "recipes"
 RECIPES = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[1] / "recipes"
-"""This project's recipes: within the package as installed, beside it in a checkout."""
+"""This project's recipes: inside the package if installed, next to it in a checkout."""
 
 
 class RecipeError(UserError, ValueError):
-    """A recipe's options are out of range, conflict, or ask for what the data does not have."""
+    """Options of a recipe are out of range, conflict, or need something that the data does not have."""
 
 
 class OptionError(RecipeError):
-    """A class or an option does not exist, or a value is of another type; names what there is, nearest first."""
+    """A class or an option does not exist, or a value has the wrong type; the message lists choices, closest first."""
 
-    exit_status = 2  # as argparse ends
+    exit_status = 2  # same as argparse
 
 
 def refuse_options(options: Mapping[str, object], reason: str) -> None:
-    """Refuse options that were given but do not apply; None and False are the values of those that were not.
-
-    Args:
-        options: Values by name.
-        reason: Rest of the sentence that begins with the names.
+    """Refuse given options that do not apply; None and False mean that an option was not given.
 
     Raises:
-        OptionError: One was given.
+        OptionError: An option was given; `reason` completes the sentence after the names.
     """
     given = [f"--{name}" for name, value in options.items() if value is not None and value is not False]
     if given:
@@ -48,7 +44,7 @@ EVALUATING = ("validate", "test", "predict")
 
 
 def nothing_to_run(verb: str) -> OptionError:
-    """Return what to say of a verb that is given no recipe."""
+    """Return the error for a command without a recipe."""
     or_checkpoint = "a checkpoint (--ckpt_path FILE) or " if verb in EVALUATING else ""
     return OptionError(
         f"{verb} needs {or_checkpoint}a recipe, such as tvr {verb} --config tcmgc. `tvr {verb} --help` lists recipes."
@@ -56,14 +52,14 @@ def nothing_to_run(verb: str) -> OptionError:
 
 
 def find_recipe(name: str | Path, option: str = "--config") -> Path:
-    """Return the recipe of that name: a file of the user's, else one of this project's.
+    """Return the path of a recipe: a file of the user, or else one of this project's recipes.
 
     Args:
-        name: path of a file, or of this project's recipes `recipes/data/didemo.yaml`, or `data/didemo` for short.
-        option: that names it, for the error.
+        name: Path of a file, or of this project's recipes as `recipes/data/didemo.yaml`, or `data/didemo` for short.
+        option: Option that contains the name, for the error.
 
     Raises:
-        RecipeError: there is none; names the nearest.
+        RecipeError: The recipe does not exist; the message contains the closest name.
     """
     path = Path(name)
     if path.exists() and not path.is_dir():
@@ -77,19 +73,19 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
 
 
 def recipes_folder(folder: Path) -> Path:
-    """Return a folder of recipes and tables: the user's where it has tables, else, for `recipes`, this project's."""
+    """Return a folder of recipes and tables: the user's if it has tables, otherwise (for `recipes`) this project's."""
     return RECIPES if folder == Path("recipes") and not (folder / "tables").is_dir() else folder
 
 
 def read_recipe(name: str | Path) -> dict[str, Any]:
-    """Return a recipe's values, empty for an empty file; values alone are read, tags that would run code are refused.
+    """Return a recipe's plain values, empty for an empty file; tags that would run code are refused.
 
     Args:
-        name: as `find_recipe` takes it.
+        name: Name or path, as for `find_recipe`.
 
     Raises:
-        RecipeError: there is no such file, or it is no YAML mapping of plain values; says which file, and for an absent
-            one which recipe is near.
+        RecipeError: The file does not exist or is not a YAML mapping of plain values; the message names the file and,
+            if it does not exist, the closest recipe.
     """
     try:
         content = yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))
@@ -106,11 +102,11 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
 
 
 def _near(path: Path) -> str:
-    """Return which recipe is meant, or which there are in the folder of `path`, or where recipes were looked for."""
+    """Return a hint: the closest recipe, the recipes in the folder of `path`, or the searched folders."""
     inside = Path(*path.parts[1:]) if path.parts[:1] == ("recipes",) else path
     own = RECIPES / inside.parent
     folders = [path.parent, own] if inside.parent != Path() else [Path(), Path("recipes"), RECIPES, *RECIPES.glob("*/")]
-    there: dict[str, str] = {}  # the shortest name of every recipe; this project's own are found by theirs anywhere
+    there: dict[str, str] = {}  # shortest name of each recipe; this project's recipes are found by name from any folder
     for folder in dict.fromkeys(folders):
         for found in sorted(folder.glob("*.yaml")):
             shown = f"recipes/{found.relative_to(RECIPES).as_posix()}" if found.is_relative_to(RECIPES) else str(found)
@@ -124,18 +120,18 @@ def _near(path: Path) -> str:
 
 
 def with_recipes_found(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with the files that its recipes are in the place of their names.
+    """Return a command line in which the paths of recipes replace their names.
 
     Args:
-        arguments: as typed.
+        arguments: Arguments of the command line.
 
     Raises:
-        RecipeError: a recipe is not there, or is none.
+        RecipeError: A recipe does not exist or is invalid.
     """
     found = list(arguments)
     for place, word, recipe in _named(arguments):
         if recipe and not is_written_out(recipe):
-            read_recipe(recipe)  # says what is wrong with it before the parser does
+            read_recipe(recipe)  # raises a clearer error than the parser
             path = str(find_recipe(recipe))
             if word == recipe:
                 found[place] = path
@@ -145,15 +141,15 @@ def with_recipes_found(arguments: Sequence[str]) -> list[str]:
 
 
 def recipes_first(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with its recipes before its options, which override them wherever they stand.
+    """Return a command line with recipes before options, so that options override recipes in any order.
 
     Args:
-        arguments: as typed, with the command first or without it.
+        arguments: Arguments of the command line, with or without the command.
     """
     recipes: list[str] = []
     others = list(arguments)
     for place, word, recipe in reversed(list(_named(arguments))):
-        behind = word == recipe  # the value of a word before it
+        behind = word == recipe  # the value of the previous argument
         recipes[:0] = arguments[place - behind : place + 1]
         del others[place - behind : place + 1]
     command = others[:1] if others and not others[0].startswith("-") else []
@@ -161,29 +157,24 @@ def recipes_first(arguments: Sequence[str]) -> list[str]:
 
 
 def recipes_of(arguments: Sequence[str]) -> list[str]:
-    """Return the recipe files that a command line names; recipes written out in the place of a file are none."""
+    """Return the recipe files on a command line, without inline recipes."""
     return [recipe for _, _, recipe in _named(arguments) if recipe and not is_written_out(recipe)]
 
 
 def is_written_out(recipe: str) -> bool:
-    """Whether a recipe is no file's name but the recipe itself."""
+    """Return whether a recipe is inline YAML instead of a file name."""
     return re.search(r"[{\n]|: ", recipe) is not None
 
 
 def config_of(word: str, following: str) -> str | None:
-    """Return the recipe that a word of a command line names, a file or one written out; None where it names none.
-
-    Args:
-        word: of the command line.
-        following: the word behind it.
-    """
+    """Return the recipe in an argument or the following one, a file or inline YAML, or None if there is none."""
     if word in ("--config", "-c"):
         return following
     return word.partition("=")[2] if word.startswith(("--config=", "-c=")) else None
 
 
 def _named(arguments: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield where a command line names recipes: the place of the word, the word, and the recipe in it."""
+    """Yield the recipes on a command line: index of the argument, argument, and recipe."""
     for place, word in enumerate(arguments):
         recipe = config_of(word, arguments[place + 1] if place + 1 < len(arguments) else "")
         if recipe is not None:

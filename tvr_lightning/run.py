@@ -1,4 +1,4 @@
-"""A run of a recipe: its trainer and folder, where it goes on, and the table that closes it."""
+"""Run of a recipe: trainer, folder, resuming, and the results table."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ from tvr_lightning.training.run_log import kept
 from tvr_lightning.training.waiting import LoaderWatch, compress_command
 
 MONITOR = "val/t2v_R@1"
-# What gloo and NCCL say of a process that is gone.
+# Parts of gloo and NCCL errors if another process has ended.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# Where and how a run is carried out and what becomes of it: a run that goes on may change it.
+# Settings for the execution and outputs of a run, which may change when it is resumed.
 ANYWHERE = {
     "ckpt_path", "checkpoints", "results", "eval_memory", "weights_only", "data.init_args.root",
     "data.init_args.num_workers", "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes",
@@ -68,15 +68,15 @@ ANYWHERE = {
 
 
 class RunCLI(RecipeCLI):
-    """Carries out a recipe: callbacks, logger, interruptions, and the table that closes a run."""
+    """Command line that runs a recipe with callbacks, loggers, and interruptions, and prints the results table."""
 
     trainer: RunTrainer
     resume_from: Path | None = None
 
     def _say_run(self) -> None:
-        """Print one line: what runs, where, how precisely, on which data, from which weights, and into which folder."""
+        """Print one line with the method, device, precision, data, weights, and folder of the run."""
         trainer, model = self.trainer, self.model
-        folder = trainer.log_dir  # asks every process
+        folder = trainer.log_dir  # synchronizes with all processes
         if not trainer.is_global_zero:
             return
         device = trainer.strategy.root_device
@@ -97,14 +97,14 @@ class RunCLI(RecipeCLI):
 
     @contextmanager
     def _claimed_folder(self) -> Iterator[Path | None]:
-        """Claim the run's folder as long as the context lasts, and set the loggers that write to it.
+        """Lock the run's folder inside the context, and set the loggers that write to it.
 
         Yields:
-            The folder in the first process. None in the others, which learn it when training starts, since a launcher
-            may start them before or after the first one.
+            Folder in the first process. None in the others, which get it when training starts, because a launcher may
+            start them before or after the first one.
 
         Raises:
-            RunInUseError: The run to be resumed is still alive.
+            RunInUseError: Another process is executing the run to be resumed.
             RecipeError: The folder cannot be created.
         """
         trainer = self.trainer
@@ -135,15 +135,15 @@ class RunCLI(RecipeCLI):
 
     def _run_explained(self, subcommand: str) -> None:
         with warnings.catch_warnings():
-            # Evaluation needs no checkpoint callback, whatever the run that wrote the checkpoint had.
+            # Evaluation needs no checkpoint callback, regardless of the run that wrote the checkpoint.
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
-            # A run that goes on writes into its own folder.
+            # A resumed run writes to its existing folder.
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
-            # Raised by Lightning about its own code.
+            # Lightning's own code triggers this warning.
             warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
             try:
                 super()._run_subcommand(subcommand)
-            except SIGTERMException as error:  # Lightning's own way out, which would end with status 0
+            except SIGTERMException as error:  # Lightning would exit with status 0
                 raise RunInterruptedError(
                     "The run was stopped by SIGTERM between two steps. Resume it with --checkpoints.resume=true."
                 ) from error
@@ -164,7 +164,7 @@ class RunCLI(RecipeCLI):
                 ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> RunTrainer:
-        """Build the trainer with this project's callbacks; the loggers follow when the run has its folder."""
+        """Build the trainer with this project's callbacks; the loggers are set when the run has its folder."""
         trainer = self._get(self.config_init, "trainer", default={})
         fast = bool(trainer.get("fast_dev_run"))
         callbacks: list[Callback] = list(trainer.get("callbacks") or [])
@@ -176,7 +176,7 @@ class RunCLI(RecipeCLI):
             kwargs["enable_model_summary"] = False
         if self.subcommand == "fit" and not fast:
             callbacks.append(LoaderWatch(compress_command(self.words)))
-            if trainer.get("logger") is not False:  # to which it would log
+            if trainer.get("logger") is not False:  # needs a logger
                 callbacks.append(LearningRateMonitor("step"))
             if trainer.get("enable_checkpointing") is not False:
                 plugins = trainer.get("plugins") or []
@@ -184,14 +184,14 @@ class RunCLI(RecipeCLI):
                 callbacks.append(RandomState())
                 monitor = getattr(self.model, "monitor", MONITOR)
                 callbacks.append(WeightsRecord(monitor, self.options.get("seed_everything")))
-                # Not one callback with save_last, which writes only when the monitored value has improved. The last
-                # weights are written after every epoch, for the last epoch need not be validated.
+                # A single callback with save_last writes only if the monitored value has improved. The last weights
+                # are written after every epoch, because the last epoch may not be validated.
                 callbacks += [
                     RunCheckpoint(
                         monitor=monitor,
                         mode="max",
                         filename="best",
-                        enable_version_counter=False,  # what a killed run left is written again
+                        enable_version_counter=False,  # overwrites files of a killed run
                     ),
                     RunCheckpoint(
                         monitor="step",
@@ -205,7 +205,7 @@ class RunCLI(RecipeCLI):
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)
 
     def _runs(self) -> Path:
-        """Folder of all runs of this method on this dataset, or of all evaluations of a run by one verb."""
+        """Folder of all runs of this method on this dataset, or of all evaluations of a run by one command."""
         directory = self.options.results.directory
         if self.subcommand in EVALUATING and not any(word.startswith("--results") for word in self.words):
             run = run_of(self.options.get("ckpt_path"))
@@ -219,7 +219,7 @@ class RunCLI(RecipeCLI):
         return f"{self.model.title}-{type(self.datamodule).__name__}".lower().replace(" ", "-")
 
     def before_fit(self) -> None:
-        """Refuse what could not end in a table; name the checkpoint to resume from."""
+        """Refuse settings that cannot lead to a results table, and set the checkpoint to resume from."""
         self._check_selection()
         self._check_schedule()
         if self.trainer.is_global_zero:
@@ -231,26 +231,26 @@ class RunCLI(RecipeCLI):
             read_checkpoint(Path(given_path))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        # Checkpoints hold tensors and plain values; none may execute code. The table is this project's own.
+        # Checkpoints contain only tensors and plain values; loading runs no code. The run prints its own results table.
         table = {"verbose": is_verbose()} if subcommand in ("validate", "test") else {}
         return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True, **table}
 
     def _checkpoint_to_resume(self, claim: ExitStack) -> Path | None:
-        """Find the checkpoint that `checkpoints.resume` goes on from, and claim the folder of its run.
+        """Find the checkpoint for `checkpoints.resume`, and lock the folder of its run.
 
         Returns:
             None if `checkpoints.resume` is off or no run has these settings.
 
         Raises:
-            RecipeError: A checkpoint is given, too.
-            RunInUseError: The run is still alive.
+            RecipeError: A checkpoint is also given.
+            RunInUseError: Another process is executing the run.
         """
         if self.subcommand != "fit" or not self.options.checkpoints.resume:
             return None
         if self.options.get("ckpt_path"):
             raise RecipeError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
 
-        def claimed(run: Path) -> bool:  # before its checkpoints are read
+        def claimed(run: Path) -> bool:  # locks before reading checkpoints
             same = self._same_settings(run)
             if same and self.trainer.is_global_zero:
                 claim.enter_context(locked_run(run))
@@ -261,7 +261,7 @@ class RunCLI(RecipeCLI):
         return found
 
     def _same_settings(self, run: Path) -> bool:
-        """Whether a run was made with the settings that its numbers depend on; says where it was not."""
+        """Return whether a run has the same settings as this one where results depend on them, and log differences."""
         path = run / "config.yaml"
         if not path.is_file():
             rank_zero_info(f"Not resuming {run}: it has no config.yaml with its settings")
@@ -275,7 +275,7 @@ class RunCLI(RecipeCLI):
         return not changed
 
     def after_fit(self) -> None:
-        """Test the selected weights and close with the table."""
+        """Test the selected weights and print the results table."""
         select_on = self.options.results.select_on
         name: Literal["last", "best"] = "last" if select_on == "last" else "best"
         written = [
@@ -295,7 +295,7 @@ class RunCLI(RecipeCLI):
         self._close(path or None, self._fitted(path or None, name))
 
     def _fitted(self, checkpoint: str | None, name: Literal["last", "best"]) -> Weights:
-        """What the run that ends here chose."""
+        """Return a description of the weights that this run selected."""
         if checkpoint is not None:
             found = weights_of(read_checkpoint(Path(checkpoint)))
             select_on = self.options.results.select_on
@@ -307,8 +307,8 @@ class RunCLI(RecipeCLI):
         return Weights("last", None if folder is None else str(folder), epochs, steps)
 
     def before_test(self) -> None:
-        """Warn where untrained weights are about to be scored."""
-        if self.options.get("ckpt_path") or isinstance(self.model, VideoQuestionAnswering):  # which refuses to answer
+        """Warn if untrained weights are about to be scored."""
+        if self.options.get("ckpt_path") or isinstance(self.model, VideoQuestionAnswering):  # it raises its own error
             return
         weights = starting_weights(self.model, self.options.model.init_args)
         if weights.kind == "untrained" or new_layers(self.model):
@@ -317,7 +317,7 @@ class RunCLI(RecipeCLI):
     before_validate = before_predict = before_test
 
     def _check_written(self, checkpoint: Path, select_on: SelectOn) -> None:
-        """Refuse to test weights that are gone, or as those of the last step others."""
+        """Refuse to test weights that are missing or, for `last`, not from the last step."""
         saved, step = int(read_checkpoint(checkpoint)["global_step"]), self.trainer.global_step
         if select_on == "last" and saved != step:
             raise RecipeError(
@@ -326,7 +326,7 @@ class RunCLI(RecipeCLI):
             )
 
     def after_test(self) -> None:
-        """Close with the table."""
+        """Print the results table."""
         checkpoint = self.options.get("ckpt_path")
         if checkpoint is None:
             weights = starting_weights(self.model, self.options.model.init_args)
@@ -390,7 +390,7 @@ class RunCLI(RecipeCLI):
             )
 
     def _run_folder(self) -> Path | None:
-        """The run's folder, None where nothing is kept; asks every process, so that none may have left."""
+        """Return the run's folder, or None if nothing is saved. It synchronizes, so every process must call it."""
         folder = self.trainer.log_dir
         return Path(folder) if folder else None
 
@@ -424,7 +424,7 @@ class RunCLI(RecipeCLI):
             print_results(results)
             paths = write_results(results, folder) if folder else None
             if folder:
-                if self.subcommand != "validate":  # whose split is the test's with some datasets
+                if self.subcommand != "validate":  # the validation split of some datasets is the test split
                     truth = self.datamodule.ground_truth("test").video_of_text
                     write_query_ranks(folder, self.model.evaluation, self.datamodule.read_split("test"), truth)
                 write_run_page(folder, results, shlex.join(["tvr", *self.words]))
@@ -447,11 +447,7 @@ class RunCLI(RecipeCLI):
 
 
 def trained_on(checkpoint: str | None) -> str | None:
-    """Return the title of the dataset that a checkpoint was trained on; None if it does not record it.
-
-    Args:
-        checkpoint: file, or None without one.
-    """
+    """Return the title of the dataset that a checkpoint file was trained on, or None if it is not recorded."""
     if checkpoint is None or not Path(checkpoint).is_file():
         return None
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
@@ -460,11 +456,12 @@ def trained_on(checkpoint: str | None) -> str | None:
 
 
 def changed_settings(then: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Yield the settings that differ and on which the numbers of a run depend, each with both values.
+    """Yield a description, with both values, of each changed setting that affects results.
 
     Args:
-        then, now: configurations as plain dictionaries.
-        name: where in the configuration they stand.
+        then: Previous configuration as plain dictionaries.
+        now: Current configuration as plain dictionaries.
+        name: Prefix of the setting names.
     """
     if name in ANYWHERE:
         return

@@ -1,7 +1,7 @@
-"""Evaluating what was trained: the options that a checkpoint was trained with, and what a command sets otherwise.
+"""Evaluation of checkpoints: the options of their training, and those that a command changes.
 
-Options such as a temperature change scores and no tensor's shape, so that weights load under any value of them. What is
-evaluated is therefore built from the checkpoint; recipes and options come on top, and what they change is said.
+Options such as a temperature change scores but not the shape of any tensor, so weights load with any value of them. The
+evaluated model is therefore built from the checkpoint; recipes and options are applied on top, and changes are logged.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ from tvr_lightning.media.preparation import PREPARATION
 from tvr_lightning.options import flat_options, plain_options, value_text
 from tvr_lightning.recipe_files import config_of
 
-# Options that may differ from the training: scores do not depend on them, or depend on them as the evaluation asks.
+# Options that may differ from the training, because scores do not depend on them or should follow the evaluation.
 UNSCORED = {
     "optimizer", "evaluation", "gather", "protocol",  # of a method
     "freeze", "gradient_checkpointing", "compile_towers", "encoder_precision",  # of encoders
-    "trained_in", "pretrained",  # where training began
+    "trained_in", "pretrained",  # initial weights
     "dropout", "dropout_per", "support_weight", "decorrelation", "loss_reduction", "loss_weighting",  # of training
     "bottleneck", "norm_variance", "direction", "divergence",  # losses of GARE and DPDV
 }  # fmt: skip
-# How the videos and texts of one dataset are read; another dataset may be read in its own way.
+# Options for reading the videos and texts of one dataset; they may differ for another dataset.
 READING = {"frames", "words", "seconds", "sampling", "antialias", "audio", "audio_alignment", "audio_seconds"}
-# What belongs to a dataset and says nothing of another one.
+# Options of a dataset that do not apply to other datasets.
 OF_DATASET = {
     "split", "seconds", "extra_captions", "features", "holdout", "max_train_videos", "captions_per_epoch",
     "train_sampling",
 }  # fmt: skip
-# Links between model and data fill these in.
+# Filled by links between model and data.
 LINKED = {"words", "frames"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An option that a command sets otherwise than the checkpoint.
+    """Option that a command sets to another value than the checkpoint.
 
     Attributes:
-        option: dotted name.
-        value: of the command. trained: of the checkpoint.
-        scored: whether scores of the same videos depend on it.
+        option: Dotted name.
+        value: Value of the command.
+        trained: Value of the checkpoint.
+        scored: Whether scores of the same videos depend on the option.
     """
 
     option: str
@@ -61,20 +62,20 @@ class Difference:
     scored: bool
 
     def __str__(self) -> str:
-        """`option value (the checkpoint: value)`."""
+        """Return `option value (the checkpoint: value)`."""
         return f"{self.option} {value_text(self.value)} (the checkpoint: {value_text(self.trained)})"
 
 
 class Trained:
-    """A checkpoint about to be evaluated.
+    """Checkpoint to be evaluated.
 
     Args:
-        path: of the checkpoint.
-        arguments: of the command line besides the verb; other classes than this package's must be named there.
-        trusted: modules whose classes may be built besides.
+        path: Path of the checkpoint.
+        arguments: Arguments after the command; they must name classes from outside this package.
+        trusted: Additional modules whose classes may be built.
 
     Raises:
-        CheckpointError: no such file, no checkpoint, or it names classes that nobody vouched for.
+        CheckpointError: The file does not exist, is not a checkpoint, or names classes of untrusted modules.
     """
 
     def __init__(self, path: Path, arguments: Sequence[str], trusted: Sequence[str] = ()) -> None:
@@ -90,14 +91,14 @@ class Trained:
 
     @property
     def weights(self) -> Weights:
-        """What the checkpoint says of its weights."""
+        """Record of the weights in the checkpoint."""
         return weights_of(self.saved)
 
     def recipe(self) -> dict[str, Any]:
-        """Return what the checkpoint was trained with as a recipe, to be laid below those of the command.
+        """Return the recipe of the checkpoint's training, which the command's recipes override.
 
         Raises:
-            CheckpointError: it does not name its method, encoder or data, and neither does the command; or the command
+            CheckpointError: Neither the checkpoint nor the command names the method, encoder or data, or the command
                 names another method.
         """
         here = _name(self._model)
@@ -132,16 +133,16 @@ class Trained:
             found["trainer"] = {"precision": record["precision"]}
         if record.get("seed") is not None:
             found["seed_everything"] = record["seed"]
-        return json.loads(json.dumps(found))  # tuples become lists
+        return json.loads(json.dumps(found))  # converts tuples to lists
 
     def differences(self, options: Namespace) -> list[Difference]:
-        """Return what a command sets otherwise than the checkpoint, method first.
+        """Return the options that differ between a command and the checkpoint, method first.
 
         Args:
-            options: of the verb, as parsed.
+            options: Parsed options of the command.
 
         Raises:
-            CheckpointError: the checkpoint's options are not those of this version.
+            CheckpointError: The checkpoint has options that do not exist in this version.
         """
         found = []
         parser = ArgumentParser(exit_on_error=False)
@@ -174,7 +175,7 @@ class Trained:
     def _linked(self, option: str) -> bool:
         if option in {f"data.init_args.{name}" for name in PREPARATION}:
             return True
-        # The data say it; converted checkpoints have none.
+        # The data options contain the value; converted checkpoints have no data.
         return option.startswith("model.") and _name(self._data) is not None and option.rpartition(".")[2] in LINKED
 
     def _scored(self, option: str, value: Any, trained: Any, options: Namespace) -> bool:
@@ -182,18 +183,13 @@ class Trained:
         if section == "data":
             same = options.data.class_path.rpartition(".")[2] == _name(self._data)
             return same and parts[-1] in READING
-        if parts[-1] == "weights":  # of which file they came matters only for the activation of random ones
+        if parts[-1] == "weights":  # the file matters only for the activation of random weights
             return (value in (None, "none")) != (trained in (None, "none"))
         return not UNSCORED & set(parts)
 
 
 def starting_weights(model: LightningModule, options: Namespace) -> Weights:
-    """Return what is evaluated without a checkpoint.
-
-    Args:
-        model: the method.
-        options: it was built with.
-    """
+    """Return the record of the weights that are evaluated without a checkpoint."""
     encoder = options.encoder.as_dict()
     kind, given = encoder["class_path"].rpartition(".")[2], encoder.get("init_args") or {}
     start = given.get("weights") or given.get("trained_in")
@@ -204,24 +200,24 @@ def starting_weights(model: LightningModule, options: Namespace) -> Weights:
 
 
 def new_layers(model: LightningModule) -> int:
-    """Return how many parameters a method has beside its encoders and the temperature, which it takes from CLIP."""
+    """Return the number of parameters of a method apart from its encoders and the temperature, which come from CLIP."""
     known = ("encoder", "audio_encoder", "temperature")
     return sum(p.numel() for name, p in model.named_parameters() if not {*name.split(".")[:2]} & {*known})
 
 
 class WeightsRecord(Callback):
-    """Writes into every checkpoint which run saved it, so that a test can say what its weights are.
+    """Callback that records in every checkpoint which run saved it, so that a test can describe its weights.
 
     Args:
-        monitor: the score that chooses the best epoch.
-        seed: of the run.
+        monitor: Metric that selects the best epoch.
+        seed: Seed of the run.
     """
 
     def __init__(self, monitor: str, seed: int | None) -> None:
         self.monitor, self.seed = monitor, seed
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the record; which file it becomes, the checkpoint writer adds."""
+        """Add the record; the checkpoint writer adds the kind of file."""
         data = trainer.datamodule  # type: ignore[attr-defined]
         chosen_on = "test" if data.validation == "test" else "val"
         checkpoint[RECORD] = record_of(
@@ -230,11 +226,11 @@ class WeightsRecord(Callback):
 
 
 def given(arguments: Sequence[str], name: str) -> list[str]:
-    """Return what a command line, and recipes that it names, give an option of the verb itself; the last one counts.
+    """Return the values of an option of the command itself, from its arguments and recipes; the last one counts.
 
     Args:
-        arguments: besides the verb.
-        name: such as `ckpt_path`.
+        arguments: Arguments after the command.
+        name: Option, such as `ckpt_path`.
     """
     found: list[str] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
@@ -252,12 +248,12 @@ def _read(path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError):
-        return {}  # the parser of the options says what is wrong with it
+        return {}  # the parser of the options raises a clear error
     return content if isinstance(content, dict) else {}
 
 
 def _contents(arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """What a command line says, in order: recipes, and classes that it names itself."""
+    """Return the contents of a command line in order: recipes, and classes in its own arguments."""
     found: list[dict[str, Any]] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         path = config_of(word, following)
@@ -291,7 +287,7 @@ def _name(section: Mapping[str, Any]) -> str | None:
 
 
 def _written_out(section: dict[str, Any]) -> dict[str, Any]:
-    """Return a parsed section whose options dataclasses hold their defaults instead of nulls."""
+    """Return a parsed section whose options dataclasses contain their defaults instead of nulls."""
     module, _, name = section["class_path"].rpartition(".")
     given = section.get("init_args") or {}
     found = dict(given)

@@ -1,1 +1,1 @@
-"""Importing the checkpoints that the authors publish."""
+"""Import of the checkpoints that the authors published."""

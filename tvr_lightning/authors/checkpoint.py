@@ -1,4 +1,4 @@
-"""Authors' checkpoints: reading them, renaming their tensors, and saying what does not fit."""
+"""Read authors' checkpoints, rename their tensors, and report mismatches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvr_lightning.errors import UserError
 
 LISTED = 20
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError)
-"""What torch.load raises on files that are not its own; text, taken for a pickle, breaks it anywhere."""
+"""Errors of torch.load on files that are not checkpoints; text that is read as a pickle can fail at any point."""
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 Module = TypeVar("Module", bound=nn.Module)
@@ -27,12 +27,11 @@ Module = TypeVar("Module", bound=nn.Module)
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Read the tensors of an authors' checkpoint: `pytorch_model.bin.*`, `.pth`, `.pt` or `.safetensors`.
 
-    Dictionaries that hold the weights below `state_dict`, `model_state_dict` or `model` are opened, and the `module.`
-    that data-parallel training puts before every name is dropped. Files are never unpickled beyond tensors and plain
-    containers.
+    Weights may be nested under `state_dict`, `model_state_dict` or `model`. The prefix `module.` from data-parallel
+    training is removed. Only tensors and plain containers are unpickled.
 
     Raises:
-        UserError: no such file, or no file of tensors.
+        UserError: The file does not exist or does not contain tensors.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -69,36 +68,36 @@ def _tensors(path: Path, loaded: object) -> dict[str, Tensor]:
 
 
 def listed(names: list[str]) -> str:
-    """Return names joined by commas, the first 20 and how many more there are."""
+    """Return up to 20 names joined by commas, and the number of further names."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(sorted(names)[:LISTED]) + more
 
 
 @dataclass(frozen=True)
 class NameMap:
-    """How a released code's parameter names become ours.
+    """Map from the parameter names of released code to those of this package.
 
     Attributes:
-        prefixes: (theirs, ours) beginnings of names; the first that fits is replaced, so that longer ones stand first.
-        unused: beginnings of names that the released code creates and never uses.
+        prefixes: Pairs (theirs, ours) of name prefixes; the first match is replaced, so longer prefixes come first.
+        unused: Prefixes of parameters that the released code creates but never uses.
     """
 
     prefixes: tuple[tuple[str, str], ...]
     unused: tuple[str, ...] = ()
 
     def __or__(self, other: NameMap) -> NameMap:
-        """Return the map that knows the names of both."""
+        """Return the union of both maps."""
         return NameMap((*self.prefixes, *other.prefixes), (*self.unused, *other.unused))
 
     def ours(self, name: str) -> str | None:
-        """Return our name for theirs; None where there is none."""
+        """Return our name for one of theirs, or None if there is none."""
         for theirs, ours in self.prefixes:
             if name.startswith(theirs):
                 return ours + name[len(theirs) :]
         return None
 
     def theirs(self, name: str) -> str:
-        """Return their name for ours; ours where they have none."""
+        """Return their name for one of ours, or our name if there is none."""
         for theirs, ours in self.prefixes:
             if name.startswith(ours):
                 return theirs + name[len(ours) :]
@@ -106,14 +105,10 @@ class NameMap:
 
 
 def family_of(checkpoint: Mapping[str, Tensor], source: str) -> Family:
-    """Return the family that a checkpoint belongs to.
-
-    Args:
-        checkpoint: Tensors by the authors' names.
-        source: The file, for the error.
+    """Return the family of a checkpoint, given as tensors by the authors' names.
 
     Raises:
-        UserError: The names are not those of any known method.
+        UserError: The names do not belong to a known method.
     """
     found = recognize(checkpoint)
     if found is None:
@@ -122,15 +117,15 @@ def family_of(checkpoint: Mapping[str, Tensor], source: str) -> Family:
 
 
 def check_family(method: str, checkpoint: Mapping[str, Tensor], source: str) -> None:
-    """Refuse a checkpoint that belongs to another method.
+    """Refuse a checkpoint of another method.
 
     Args:
-        method: Method whose names are expected, as on the command line.
-        checkpoint: tensors by the authors' names.
-        source: the file, for the error.
+        method: Expected method, as on the command line.
+        checkpoint: Tensors by the authors' names.
+        source: Name of the file, for the error.
 
     Raises:
-        UserError: another method's names, or nobody's.
+        UserError: The names belong to another or an unknown method.
     """
     found = family_of(checkpoint, source)
     if found.method != method:
@@ -143,10 +138,10 @@ def check_family(method: str, checkpoint: Mapping[str, Tensor], source: str) -> 
 
 
 def check_sizes(found: tuple[int, int], wanted: tuple[int, int], source: str) -> None:
-    """Refuse other numbers of words and frames than a checkpoint's matrices are for.
+    """Refuse numbers of words and frames that differ from those of a checkpoint's matrices.
 
     Raises:
-        UserError: says which they are for.
+        UserError: The numbers differ; the message contains the expected ones.
     """
     if found != wanted:
         raise UserError(
@@ -160,17 +155,17 @@ def rename(
 ) -> dict[str, Tensor]:
     """Return the checkpoint's tensors under our names, with the shapes and types of `expected`.
 
-    Tensors of one number fit each other, be they scalar or (1,).
+    Tensors with a single element match in any shape, scalar or (1,).
 
     Args:
-        checkpoint: tensors by the authors' names.
-        names: the map from their names to ours.
-        expected: our state dict, for names, shapes and types.
-        source: the file, for the error.
+        checkpoint: Tensors by the authors' names.
+        names: Map from their names to ours.
+        expected: Our state dict, for names, shapes and types.
+        source: Name of the file, for the error.
 
     Raises:
-        UserError: names are unexpected or missing, or shapes differ; lists all of them, under the
-            authors' names.
+        UserError: Names are unexpected or missing, or shapes differ; the message lists all of them by the authors'
+            names.
     """
     renamed: dict[str, Tensor] = {}
     unexpected, shapes, arrived = [], [], set()
@@ -199,10 +194,6 @@ def rename(
 
 
 def load(module: Module, checkpoint: Mapping[str, Tensor], names: NameMap, source: str) -> Module:
-    """Give a module the checkpoint's tensors and return it in evaluation mode.
-
-    Raises:
-        UserError: names are unexpected or missing, or shapes differ.
-    """
+    """Load the checkpoint's tensors into a module and return it in evaluation mode; errors as in `rename`."""
     module.load_state_dict(rename(checkpoint, names, module.state_dict(), source))
     return module.eval()

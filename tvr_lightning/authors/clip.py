@@ -1,4 +1,4 @@
-"""The CLIP and the temporal encoder inside an authors' checkpoint, which most released codes have from CLIP4Clip."""
+"""CLIP and the temporal encoder of an authors' checkpoint, which most released codes take from CLIP4Clip."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf, TemporalHeader
 
 CLIP_NAMES = NameMap((("clip.logit_scale", "temperature.logit_scale"), ("clip.", "encoder.clip.")))
-"""The part of every name map that concerns CLIP."""
+"""Names of CLIP's parameters, which are part of every name map."""
 
 TRANSFORMER_NAMES = NameMap(
     (
@@ -23,7 +23,7 @@ TRANSFORMER_NAMES = NameMap(
         ("frame_position_embeddings.", "temporal.frame_position_embeddings."),
     )
 )
-# The released codes create position embeddings with every temporal encoder; only the transformer adds them.
+# The released codes create position embeddings with every temporal encoder; only the transformer uses them.
 OTHER_NAMES = NameMap((("lstm_visual.", "temporal.lstm_visual."),), unused=("frame_position_embeddings.",))
 
 RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
@@ -32,38 +32,38 @@ RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
 def clip_encoder(
     checkpoint: Mapping[str, Tensor], source: str, text_mask: bool = False, patch_shift: bool = False
 ) -> OpenClipEncoder:
-    """Build the encoder from the `clip.*` tensors of an authors' checkpoint, of any size.
+    """Build an encoder of any size from the `clip.*` tensors of an authors' checkpoint.
 
     Args:
-        checkpoint: tensors by the authors' names.
-        source: the file, for the error.
-        text_mask: mask padding in the text transformer (GARE, HBI).
-        patch_shift: Shift patches between neighboring frames (UCoFiA).
+        checkpoint: Tensors by the authors' names.
+        source: Name of the file, for the error.
+        text_mask: Whether to mask padding in the text transformer (GARE, HBI).
+        patch_shift: Whether to shift patches between neighboring frames (UCoFiA).
 
     Raises:
-        UserError: these are not the tensors of an OpenAI CLIP with a vision transformer.
+        UserError: The tensors do not belong to an OpenAI CLIP with a vision transformer.
     """
     clip = {name.removeprefix("clip."): t.float() for name, t in checkpoint.items() if name.startswith("clip.")}
     try:
         encoder = ClipEncoder.from_openai_state_dict(clip, text_mask=text_mask, patch_shift=patch_shift)
     except ValueError as error:
         raise UserError(f"{source}: clip.*: {error}") from error
-    # The checkpoint brings the temporal layers itself, and they may be more than the text transformer has.
+    # The checkpoint contains the temporal layers, possibly more than the text transformer has.
     encoder.temporal_initialization = _no_start  # type: ignore[method-assign]
     return encoder
 
 
 def _no_start(layers: int) -> None:
-    """Stand in for an encoder's start of the temporal layers: there is none, heads are D // 64 as in CLIP."""
+    """Return no initialization for the temporal layers; the number of heads is D // 64 as in CLIP."""
 
 
 def count_blocks(checkpoint: Mapping[str, Tensor], prefix: str) -> int:
-    """Number of transformer blocks below `prefix`, such as `transformerClip.resblocks.`."""
+    """Return the number of transformer blocks with a prefix such as `transformerClip.resblocks.`."""
     return len({name[len(prefix) :].split(".")[0] for name in checkpoint if name.startswith(prefix)})
 
 
 def temporal_encoder(checkpoint: Mapping[str, Tensor]) -> tuple[TemporalHeader, NameMap]:
-    """What relates the frames in a checkpoint, and the names of it and of CLIP."""
+    """Return the temporal encoder of a checkpoint, and the names of its and CLIP's parameters."""
     blocks = count_blocks(checkpoint, "transformerClip.resblocks.")
     if blocks:
         return SeqTransf(blocks), CLIP_NAMES | TRANSFORMER_NAMES
@@ -72,23 +72,23 @@ def temporal_encoder(checkpoint: Mapping[str, Tensor]) -> tuple[TemporalHeader, 
 
 
 def temporal_layers(checkpoint: Mapping[str, Tensor]) -> tuple[int, NameMap]:
-    """How many blocks the temporal transformer of a checkpoint has, 0 without one, and the names of it and of CLIP."""
+    """Return the number of blocks in a checkpoint's temporal transformer (0 without one), and its and CLIP's names."""
     header, names = temporal_encoder(checkpoint)
     return header.blocks if isinstance(header, SeqTransf) else 0, names
 
 
 def check_positions(encoder: OpenClipEncoder, source: str, words: int, frames: int, tokens: int = 0) -> None:
-    """Refuse more words, or tokens of a video, than a checkpoint has positions for.
+    """Refuse more words or video tokens than a checkpoint has positions.
 
     Args:
-        encoder: made from the checkpoint; the temporal transformer has as many positions.
-        source: the file, for the error.
-        words: text positions W.
-        frames: frames F.
-        tokens: positions that a video takes: F, more where something stands before the frames, 0 without positions.
+        encoder: Encoder from the checkpoint; the temporal transformer has the same number of positions.
+        source: Name of the file, for the error.
+        words: Text positions W.
+        frames: Number of frames F.
+        tokens: Positions of a video: F, more with tokens before the frames, 0 without position embeddings.
 
     Raises:
-        UserError: says how many there are.
+        UserError: The checkpoint has fewer positions; the message contains their number.
     """
     positions = encoder.context_length
     if max(words, tokens) > positions:
@@ -99,14 +99,14 @@ def check_positions(encoder: OpenClipEncoder, source: str, words: int, frames: i
 
 
 def encoder_configuration(checkpoint: Mapping[str, Tensor], encoder: OpenClipEncoder) -> dict[str, Any]:
-    """Return what a recipe writes as `encoder:` for the CLIP in a checkpoint.
+    """Return the `encoder:` section of a recipe for the CLIP in a checkpoint.
 
-    An architecture of OpenAI's is named as the recipes name it, with the weights that the authors started from; other
-    sizes are written out.
+    OpenAI's architectures have the same name as in recipes, with the weights that the authors started from. Other
+    sizes are written explicitly.
 
     Args:
         checkpoint: Tensors by the authors' names, CLIP's by OpenAI's.
-        encoder: Encoder that an importer built from them.
+        encoder: Encoder built from the checkpoint.
     """
     switches: dict[str, Any] = {"text_mask": encoder.text_mask, "patch_shift": encoder.patch_shift is not None}
     sizes = openai_sizes({name.removeprefix("clip."): t for name, t in checkpoint.items() if name.startswith("clip.")})

@@ -23,7 +23,7 @@ TIGHT_NAMES = NameMap(
 
 
 def similarity_header(checkpoint: Mapping[str, Tensor]) -> tuple[SimilarityHeader, NameMap]:
-    """The header that a checkpoint with these names was trained with, and the names of all its tensors."""
+    """Return the header that a checkpoint was trained with, and the names of all its tensors."""
     temporal, names = temporal_encoder(checkpoint)
     if any(name.startswith("cross.") for name in checkpoint):
         return TightTransf(count_blocks(checkpoint, "cross.transformer.resblocks.")), names | TIGHT_NAMES
@@ -31,22 +31,21 @@ def similarity_header(checkpoint: Mapping[str, Tensor]) -> tuple[SimilarityHeade
 
 
 def import_clip4clip(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> CLIP4Clip:
-    """Build CLIP4Clip from an authors' checkpoint; header and sizes come from the tensors' names and shapes.
+    """Build CLIP4Clip from an authors' checkpoint; names and shapes of the tensors determine header and sizes.
 
     Args:
-        checkpoint: tensors by the authors' names.
-        source: the file, for errors.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for.
+        checkpoint: Tensors by the authors' names.
+        source: Name of the file, for errors.
+        words: Text positions W of the method.
+        frames: Number of frames F of the method.
 
     Raises:
-        UserError: another method's checkpoint, unexpected or missing names, or words and frames beyond its
-            positions.
+        UserError: The method, names, words or frames do not match the checkpoint.
     """
     check_family("clip4clip", checkpoint, source)
     encoder = clip_encoder(checkpoint, source)
     header, names = similarity_header(checkpoint)
-    # The sentence stands before the frames in TightTransf.
+    # In TightTransf, the sentence comes before the frames.
     tokens = frames + 1 if isinstance(header, TightTransf) else frames if isinstance(header, SeqTransf) else 0
     check_positions(encoder, source, words, frames, tokens)
     module = CLIP4Clip(encoder, words=words, frames=frames, clip4clip=CLIP4ClipOptions(similarity_header=header))

@@ -1,4 +1,4 @@
-"""`tvr convert`: an authors' checkpoint becomes one that `tvr test --ckpt_path` and `tvr_lightning.load` load."""
+"""`tvr convert`: conversion of an authors' checkpoint for `tvr test --ckpt_path` and `tvr_lightning.load`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ IMPORT: Mapping[str, Callable[..., RetrievalModule]] = {
     "xclip": import_xclip,
     "xpool": import_xpool,
 }
-"""By the method's name on the command line: (checkpoint, source, words, frames) to the method with its weights."""
+"""Importers by the method's command-line name: (checkpoint, source, words, frames) to the method with its weights."""
 
 RELEASED: Mapping[str, tuple[str, ...]] = {
     "clip4clip": ("clip4clip",),
@@ -59,10 +59,10 @@ RELEASED: Mapping[str, tuple[str, ...]] = {
     "xclip": ("xclip",),
     "xpool": ("xpool",),
 }
-"""Recipes that describe each method's released evaluation on MSR-VTT, later ones on top of earlier ones.
+"""Recipes of each method's released evaluation on MSR-VTT; later ones override earlier ones.
 
-A converted file records the `data` section of these recipes and their protocol: an option of how the released code
-reads videos and captions belongs there.
+A converted file records the `data` section of these recipes and their protocol, so options for reading videos and
+captions as in the released code belong there.
 """
 
 
@@ -71,11 +71,11 @@ class Converted:
     """Result of a conversion.
 
     Attributes:
-        module: the method with the checkpoint's weights, on the CPU, in evaluation mode.
-        data: Options of the released evaluation's data.
+        module: Method with the checkpoint's weights, on the CPU, in evaluation mode.
+        data: Data options of the released evaluation.
         protocol: Protocol of the released evaluation.
-        halves: Number of float16 tensors, which are now float32.
-        path: the file that was written.
+        halves: Number of float16 tensors that were converted to float32.
+        path: Written file.
     """
 
     module: RetrievalModule
@@ -86,7 +86,7 @@ class Converted:
 
 
 def released_evaluation(method: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the data and of the model that a method's released evaluation on MSR-VTT has."""
+    """Return the data and model options of a method's released evaluation on MSR-VTT."""
     sections = [read_recipe(name) for name in RELEASED[method]]
     data: dict[str, Any] = {"_class_path": f"tvr_lightning.data.{sections[0]['data']['class_path']}"}
     model: dict[str, Any] = {}
@@ -97,9 +97,9 @@ def released_evaluation(method: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def sizes(checkpoint: Mapping[str, Tensor], data: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the words W and frames F that a checkpoint's matrices fix, else those of the data.
+    """Return the words W and frames F that a checkpoint's matrices determine, or else those of the data.
 
-    Without matrices of words, W is at most the number of the text transformer's positions, to which captions are cut.
+    Without word matrices, W is at most the number of positions of the text transformer, and captions are truncated.
     """
     matrices = {name: len(checkpoint[name]) for name in ("word_mat_weight", "frame_logit_weight") if name in checkpoint}
     radius = checkpoint.get("stochastic.std_branch.linear_proj.weight")
@@ -117,21 +117,21 @@ def convert(
     method: str | None = None,
     openai_clip: Path | None = None,
 ) -> Converted:
-    """Turn an authors' checkpoint into a Lightning checkpoint that describes the method and its released evaluation.
+    """Convert an authors' checkpoint to a Lightning checkpoint with the method and its released evaluation.
 
-    The file holds plain tensors, strings and numbers, so that it loads with `weights_only=True`. Float16 tensors become
-    float32, in which the method is evaluated.
+    The file contains only plain tensors, strings and numbers, so that it loads with `weights_only=True`. Float16
+    tensors become float32, the precision of the evaluation.
 
     Args:
-        source: the authors' file (`pytorch_model.bin.*`, `.pth`, `.pt`, `.safetensors`).
-        out: the file to write.
+        source: Authors' file (`pytorch_model.bin.*`, `.pth`, `.pt`, `.safetensors`).
+        out: Output file.
         words: Text positions W. By default those of the checkpoint's matrices, or of the method's released evaluation.
-        frames: Frames F, with the same default.
-        method: Method that the checkpoint must belong to. By default the tensors decide.
-        openai_clip: OpenAI's weights, to read UCoFiA as its released evaluation does (`import_ucofia`).
+        frames: Number of frames F, with the same default.
+        method: Method that the checkpoint must belong to. By default, it is detected from the tensors.
+        openai_clip: OpenAI's weights, to evaluate UCoFiA as in its released evaluation (`import_ucofia`).
 
     Raises:
-        UserError: The file is unreadable or another method's, its names or sizes do not fit, or
+        UserError: The file is unreadable or belongs to another method, its names or sizes do not fit, or
             `openai_clip` is given for another method than UCoFiA.
     """
     if method is not None and method not in IMPORT:
@@ -157,7 +157,7 @@ def convert(
         "state_dict": {
             name: tensor.detach().clone()
             for name, tensor in module.state_dict().items()
-            if not name.startswith(AUDIO)  # a stand-in's
+            if not name.startswith(AUDIO)  # excludes the placeholder encoder
         },
         "hyper_parameters": {
             **{name: value for name, value in module.hparams.items() if value is not None},
@@ -185,8 +185,8 @@ def run_convert(
     """Convert an authors' checkpoint into one that `tvr test --ckpt_path` loads.
 
     Args:
-        source: the authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
-        out: file to write.
+        source: authors' file (pytorch_model.bin.*, .pth, .pt or .safetensors).
+        out: output file.
         words: number of text positions, including SOT and EOT; by default that of the released evaluation.
         frames: number of frames per video; by default that of the released evaluation.
         method: method that the checkpoint must belong to, such as tcmgc; detected by default.
@@ -223,7 +223,7 @@ def run_convert(
 
 
 def _unusual(module: RetrievalModule) -> dict[str, Any]:
-    """Options of a method's paper that are not the defaults."""
+    """Return the options of a method's paper that differ from the defaults."""
     options = vars(module.options)
     usual = vars(type(module.options)())
     return {f"{type(module).__name__.lower()}.{name}": value for name, value in options.items() if value != usual[name]}

@@ -15,22 +15,21 @@ NAMES = NameMap((("text_weight_fc.", "head.word_weights."), ("video_weight_fc.",
 
 
 def weight_layers(checkpoint: Mapping[str, Tensor]) -> int:
-    """Linear layers of the weighting networks (the released wti_arch)."""
+    """Return the number of linear layers in the weighting networks (the released wti_arch)."""
     return sum(name.startswith("text_weight_fc.") and name.endswith("weight") for name in checkpoint)
 
 
 def import_drl(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> DRL:
-    """Build DRL with WTI from an authors' checkpoint; its sizes come from the tensors' shapes.
+    """Build DRL with WTI from an authors' checkpoint; the shapes of the tensors determine its sizes.
 
     Args:
-        checkpoint: tensors by the authors' names.
-        source: the file, for errors.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for.
+        checkpoint: Tensors by the authors' names.
+        source: Name of the file, for errors.
+        words: Text positions W of the method.
+        frames: Number of frames F of the method.
 
     Raises:
-        UserError: another method's checkpoint, unexpected or missing names, or words and frames beyond its
-            positions.
+        UserError: The method, names, words or frames do not match the checkpoint.
     """
     check_family("drl", checkpoint, source)
     encoder = clip_encoder(checkpoint, source)

@@ -1,4 +1,4 @@
-"""Whose checkpoint is this? Parameter names by which the released codes can be told apart."""
+"""Parameter names that identify the released code of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """The parameter names of one released code.
+    """Parameter names of one released code.
 
     Attributes:
-        method: name of the method on the command line.
-        title: the paper's own name for it.
-        marks: beginnings of names; a checkpoint of this family has names with each of them.
+        method: Name of the method on the command line.
+        title: Name of the method in the paper.
+        marks: Name prefixes; a checkpoint of this family has a name for each of them.
     """
 
     method: str
@@ -21,13 +21,13 @@ class Family:
     marks: tuple[str, ...]
 
     def matches(self, names: Iterable[str]) -> bool:
-        """Return whether each mark begins at least one of the names."""
+        """Return whether each mark is the prefix of at least one name."""
         names = list(names)
         return all(any(name.startswith(mark) for name in names) for mark in self.marks)
 
 
 FAMILIES = (
-    # A family stands before those whose marks it has too.
+    # A family comes before families with a subset of its marks.
     Family("gare", "GARE", ("psi.", "weight_fc.")),
     Family("tcmgc", "TC-MGC", ("conditional_transformer.",)),
     Family("gaid", "GAID", ("gate_fc.", "stochastic.")),
@@ -41,6 +41,6 @@ FAMILIES = (
 
 
 def recognize(names: Iterable[str]) -> Family | None:
-    """Return the family that a checkpoint with these parameter names belongs to; None where it is none of them."""
+    """Return the family of a checkpoint with these parameter names, or None if it is unknown."""
     names = list(names)
     return next((family for family in FAMILIES if family.matches(names)), None)

@@ -37,20 +37,20 @@ def import_gaid(
     frames: int = 12,
     audio_encoder: AudioEncoder | None = None,
 ) -> GAID:
-    """Build GAID from an authors' checkpoint; every size comes from the tensors' shapes.
+    """Build GAID from an authors' checkpoint; the shapes of the tensors determine all sizes.
 
     Args:
-        checkpoint: tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
-        source: the file, for errors.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for; the checkpoint's layer of the radius, (D, F), is tied to it.
+        checkpoint: Tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
+        source: Name of the file, for errors.
+        words: Text positions W of the method.
+        frames: Number of frames F of the method, fixed by the checkpoint's layer of the radius, (D, F).
         audio_encoder: Encoder whose features the checkpoint was trained on. Authors' checkpoints do not contain it: by
-            default a random one of the same width stands in, and the hyperparameters name the released one, whose
+            default, a random one of the same width replaces it, and the hyperparameters name the released one, whose
             weights the method then loads with its checkpoint (`GAID.on_load_checkpoint`).
 
     Raises:
-        UserError: another method's checkpoint, unexpected or missing names, another number of frames, too
-            many words, or an audio encoder of another width.
+        UserError: The method, names, frames or width of the audio encoder do not match the checkpoint, or there are too
+            many words.
     """
     check_family("gaid", checkpoint, source)
     checkpoint = with_openai_names(checkpoint, source)
@@ -88,10 +88,9 @@ def released_options(attention: XPoolOptions | None = None) -> GAIDOptions:
 
 
 def released_audio_encoder(width: int, source: str) -> dict[str, Any]:
-    """Return what a recipe writes as `audio_encoder:` for features of a width.
+    """Return the `audio_encoder:` section of a recipe for features of a given width.
 
-    These are Whisper base (512) and wav2vec 2.0 base (768), or a small random encoder for a width that no released one
-    has.
+    It is Whisper base (512), wav2vec 2.0 base (768), or a small random encoder if no released encoder has this width.
 
     Raises:
         UserError: No encoder has features of this width.

@@ -19,7 +19,7 @@ NAMES = NameMap(
         ("psi.layers.0.", "head.psi."),
         ("psi.", "head.psi."),
     ),
-    # Created by the released code and never used; the output of log_std_proj is thrown away.
+    # Created by the released code but never used; the output of log_std_proj is discarded.
     # https://github.com/musicman217/GARE-text-video-retrieval/blob/e42b0e2/tvr/models/modeling.py#L184-L206
     unused=("psi.log_std_proj.", "psi.layers.0.linear2.", "psi.layers.0.mlp.", "weight_fc."),
 )
@@ -30,10 +30,10 @@ AGENT = "agent.psi."
 
 
 def without_agent(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return a checkpoint without the second names of psi's tensors.
+    """Return a checkpoint without the duplicate names of psi's tensors.
 
     Raises:
-        UserError: A tensor of the second names has no equal under the first.
+        UserError: A duplicate differs from the tensor with the first name, or there is no such tensor.
     """
     twins = {name: checkpoint.get(name.removeprefix("agent.")) for name in checkpoint if name.startswith(AGENT)}
     other = [name for name, twin in twins.items() if twin is None or not torch.equal(twin, checkpoint[name])]
@@ -48,18 +48,17 @@ def without_agent(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Te
 def import_gare(
     checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12, gare: GAREOptions | None = None
 ) -> GARE:
-    """Build GARE from an authors' checkpoint; what shapes do not tell comes as arguments.
+    """Build GARE from an authors' checkpoint; arguments provide what the shapes do not determine.
 
     Args:
-        checkpoint: tensors by the authors' names.
-        source: the file, for errors.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for.
-        gare: options; `temporal_layers` is what the checkpoint has.
+        checkpoint: Tensors by the authors' names.
+        source: Name of the file, for errors.
+        words: Text positions W of the method.
+        frames: Number of frames F of the method.
+        gare: Options; the checkpoint determines `temporal_layers`.
 
     Raises:
-        UserError: another method's checkpoint, unexpected or missing names, more than one layer in psi, or
-            words and frames beyond its positions.
+        UserError: The method, names, words or frames do not match the checkpoint, or psi has more than one layer.
     """
     check_family("gare", checkpoint, source)
     checkpoint = without_agent(checkpoint, source)
@@ -67,7 +66,7 @@ def import_gare(
     if layers != 1:
         raise UserError(f"{source}: psi has {layers} layers; GARE's psi has one (Eq. 7)")
     encoder = clip_encoder(checkpoint, source, text_mask=True)
-    layers, names = temporal_layers(checkpoint)  # none for MSVD
+    layers, names = temporal_layers(checkpoint)  # 0 for MSVD
     check_positions(encoder, source, words, frames, frames if layers else 0)
     options = dataclasses.replace(gare or GAREOptions(), temporal_layers=layers)
     return load(GARE(encoder, words=words, frames=frames, gare=options), checkpoint, names | NAMES, source)

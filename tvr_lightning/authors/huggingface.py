@@ -1,4 +1,4 @@
-"""CLIP's tensors under transformers' names, as X-Pool, T-MASS and GAID checkpoints hold them, under OpenAI's."""
+"""Conversion of CLIP's tensors from transformers' names (X-Pool, T-MASS and GAID checkpoints) to OpenAI's."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ BUFFERS = ("text_model.embeddings.position_ids", "vision_model.embeddings.positi
 
 
 def with_openai_names(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return a checkpoint whose `clip.*` tensors have OpenAI's names and layout; all others are left as they are.
+    """Return a checkpoint whose `clip.*` tensors have OpenAI's names and layout; others are unchanged.
 
     Projections become (width, D); a block's query, key and value matrices are joined to one (3 width, width).
 
     Args:
-        checkpoint: tensors by the authors' names; without transformers' names below `clip.` nothing changes.
-        source: the file, for the error.
+        checkpoint: Tensors by the authors' names; without transformers' names after `clip.`, nothing changes.
+        source: Name of the file, for the error.
 
     Raises:
-        UserError: a tensor below `clip.` that transformers' CLIPModel does not have, or a part of one is
-            missing.
+        UserError: A `clip.` tensor does not exist in transformers' CLIPModel, or a part of one is missing.
     """
     if not any(name.startswith(("clip.text_model.", "clip.vision_model.")) for name in checkpoint):
         return dict(checkpoint)

@@ -26,17 +26,17 @@ NAMES = NameMap(
         ("attentive_frame_word_mat_weight2", "head.frame_word_aggregation.frames_after_words.weight"),
         ("attentive_frame_word_mat_weight", "head.frame_word_aggregation.frames.weight"),
     ),
-    # The released forward pass has the lines of W_Q, W_K, W_V and W_O commented out.
+    # The lines for W_Q, W_K, W_V and W_O are commented out in the released forward pass.
     # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/module_xpool.py#L36-L74
     unused=("conditional_transformer.pool_frames.cross_attn.",),
 )
 
 
 def fitting_keep_rate(kept: int, words: int) -> float:
-    """Return a keep rate r with int(words r) = kept: the released 0.1 where it fits, else the roundest one.
+    """Return a keep rate r with int(words r) = kept: the released 0.1 if it fits, or else the roundest one.
 
     Raises:
-        ValueError: more is kept than there are words.
+        ValueError: `kept` exceeds the number of words.
     """
     if not 1 <= kept <= words:
         raise ValueError(f"there is no keep rate that keeps {kept} of {words} words")
@@ -73,21 +73,20 @@ def import_tcmgc(
     decorrelation_weight: float = 0.5,
     heads: int = 1,
 ) -> TCMGC:
-    """Build TC-MGC from an authors' checkpoint; what shapes do not tell comes as arguments.
+    """Build TC-MGC from an authors' checkpoint; arguments provide what the shapes do not determine.
 
     Args:
-        checkpoint: tensors by the authors' names.
-        source: the file, for errors.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for.
-        keep_rate: r; None chooses one that the matrices' k = int(W r) fits; `attentive_word_logit_weight` is (k, k).
-        softmax_lambda: factor inside the softmaxes over slots.
-        decorrelation_weight: alpha of SDR.
-        heads: attention heads.
+        checkpoint: Tensors by the authors' names.
+        source: Name of the file, for errors.
+        words: Text positions W of the method.
+        frames: Number of frames F of the method.
+        keep_rate: Keep rate r; None derives it from the size k = int(W r) of `attentive_word_logit_weight` (k, k).
+        softmax_lambda: Factor inside the softmaxes over slots.
+        decorrelation_weight: Weight alpha of SDR.
+        heads: Number of attention heads.
 
     Raises:
-        UserError: another method's checkpoint, unexpected or missing names, or words, frames and keep rate
-            that its matrices do not fit.
+        UserError: The method, names, words, frames or keep rate do not match the checkpoint.
     """
     check_family("tcmgc", checkpoint, source)
     keep_rate = _keep_rate(checkpoint, source, words, keep_rate)

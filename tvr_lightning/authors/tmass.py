@@ -23,17 +23,16 @@ NAMES = NameMap(
 
 
 def import_tmass(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> TMASS:
-    """Build T-MASS from an authors' checkpoint; every size comes from the tensors' shapes.
+    """Build T-MASS from an authors' checkpoint; the shapes of the tensors determine all sizes.
 
     Args:
-        checkpoint: tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
-        source: the file, for errors.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for; the checkpoint's layer of the radius, (D, F), is tied to it.
+        checkpoint: Tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
+        source: Name of the file, for errors.
+        words: Text positions W of the method.
+        frames: Number of frames F of the method, fixed by the checkpoint's layer of the radius, (D, F).
 
     Raises:
-        UserError: another method's checkpoint, unexpected or missing names, another number of frames, or
-            too many words.
+        UserError: The method, names or frames do not match the checkpoint, or there are too many words.
     """
     check_family("tmass", checkpoint, source)
     checkpoint = with_openai_names(checkpoint, source)
@@ -45,10 +44,10 @@ def import_tmass(checkpoint: Mapping[str, Tensor], source: str, words: int = 32,
 
 
 def check_frames(checkpoint: Mapping[str, Tensor], frames: int, source: str) -> None:
-    """Refuse another number of frames than the layer from similarities to radius, (D, F), has inputs.
+    """Refuse a number of frames that differs from the inputs of the layer from similarities to radius, (D, F).
 
     Raises:
-        UserError: says how many it has.
+        UserError: The numbers differ; the message contains the expected one.
     """
     layer = checkpoint.get("stochastic.std_branch.linear_proj.weight")
     if layer is not None and layer.shape[1] != frames:

@@ -13,13 +13,13 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.layers.patch_selector import PatchSelection, Predictor
 from tvr_lightning.methods.ucofia import UCoFiA, UCoFiAOptions
 
-# The attention of the two blocks that `make_patch_shift` wraps (modules/until_module.py), by its number and the rest.
+# Attention of the two blocks that `make_patch_shift` wraps (modules/until_module.py): block number, rest of the name.
 ATTENTION = re.compile(r"clip\.visual\.transformer\.resblocks\.(10|11)\.attn\.(net\.)?(.+)")
 L1 = "local_mat_weight1"
 PREDICTOR = "visual_token_selector.score_predictor."
 NAMES = NameMap(
     (
-        # The longer names first: a name is replaced by the first beginning that fits.
+        # Longer names come first, because the first matching prefix is replaced.
         ("global_mat_weight_1", "head.video_matrix"),
         ("global_mat_weight", "head.sentence_matrix"),
         (L1, "head.patch_matrix"),
@@ -34,13 +34,13 @@ NAMES = NameMap(
         (f"{PREDICTOR}out_conv.0.", "selector.scores.joint."),
         (f"{PREDICTOR}out_conv.2.", "selector.scores.out."),
     ),
-    # Created by the released code and never used.
+    # Created by the released code but never used.
     unused=("word_logit_weight", "frame_mat_weight", "word_mat_weight_for_pixel"),
 )
 
 
 def matrix_sizes(checkpoint: Mapping[str, Tensor], source: str) -> tuple[int, int, int]:
-    """Words W, frames F and patches per frame, CLS included, that the matrices are for."""
+    """Return the words W, frames F and patches per frame, including CLS, of the matrices."""
     missing = [n for n in ("word_mat_weight", "frame_logit_weight", "pixel_mat_weight") if n not in checkpoint]
     if missing:
         raise UserError(
@@ -55,16 +55,16 @@ def matrix_sizes(checkpoint: Mapping[str, Tensor], source: str) -> tuple[int, in
 
 
 def predictor(checkpoint: Mapping[str, Tensor]) -> Predictor:
-    """The training code's predictor maps D to D/2; that of the text-to-video evaluation code 2D to D."""
+    """Return the predictor: D to D/2 in the training code, 2D to D in the text-to-video evaluation code."""
     width, dimension = checkpoint[f"{PREDICTOR}in_conv.1.weight"].shape[1], len(checkpoint["global_mat_weight"])
     return "train" if width == dimension else "eval-t2v"
 
 
 def unwrapped(checkpoint: Mapping[str, Tensor], source: str) -> tuple[dict[str, Tensor], bool]:
-    """Return a checkpoint whose shifted attentions have CLIP's own names, and whether it has shifted attentions.
+    """Return a checkpoint with CLIP's own names for shifted attentions, and whether it contains shifted attentions.
 
     Raises:
-        UserError: Only some tensors of the two blocks are those of a wrapped attention.
+        UserError: Only some tensors of the two blocks have the names of a wrapped attention.
     """
     found = {name: match for name in checkpoint if (match := ATTENTION.fullmatch(name)) is not None}
     wrapped = [name for name, match in found.items() if match[2]]
@@ -84,22 +84,21 @@ def import_ucofia(
     frames: int = 12,
     openai: Mapping[str, Tensor] | None = None,
 ) -> UCoFiA:
-    """Build UCoFiA from an authors' checkpoint; its sizes come from the tensors' shapes.
+    """Build UCoFiA from an authors' checkpoint; the shapes of the tensors determine its sizes.
 
-    The code with the text-to-video evaluation's predictor never uses L1, so that a checkpoint with that predictor is
-    built without it.
+    The code with the text-to-video evaluation's predictor never uses L1, so a checkpoint with that predictor is built
+    without it.
 
     Args:
-        checkpoint: tensors by the authors' names.
-        source: the file, for errors.
-        words: text positions W that the method is for; `word_mat_weight` is (W, W).
-        frames: frames F that the method is for; `frame_logit_weight` is (F, F).
-        openai: OpenAI's CLIP, to read the checkpoint as the released evaluation does: with its attention in the shifted
-            vision blocks, without L1, and with noise in the patch selector.
+        checkpoint: Tensors by the authors' names.
+        source: Name of the file, for errors.
+        words: Text positions W of the method; `word_mat_weight` is (W, W).
+        frames: Number of frames F of the method; `frame_logit_weight` is (F, F).
+        openai: OpenAI's CLIP, to evaluate the checkpoint as in the released evaluation: with OpenAI's attention in the
+            shifted vision blocks, without L1, and with noise in the patch selector.
 
     Raises:
-        UserError: another method's checkpoint, unexpected or missing names, or words and frames that its
-            matrices are not for.
+        UserError: The method, names, words or frames do not match the checkpoint.
     """
     check_family("ucofia", checkpoint, source)
     checkpoint, shifted = unwrapped(checkpoint, source)

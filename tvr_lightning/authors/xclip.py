@@ -17,7 +17,7 @@ NAMES = NameMap(
         ("local_mat_weight", "head.local_matrix"),
         ("word_logit_weight", "head.video_word.weight"),
         ("frame_logit_weight", "head.sentence_frame.weight"),
-        # The longer names first: a name is replaced by the first beginning that fits.
+        # Longer names come first, because the first matching prefix is replaced.
         ("word_mat_weight2", "head.frame_word.words_after_frames.weight"),
         ("word_mat_weight", "head.frame_word.words.weight"),
         ("frame_mat_weight2", "head.frame_word.frames_after_words.weight"),
@@ -27,17 +27,16 @@ NAMES = NameMap(
 
 
 def import_xclip(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> XCLIP:
-    """Build X-CLIP from an authors' checkpoint; its sizes come from the tensors' shapes.
+    """Build X-CLIP from an authors' checkpoint; the shapes of the tensors determine its sizes.
 
     Args:
-        checkpoint: tensors by the authors' names.
-        source: the file, for errors.
-        words: text positions W that the method is for; `word_mat_weight` is (W, W).
-        frames: frames F that the method is for; `frame_mat_weight` is (F, F).
+        checkpoint: Tensors by the authors' names.
+        source: Name of the file, for errors.
+        words: Text positions W of the method; `word_mat_weight` is (W, W).
+        frames: Number of frames F of the method; `frame_mat_weight` is (F, F).
 
     Raises:
-        UserError: another method's checkpoint, unexpected or missing names, or words and frames that its
-            matrices are not for.
+        UserError: The method, names, words or frames do not match the checkpoint.
     """
     check_family("xclip", checkpoint, source)
     fitting = {name: len(checkpoint[name]) for name in ("word_mat_weight", "frame_mat_weight") if name in checkpoint}

@@ -15,16 +15,16 @@ NAMES = NameMap((("pool_frames.", "head.attention."),))
 
 
 def import_xpool(checkpoint: Mapping[str, Tensor], source: str, words: int = 32, frames: int = 12) -> XPool:
-    """Build X-Pool from an authors' checkpoint; every size comes from the tensors' shapes.
+    """Build X-Pool from an authors' checkpoint; the shapes of the tensors determine all sizes.
 
     Args:
-        checkpoint: tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
-        source: the file, for errors.
-        words: text positions W that the method is for.
-        frames: frames F that the method is for.
+        checkpoint: Tensors by the authors' names, CLIP's by OpenAI's or transformers' names.
+        source: Name of the file, for errors.
+        words: Text positions W of the method.
+        frames: Number of frames F of the method.
 
     Raises:
-        UserError: another method's checkpoint, unexpected or missing names, or too many words.
+        UserError: The method or names do not match the checkpoint, or there are too many words.
     """
     check_family("xpool", checkpoint, source)
     checkpoint = with_openai_names(checkpoint, source)

@@ -1,1 +1,1 @@
-"""What verbs there are, their help, and how their options are read, all of it without torch; `cli.py` runs them."""
+"""Commands, their help, and their arguments, all without torch; `cli.py` runs the commands."""

@@ -1,4 +1,4 @@
-"""The help of fit, validate, test and predict on one screen: what people type; `--help_all` has every option."""
+"""One-screen help of fit, validate, test and predict with the common options; `--help_all` shows all options."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _FOLDERS = {"data": "datasets", "backbone": "backbones", "hardware": "hardware",
 
 
 def lightning_help(verb: str, what: str, recipes: Path) -> str:
-    """Return the help of one of Lightning's verbs.
+    """Return the help of one of Lightning's commands.
 
     Args:
-        verb: fit, validate, test or predict.
-        what: it does, in a sentence.
-        recipes: folder of the recipes, which are listed.
+        verb: Name of the command: fit, validate, test or predict.
+        what: Description of the command.
+        recipes: Folder of the listed recipes.
     """
     names = sorted(path.stem for path in recipes.glob("*.yaml"))
     methods = [name for name in names if "-" not in name and name not in _OVERLAYS]

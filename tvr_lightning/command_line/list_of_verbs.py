@@ -1,4 +1,4 @@
-"""What `tvr` prints when it is given no verb."""
+"""Output of `tvr` without a command."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tvr_lightning.command_line.verbs import VERBS
 
 
 def list_verbs(words: Sequence[str]) -> int:
-    """Print the list of verbs, or that there is no such verb.
+    """Print the list of commands, or that a command does not exist.
 
     Args:
-        words: of a command line that begins with no verb.
+        words: Arguments that do not begin with a command.
 
     Returns:
-        The exit status: 2 for an unknown verb.
+        Exit status, 2 for an unknown command.
     """
     parser = argparse.ArgumentParser(
         prog="tvr",

@@ -1,4 +1,4 @@
-"""The words after a verb, read: every wrong one is refused in a sentence, most before anything is loaded."""
+"""Parsing of a command's arguments, with a one-line error message before data or models are loaded if possible."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def check_recipes(verb: Verb, words: Sequence[str]) -> None:
-    """Check the recipes, options and checkpoints that a command is given, before torch is imported.
+    """Check the recipes, options and checkpoints of a command before torch is imported.
 
     Args:
         verb: Command.
-        words: Words after the command.
+        words: Arguments after the command.
 
     Raises:
-        RecipeError: A file is missing or not a recipe, the command is given nothing, or a recipe names an option that
-            does not exist.
+        RecipeError: A file is missing or not a recipe, the command has no arguments, or a recipe contains an unknown
+            option.
     """
     from tvr_lightning.config.check import check_options, sources_of
     from tvr_lightning.config.schema import cached_schema
@@ -52,7 +52,7 @@ def check_recipes(verb: Verb, words: Sequence[str]) -> None:
 
 
 def part_overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
-    """Part the words after a verb into its own and those that change options of the recipes it is given."""
+    """Split the arguments after a command into its own and those that override options of the recipes."""
     sections = tuple(f"--{section}." for section in verb.sections)
     if not sections:
         return words, []
@@ -69,15 +69,15 @@ def part_overrides(verb: Verb, words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
-    """Return the options of one of this project's own verbs by name, or a sentence on the first that is wrong."""
+    """Return the options of one of this project's own commands by name, or an error message about the first error."""
     assert verb.run is not None
     options = {option.replace("-", "_"): option for option in option_names(verb.run, verb.positional)}
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
-        known = options.get(name.replace("-", "_"))  # `--num-workers` and `--num_workers` are the same
+        known = options.get(name.replace("-", "_"))  # `--num-workers` and `--num_workers` are equivalent
         if word.startswith("--") and known is not None:
             words[place] = f"{known}{equals}{value}"
-        elif name.partition(".")[0].rstrip("+").replace("-", "_") in options:  # of the class that one names; one more
+        elif name.partition(".")[0].rstrip("+").replace("-", "_") in options:  # option of a class, or `--name+`
             continue
         elif word.startswith("--") and not any(option.startswith(name) for option in options.values()):
             near = difflib.get_close_matches(name, options.values(), n=1)
@@ -93,13 +93,13 @@ def parse(verb: Verb, words: list[str]) -> dict[str, Any] | str:
     with shown(f"{verb.words}: loading"):
         parser = parser_of(verb)
     try:
-        return parser.instantiate(parser.parse_args(words)).as_dict()  # classes such as a normalisation's
+        return parser.instantiate(parser.parse_args(words)).as_dict()  # classes such as that of a normalization
     except ArgumentError as error:
         return f"{verb.words}: {_refusal(verb, str(error))}"
 
 
 def parser_of(verb: Verb) -> ArgumentParser:
-    """Return the parser of one of this project's own verbs, made from its function's signature and docstring."""
+    """Return the parser of one of this project's own commands, built from its function's signature and docstring."""
     import docstring_parser
     from jsonargparse import ArgumentParser
 
@@ -116,7 +116,7 @@ def parser_of(verb: Verb) -> ArgumentParser:
         else:
             parser.add_argument(name, type=kind, help=helps.get(name), nargs="+" if many else None)
     skip: set[str | int] = {*verb.positional, "overrides"}
-    # Repeated as for Lightning's verbs: `--config a.yaml --config b.yaml`.
+    # Repeatable as in Lightning's commands: `--config a.yaml --config b.yaml`.
     for name in [name for name in ("config", *verb.repeated) if name in hints]:
         required = parameters[name].default is inspect.Parameter.empty
         parser.add_argument(f"--{name}", type=str, action="append", required=required, help=helps.get(name))
@@ -125,7 +125,7 @@ def parser_of(verb: Verb) -> ArgumentParser:
         if hints[name] is bool and parameter.default is False:
             parser.add_argument(f"--{name}", dest=name, action="store_true", help=helps.get(name))
             skip.add(name)
-    for name in [name for name in parameters if name.endswith("_")]:  # words that Python keeps for itself
+    for name in [name for name in parameters if name.endswith("_")]:  # keywords of Python
         option = f"--{name.rstrip('_')}"
         parser.add_argument(option, dest=name, type=hints[name], required=True, help=helps.get(name))
         skip.add(name)
@@ -134,7 +134,7 @@ def parser_of(verb: Verb) -> ArgumentParser:
 
 
 def _refusal(verb: Verb, message: str) -> str:
-    """Return what the parser says of a value in a line: what is expected, without the types that it tried."""
+    """Return the parser's error for a value in one line, with the expected value but without the attempted types."""
     from tvr_lightning.config.check import refusals
 
     assert verb.run is not None

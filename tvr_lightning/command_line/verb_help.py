@@ -1,4 +1,4 @@
-"""Help and options of this project's commands, read from their source, so that no command imports torch for them."""
+"""Help and options of this project's commands, read from their source code, so that showing them imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvr_lightning.ranges import Range
 PACKAGE = Path(__file__).parent.parent
 
 LONGEST_CHOICES = 60
-"""Characters of choices that stand next to an option; argparse does not wrap longer ones."""
+"""Maximum number of characters of choices shown next to an option, since argparse does not wrap them."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Parameter:
     """Parameter of a command's function.
 
     Attributes:
-        name: name in Python.
-        kind: type as written, with named choices replaced by their values.
-        default: default as written, or None if a value is required.
-        help: description in the docstring.
-        limits: ranges of numbers and requirements of paths in the annotation.
+        name: Name in Python.
+        kind: Type in the source code, with named choices replaced by their values.
+        default: Default in the source code, or None if a value is required.
+        help: Description in the docstring.
+        limits: Ranges of numbers and requirements of paths in the annotation.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Parameter:
 
     @property
     def option(self) -> str:
-        """Option as typed, without the underscore that follows a keyword of Python."""
+        """Option on the command line, without the underscore after a Python keyword."""
         return f"--{self.name.rstrip('_')}"
 
     @property
@@ -53,12 +53,12 @@ class Parameter:
 
     @property
     def many(self) -> bool:
-        """Whether it takes several values."""
+        """True if the parameter takes several values."""
         return self.kind.startswith(("list[", "Sequence["))
 
     @property
     def item(self) -> str:
-        """The type of one value, without None."""
+        """Type of one value, without None."""
         kind = self.kind.removesuffix(" | None")
         return kind.partition("[")[2].removesuffix("]") if self.many else kind
 
@@ -70,7 +70,7 @@ class Parameter:
 
     @property
     def switch(self) -> bool:
-        """Whether it is given without a value."""
+        """True if the option takes no value."""
         return self.kind == "bool" and self.default == "False"
 
 
@@ -86,11 +86,11 @@ def verb_help(words: str, run: str, positional: tuple[str, ...], repeated: tuple
     """Return the help of a command.
 
     Args:
-        words: command as typed, such as `data synth`.
-        run: its function, as "module:function".
-        positional: parameters given without `--name`.
-        repeated: options that can be repeated, in addition to `--config`.
-        epilog: last paragraph.
+        words: Name of the command, such as `data synth`.
+        run: Function of the command, as "module:function".
+        positional: Parameters given without `--name`.
+        repeated: Options that can be repeated, in addition to `--config`.
+        epilog: Last paragraph.
     """
     written = read_verb(run)
     parser = argparse.ArgumentParser(f"tvr {words}", description=written.description, epilog=epilog)
@@ -120,13 +120,13 @@ def verb_help(words: str, run: str, positional: tuple[str, ...], repeated: tuple
 
 
 def option_names(run: str, positional: tuple[str, ...]) -> list[str]:
-    """Return the options of a command as typed, including `--help` and excluding `overrides`."""
+    """Return the options of a command, including `--help` and excluding `overrides`."""
     found = [p.option for p in read_verb(run).parameters if p.name not in (*positional, "overrides")]
     return ["--help", *found]
 
 
 def read_verb(run: str) -> Written:
-    """Read the function of a command from its file, without importing it."""
+    """Read the function of a command from its source file, without importing it."""
     import docstring_parser
 
     module, name = run.split(":")
@@ -146,7 +146,7 @@ def read_verb(run: str) -> Written:
 
 
 def _parted(annotation: ast.expr) -> tuple[str, tuple[Range | Place, ...]]:
-    """Return a type as written, without what it is annotated with, and this."""
+    """Return a type without its annotations, and the annotations."""
     limits: list[Range | Place] = []
 
     class Part(ast.NodeTransformer):
@@ -167,7 +167,7 @@ def _parted(annotation: ast.expr) -> tuple[str, tuple[Range | Place, ...]]:
 
 
 def _value(default: ast.expr, module: str) -> str:
-    """Return a default as a user would type it: `Path("index")` is index."""
+    """Return a default as on the command line: `Path("index")` becomes index."""
     found = _resolved(default, module)
     if isinstance(found, ast.Call) and found.args:
         found = found.args[0]
@@ -175,7 +175,7 @@ def _value(default: ast.expr, module: str) -> str:
 
 
 def _resolved(expression: ast.expr, module: str) -> ast.expr:
-    """Return an expression with the names of constants and choices of this package replaced by what they stand for."""
+    """Return an expression in which names of this package's constants and choices are replaced by their values."""
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -207,8 +207,8 @@ def _tree(module: str) -> ast.Module:
 
 
 def _shown(kind: str) -> str:
-    """Return a type as help shows it: the choices themselves, else a word in capitals."""
-    kind = kind.partition(" | ")[0]  # the rest is None, or several of the same
+    """Return a type as shown in the help: the choices, or a word in capitals."""
+    kind = kind.partition(" | ")[0]  # the rest is None or a list of the same type
     if kind.startswith("Literal["):
         return "{" + ",".join(str(choice) for choice in ast.literal_eval(f"[{kind[8:-1]}]")) + "}"
     if kind.startswith("list[Literal["):
@@ -218,7 +218,7 @@ def _shown(kind: str) -> str:
 
 
 def without_period(text: str) -> str:
-    """Return a help text without its final period, to which more may be added; an ellipsis stays."""
+    """Return a help text without its final period, so that text can be appended; an ellipsis stays."""
     return text if text.endswith("..") else text.removesuffix(".")
 
 

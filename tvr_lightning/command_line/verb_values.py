@@ -10,19 +10,19 @@ from tvr_lightning.ranges import Range
 
 
 class PlaceError(UserError, ValueError):
-    """A path that does not exist, or is not what the command expects."""
+    """The path does not exist, or is not what the command expects."""
 
 
 def refused(words: Sequence[str], parameters: Sequence[Parameter], positional: Sequence[str]) -> str | None:
     """Return a sentence about the first invalid value, or None if all are valid.
 
     Args:
-        words: arguments after the command.
-        parameters: parameters of the command.
-        positional: names of the parameters that are given without an option.
+        words: Arguments after the command.
+        parameters: Parameters of the command.
+        positional: Names of the parameters that are given without an option.
 
     Raises:
-        PlaceError: a path is not what the command expects.
+        PlaceError: A path is not what the command expects.
     """
     given = list(_given(words, parameters, positional))
     single = [parameter.name for parameter, _ in given if not parameter.many]
@@ -56,7 +56,7 @@ def _given(
         if parameter is not None:
             if not parameter.switch:
                 yield parameter, value if equals else next(left, "")
-        elif word.startswith("--"):  # a class's own option; the parser knows
+        elif word.startswith("--"):  # option of a class, checked by the parser
             if not equals:
                 next(left, "")
         elif places:
@@ -66,7 +66,7 @@ def _given(
 
 
 def _refusal(parameter: Parameter, value: str, positional: Sequence[str]) -> str | None:
-    """Return what is wrong with a value of a parameter, or None."""
+    """Return an error message for a value of a parameter, or None if it is valid."""
     name = parameter.name if parameter.name in positional else parameter.option
     if value in ("", "null") and parameter.kind.endswith("None"):
         return None

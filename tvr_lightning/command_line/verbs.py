@@ -1,4 +1,4 @@
-"""The verbs of the `tvr` command."""
+"""Commands of the `tvr` program."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb of the command line.
+    """Command of the `tvr` program.
 
     Attributes:
-        words: as typed, such as `data synth`.
-        help: its line in the list of verbs.
-        run: what it runs as "module:function"; signature and docstring make the options. None: one of Lightning's.
-        positional: parameters given without `--name`; a list takes one or more words.
-        repeated: options that may be given several times, besides `--config`.
-        go_on: of verbs that take long, how to go on after an interruption.
-        sections: of the recipe, whose options may be given besides, as for `tvr fit`; the function gets them as
+        words: Name, such as `data synth`.
+        help: Line in the list of commands.
+        run: Function as "module:function", whose signature and docstring define the options; None for Lightning's.
+        positional: Parameters given without `--name`; a list takes one or more arguments.
+        repeated: Options that can be repeated, in addition to `--config`.
+        go_on: Advice for resuming a long-running command after an interruption.
+        sections: Sections of the recipe whose options can also be given, as for `tvr fit`; the function gets them as
             `overrides`.
     """
 
@@ -31,7 +31,7 @@ class Verb:
     sections: tuple[str, ...] = ()
 
     def function(self) -> Callable[..., int]:
-        """Return what the verb runs; imported only now, so that help is quick."""
+        """Return the function of the command, imported only now, so that help is fast."""
         assert self.run is not None
         module, name = self.run.split(":")
         return getattr(importlib.import_module(module), name)

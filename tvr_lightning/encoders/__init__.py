@@ -1,4 +1,4 @@
-"""Encoders: media to features, per text and per video."""
+"""Encoders for texts, videos, and audio."""
 
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder, TemporalInitialization

@@ -1,4 +1,4 @@
-"""What every encoder of sound promises to the methods that hear (GAID)."""
+"""Interface of the audio encoders, for methods that use audio (GAID)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tvr_lightning.features import VideoFeatures
 
 
 class AudioEncoder(nn.Module, ABC):
-    """The sound of M videos to one vector per frame, (M, F, D_a), aligned as the data say; always frozen.
+    """Base class of encoders that map the audio of M videos to one vector per frame, (M, F, D_a); always frozen.
 
-    The released GAID code computes these features beforehand (datasets/audio_feature_extraction.py), so they never
-    train there either. They are computed in the precision of the weights, outside autocast, so that a feature store
-    holds the same values.
+    The data module aligns audio and frames. The released GAID code computes these features in advance
+    (datasets/audio_feature_extraction.py), so the encoder is not trained there either. Features are computed in the
+    precision of the weights, outside autocast, so that a feature store contains the same values.
 
     Attributes:
-        dimension: D_a, size of the vectors.
-        kind: required input of `AudioOptions`; recipes link it to `data.init_args.audio`.
+        dimension: Size D_a of the vectors.
+        kind: Required input of `AudioOptions`; recipes link it to `data.init_args.audio`.
     """
 
     dimension: int
@@ -32,31 +32,31 @@ class AudioEncoder(nn.Module, ABC):
 
     @classmethod
     def required_files(cls, **options: Any) -> list[Path]:
-        """Return the files that building it with these options will read; nothing is built. By default there are none.
+        """Return the files that the constructor reads with these options, by default none. Nothing is built.
 
         Args:
-            options: of the constructor, as recipes give them.
+            options: Options of the constructor, as in a recipe.
 
         Raises:
-            MissingWeightsError: a file is not there and not to be had.
-            ValueError: no such file can be meant.
+            MissingWeightsError: A file is missing and cannot be downloaded.
+            ValueError: The options do not name a possible file.
         """
         return []
 
     def load_weights(self) -> None:
-        """Load the weights that `weights_follow` kept the constructor from loading; most encoders have none."""
+        """Load the weights that the constructor skipped inside `weights_follow`. Most encoders have none."""
 
     def encode_audio(self, video: Media | VideoFeatures) -> tuple[Tensor, Tensor]:
-        """Encode the sound of M videos; features from a store are returned unchanged.
+        """Encode the audio of M videos; features from a store are returned unchanged.
 
         Args:
-            video: media with an audio input, or features with audio.
+            video: Media with an audio input, or features with audio.
 
         Returns:
-            Audio vectors (M, F, D_a), zero where there is no sound, and their mask (M, F) bool.
+            Audio vectors (M, F, D_a), zero for silent frames, and their mask (M, F) bool.
 
         Raises:
-            ValueError: the media or the store hold no sound, or sound for another encoder.
+            ValueError: The media or the store contain no audio, or audio for another encoder.
         """
         if isinstance(video, VideoFeatures):
             if video.audio is None or video.audio_mask is None:
@@ -71,14 +71,14 @@ class AudioEncoder(nn.Module, ABC):
 
     @abstractmethod
     def encode_input(self, audio: AudioInput) -> Tensor:
-        """Return (M, F, D_a) for an input of M clips: the part of `encode_audio` that computes."""
+        """Return the audio vectors (M, F, D_a) of an audio input of M clips."""
 
     @abstractmethod
     def configuration(self) -> dict[str, object]:
-        """Everything besides the weights that changes the features."""
+        """Return all settings that affect the features, apart from the weights."""
 
     def fingerprint(self) -> str:
-        """Hexadecimal SHA-256 of `configuration()` and all weights: another value whenever either changes."""
+        """Return the hexadecimal SHA-256 of `configuration()` and all weights."""
         return fingerprint(self.configuration(), self)
 
     def _check(self, audio: AudioInput) -> None:
@@ -92,17 +92,17 @@ class AudioEncoder(nn.Module, ABC):
 
 
 def pool_steps(vectors: Tensor, windows: Tensor) -> Tensor:
-    """Average the vectors of each frame's steps.
+    """Average the vectors of the time steps of each frame.
 
     With the equal windows of "clip30" this is `adaptive_avg_pool1d` (GAID, model/clip_stochastic.py).
     https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L50-L57
 
     Args:
-        vectors: (M, S, D_a), one per step of 20 ms.
-        windows: (M, F, 2) int64, first and one-past-last step of each frame.
+        vectors: Vectors (M, S, D_a), one per step of 20 ms.
+        windows: First and one-past-last step of each frame, (M, F, 2) int64.
 
     Returns:
-        (M, F, D_a), zero where a window is empty.
+        Mean vectors (M, F, D_a), zero for empty windows.
     """
     steps = torch.arange(vectors.shape[1], device=vectors.device)
     inside = (steps >= windows[..., :1]) & (steps < windows[..., 1:])

@@ -1,4 +1,4 @@
-"""What every encoder of texts and videos promises to the methods."""
+"""Interface of the encoders of texts and videos."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ EncoderPrecision = Literal["float32", "float16"]
 
 @dataclass
 class TemporalInitialization:
-    """What a temporal transformer over frames takes over from the text transformer (CLIP4Clip, modules/modeling.py).
+    """Weights of the text transformer that initialize a temporal transformer (CLIP4Clip, modules/modeling.py).
 
     Attributes:
-        blocks: float32 state of each of the first blocks, under the names `ln_1.weight`, `attn.in_proj_weight`,
+        blocks: State (float32) of each of the first blocks, under the names `ln_1.weight`, `attn.in_proj_weight`,
             `attn.out_proj.weight`, `mlp.c_fc.weight`, `mlp.c_proj.weight`, `ln_2.weight` and their biases.
-        positional_embedding: (L, D) float32, L the context length and D the width.
-        heads: attention heads of the text transformer.
+        positional_embedding: Embedding (L, D) float32 for context length L and width D.
+        heads: Number of attention heads of the text transformer.
     """
 
     blocks: list[dict[str, Tensor]]
@@ -37,16 +37,18 @@ class TemporalInitialization:
 
 
 class Encoder(nn.Module, ABC):
-    """Texts and videos to features, each on its own: what a feature store may hold in its place.
+    """Base class of encoders that map texts and videos to features, each without access to the others.
+
+    A feature store can therefore replace the encoder.
 
     Attributes:
-        dimension: D, size of every feature vector.
-        image_size: S, side of the square frames in pixels.
-        context_length: maximum number of token positions W, including SOT and EOT.
-        resize_mode: method for making frames square; CLIP's by default.
-        interpolation: interpolation of the resizing; CLIP's by default.
-        encoder_precision: dtype of the matrices.
-        gives_patches: whether there are vectors of patches in addition to those of frames.
+        dimension: Size D of every feature vector.
+        image_size: Side S of the square frames in pixels.
+        context_length: Maximum number of token positions W, including SOT and EOT.
+        resize_mode: Method for making frames square; CLIP's by default.
+        interpolation: Interpolation for resizing; CLIP's by default.
+        encoder_precision: Data type of the matrices.
+        gives_patches: Whether there are vectors of patches in addition to those of frames.
     """
 
     dimension: int
@@ -60,33 +62,33 @@ class Encoder(nn.Module, ABC):
 
     @property
     def preparation(self) -> Preparation:
-        """How frames of any size become those that the encoder takes."""
+        """Preprocessing that turns frames of any size into inputs of the encoder."""
         return Preparation(self.image_size, self.interpolation, self.resize_mode)
 
     @classmethod
     def required_files(cls, **options: Any) -> list[Path]:
-        """Return the files that building it with these options will read; nothing is built. By default there are none.
+        """Return the files that the constructor reads with these options, by default none. Nothing is built.
 
         Args:
-            options: of the constructor, as recipes give them.
+            options: Options of the constructor, as in a recipe.
 
         Raises:
-            MissingWeightsError: a file is not there and not to be had.
-            ValueError: no such file can be meant.
+            MissingWeightsError: A file is missing and cannot be downloaded.
+            ValueError: The options do not name a possible file.
         """
         return []
 
     @property
     def text_preparation(self) -> str:
-        """How captions become tokens, in a few words that fingerprints of stored features hold."""
+        """Short description of the tokenization, which is part of the fingerprint of stored features."""
         return "the encoder's own tokens"
 
     def encode_text(self, text: list[str] | Tokens | TextFeatures, words: int) -> TextFeatures:
         """Encode N captions to W positions each; features from a store are returned unchanged.
 
         Args:
-            text: N captions, their token ids as `caption_tokens` makes them, or their features.
-            words: token positions asked for, SOT and EOT included; W is the smaller of it and `context_length`.
+            text: N captions, their token ids from `caption_tokens`, or their features.
+            words: Requested token positions, including SOT and EOT; W is the smaller of `words` and `context_length`.
 
         Returns:
             Features with sentence (N, D), words (N, W, D) and word_mask (N, W).
@@ -100,15 +102,11 @@ class Encoder(nn.Module, ABC):
         return self.encode_tokenised(text, words) if isinstance(text, Tokens) else self.encode_captions(text, words)
 
     def caption_tokens(self, words: int) -> Callable[[list[str]], Tokens] | None:
-        """Return what tokenises captions in worker processes, so it must pickle; None where strings are awaited.
-
-        Args:
-            words: token positions asked for, as in `encode_text`.
-        """
+        """Return a picklable tokenizer (`words` positions) for worker processes. None if the encoder takes strings."""
         return None
 
     def positions(self, words: int) -> int:
-        """Return W, the token positions that a caption gets where `words` are asked for; said once where it is less."""
+        """Return the number of token positions W of a caption, and log once if it is less than `words`."""
         if words > self.context_length and not self._said_fewer:
             self._said_fewer = True
             rank_zero_info(
@@ -121,14 +119,14 @@ class Encoder(nn.Module, ABC):
         """Encode the frames of M videos; features from a store are returned unchanged.
 
         Args:
-            video: media with pixels (M, F, 3, S, S) from 0 to 255, or features.
-            patches: whether the (M, F, P, D) patch vectors are wanted besides the frame vectors.
+            video: Media with pixels (M, F, 3, S, S) from 0 to 255, or features.
+            patches: Whether to return patch vectors (M, F, P, D) in addition to the frame vectors.
 
         Returns:
-            Features with frames (M, F, D), frame_mask (M, F) and, on demand, patches.
+            Features with frames (M, F, D), frame_mask (M, F) and, on request, patches.
 
         Raises:
-            ValueError: frames of another size than S, or patches wanted that the store or the architecture lacks.
+            ValueError: The frames have another size than S, or the store or the architecture has no patches.
         """
         if not isinstance(video, VideoFeatures):
             return self.encode_media(video, patches)
@@ -138,51 +136,51 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
-        """Encode N caption strings: the part of `encode_text` that computes."""
+        """Encode N caption strings; features as in `encode_text`."""
 
     def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
-        """Encode N captions that `caption_tokens` tokenised: the features of `encode_captions`, which it calls here."""
+        """Encode N captions tokenized by `caption_tokens`, to the same features as `encode_captions`."""
         return self.encode_captions(tokens.captions, words)
 
     @abstractmethod
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
-        """Encode decoded media of M videos: the part of `encode_video` that computes."""
+        """Encode decoded media of M videos; features as in `encode_video`."""
 
     @abstractmethod
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
-        """State for a temporal transformer of `layers` blocks; None where the architecture has nothing that fits."""
+        """Return the state for a temporal transformer of `layers` blocks, or None if the architecture does not fit."""
 
     @abstractmethod
     def initial_logit_scale(self) -> float:
-        """Logarithm of the temperature factor in the weights: ln 100 in OpenAI's, ln(1/0.07) in random ones."""
+        """Return the logarithm of the temperature factor in the weights: OpenAI's ln 100, random weights ln(1/0.07)."""
 
     def initial_logit_bias(self) -> float:
-        """What the weights add to every logit, as those trained with a sigmoid do (SigLIP); 0 in all others."""
+        """Return the bias of the logits: nonzero for weights trained with a sigmoid (SigLIP), otherwise 0."""
         return 0.0
 
     @abstractmethod
     def freeze(self, rule: FreezeRule) -> None:
-        """Say which parameters train; each call starts anew."""
+        """Set the trainable parameters; each call replaces the previous rule."""
 
     @abstractmethod
     def configuration(self) -> dict[str, object]:
-        """Everything besides the weights that changes the features: architecture, preprocessing, switches."""
+        """Return all settings that affect the features, without the weights: architecture, preprocessing, switches."""
 
     @classmethod
     def check_trainer(cls, precision: str, strategy: str, **options: Any) -> None:
-        """Refuse a Trainer precision or strategy that the encoder cannot train under; nothing is built or read.
+        """Refuse a Trainer precision or strategy that the encoder does not support. Nothing is built or read.
 
         Args:
             precision: Lightning's name, such as `32-true` or `bf16-mixed`.
             strategy: Lightning's name, such as `ddp` or `ModelParallelStrategy`.
-            options: Options of the constructor, as recipes give them.
+            options: Options of the constructor, as in a recipe.
 
         Raises:
-            ValueError: The combination cannot work.
+            ValueError: The combination is not supported.
         """
 
     def fingerprint(self) -> str:
-        """Hexadecimal SHA-256 of `configuration()` and all weights: another value whenever either changes.
+        """Return the hexadecimal SHA-256 of `configuration()` and all weights.
 
         Sharded weights are gathered, so every rank must call it.
         """

@@ -1,4 +1,4 @@
-"""The file that descriptions of videos are written to: complete or absent, whatever happens on the way."""
+"""Crash-safe writing of a captions file through a journal."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from tvr_lightning.files import held, remedy, write_whole
 SETTINGS = b"tvr_captions"
 
 
-_OWN = ("video_id", "segment", "start", "end", "caption")  # the rest of a row is the same in the whole file
+_OWN = ("video_id", "segment", "start", "end", "caption")  # the other columns are constant in a file
 
 
 class CaptionJournalError(UserError, ValueError):
-    """A captions file that does not fit what is to be written to it; says which option differs and what to do."""
+    """The captions file conflicts with the new descriptions; the message names the option and a fix."""
 
 
 @dataclass(frozen=True)
 class MadeWith:
-    """What descriptions depend on besides the videos.
+    """Settings that determine the descriptions of given videos.
 
     Attributes:
-        model: hub name or folder. prompt: what the model was asked. weights_hash: of its weights.
-        segments: N_s, parts of a video. reading: how a part was shown to the model, in words.
+        model: Hub name or folder of the model.
+        prompt: Prompt for the model.
+        weights_hash: Hash of the weights.
+        segments: Number of segments per video N_s.
+        reading: Description of the model's input for a segment.
     """
 
     model: str
@@ -45,22 +48,22 @@ class MadeWith:
 
 
 class CaptionJournal:
-    """Collects descriptions in groups beside the file and makes the file of them in the end; use it as a context.
+    """Context manager that appends groups of descriptions to a journal and finally writes the captions file.
 
-    A group is one line of the journal: a kill costs the group under way at most, and a line that was cut is ignored.
-    One process at a time writes a file: it holds the lock `<file>.lock`.
+    Each group is one line of the journal. If the process is killed, at most the current group is lost; incomplete
+    lines are ignored. The lock `<file>.lock` allows one writing process at a time.
 
     Attributes:
-        described: ids of the videos described so far.
+        described: IDs of the videos described so far.
 
     Args:
-        out: parquet file; videos described in it are kept.
-        made_with: what the new descriptions depend on.
+        out: parquet file; its existing descriptions are kept.
+        made_with: settings of the new descriptions.
 
     Raises:
-        CaptionJournalError: the file or an unfinished journal was made otherwise, or the file is none of descriptions.
-        UserError: another process writes the file.
-        UserError: the disk is full or not writable; entering, `add` and `finish` say so.
+        CaptionJournalError: The file or an unfinished journal was written with other settings, or the file does not
+            contain descriptions.
+        UserError: Another process writes the file, or (on entering, `add` and `finish`) the disk is full or read-only.
     """
 
     def __init__(self, out: Path, made_with: MadeWith) -> None:
@@ -73,11 +76,11 @@ class CaptionJournal:
 
     @property
     def described(self) -> set[str]:
-        """Ids of the videos described so far."""
+        """IDs of the videos described so far."""
         return set(self._descriptions)
 
     def __enter__(self) -> CaptionJournal:
-        """Lock the file, read what is there, and open the journal for further groups, after its last whole line."""
+        """Lock the file, read its descriptions, and open the journal for appending after its last complete line."""
         with ExitStack() as held_so_far:
             busy = UserError(f"Another process is writing the captions {self.out}. Wait for it or stop it.")
             lock = self.out.with_name(self.out.name + ".lock")
@@ -88,7 +91,7 @@ class CaptionJournal:
                 self._take(_read(self.out, self.made_with))
             length = self._resume() if self.path.is_file() else 0
             with self._writing(self.path):
-                # Without a buffer, closing it has nothing left to write, which would fail once more on a full disk.
+                # With a buffer, closing the file would try to write again and fail again on a full disk.
                 self._file = held_so_far.enter_context(self.path.open("ab", buffering=0))
                 self._file.truncate(length)
                 if not length:
@@ -99,11 +102,11 @@ class CaptionJournal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the journal and release the lock; the journal stays where the file was not finished."""
+        """Close the journal and release the lock. An unfinished journal is kept."""
         self._held.close()
 
     def add(self, descriptions: Sequence[Description]) -> None:
-        """Note the descriptions of a group of videos, safe from a kill once this returns."""
+        """Append the descriptions of a group of videos to the journal and flush them to disk."""
         with self._writing(self.path):
             self._append([_plain(description) for description in descriptions])
         self._take(descriptions)
@@ -112,7 +115,7 @@ class CaptionJournal:
         """Write the file and remove the journal.
 
         Args:
-            order: ids of the videos in the order of the file; others that it held come first.
+            order: IDs of the videos in the order of the file; other videos already in the file come first.
         """
         asked = set(order)
         ids = [name for name in self._descriptions if name not in asked]
@@ -128,10 +131,10 @@ class CaptionJournal:
         self.path.unlink(missing_ok=True)
 
     def _append(self, entry: object) -> None:
-        """Put a line at the journal's end and onto the disk."""
+        """Append a line to the journal and flush it to disk."""
         assert self._file is not None
         line = memoryview((json.dumps(entry) + "\n").encode())
-        while line:  # a disk that fills up takes a part before it refuses
+        while line:  # a disk that becomes full first accepts a part
             line = line[self._file.write(line) :]
         os.fsync(self._file.fileno())
 
@@ -150,14 +153,14 @@ class CaptionJournal:
             self._descriptions.setdefault(description.video_id, []).append(description)
 
     def _resume(self) -> int:
-        """Read the whole lines of an unfinished journal; returns how many bytes they take."""
+        """Read the complete lines of an unfinished journal and return their size in bytes."""
         content = self.path.read_bytes()
         length = content.rfind(b"\n") + 1
         lines = content[:length].decode("utf-8").splitlines()
         if not lines:
             return 0
         _check(self.path, json.loads(lines[0]), self.made_with)
-        there = self.described  # the file may hold all of it: a kill came after the file and before the journal's end
+        there = self.described  # possibly all of it, if the process was killed before it removed the journal
         for line in lines[1:]:
             self._take(found for entry in json.loads(line) if (found := Description(**entry)).video_id not in there)
         return length

@@ -1,7 +1,7 @@
-"""Descriptions of a video's segments by a vision-language model, for DPDV's Recover-Path.
+"""Descriptions of video segments by a vision-language model, for DPDV's Recover-Path.
 
-The paper's captioner is VILA; the default here is Qwen2.5-VL, one of the others of its Table S7, since transformers
-ships it. Any image-text-to-text model of the Hugging Face hub whose processor has a chat template works.
+The paper's captioner is VILA. The default here is Qwen2.5-VL, another model from its Table S7, because it is part of
+transformers. Any image-text-to-text model on the Hugging Face Hub works if its processor has a chat template.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ WITHOUT_A_MODEL = (
 
 
 class MissingCaptionerError(MissingAssetError):
-    """A captioner's weights are not there; says what was looked for, and how to give captions without a model."""
+    """The weights of a captioner are missing; the message names the paths and an alternative without a model."""
 
 
 @dataclass
 class CaptionOptions:
-    """How videos are described.
+    """Settings for describing videos.
 
     Attributes:
         out: parquet file of the descriptions.
-        prompt: what the model is asked about the frames of a segment.
-        segments: N_s, equal parts of a video, each described by itself (paper: 6).
-        frames: frames of a segment that the model sees, the middle ones of equal stretches.
-        image_size: pixels of these square frames; they are cut as the encoders' are.
-        max_new_tokens: longest description in tokens.
-        batch_size: segments described at a time; videos are described in groups of as many as fit, at least one.
-        num_workers: processes that decode.
-        progress: whether a progress bar is shown.
+        prompt: prompt for the frames of a segment.
+        segments: number of equal segments N_s of a video, each described separately (paper: 6).
+        frames: number of frames per segment, taken from the middle of equal intervals.
+        image_size: side of the square frames in pixels; frames are cropped as for the encoders.
+        max_new_tokens: maximum length of a description in tokens.
+        batch_size: number of segments per batch; a group has as many whole videos as fit, at least one.
+        num_workers: number of processes for decoding.
+        progress: whether to show a progress bar.
 
     Raises:
-        ValueError: a number below its least value, or an empty prompt.
+        ValueError: A number is below its minimum, or the prompt is empty.
     """
 
     out: Path
@@ -89,12 +89,13 @@ class CaptionOptions:
 
 @dataclass
 class CaptionReport:
-    """What captioning did.
+    """Result of a captioning run.
 
     Attributes:
-        described: videos newly described. kept: videos whose descriptions were there already.
-        empty: descriptions that came out empty.
-        skipped: "path: reason" of the videos that could not be read.
+        described: Number of newly described videos.
+        kept: Number of videos with existing descriptions.
+        empty: Number of empty descriptions.
+        skipped: "path: reason" for each video that could not be read.
     """
 
     described: int = 0
@@ -111,20 +112,20 @@ class CaptionReport:
 
 
 class Captioner:
-    """A vision-language model with its processor, which describes segments of pixels (B, F, 3, S, S).
+    """Vision-language model with its processor, which describes segments of pixels (B, F, 3, S, S).
 
     Attributes:
-        name: hub name or folder, as results name it.
+        name: Hub name or folder, as shown in results.
         weights_hash: First 16 hexadecimal digits of the SHA-256 of all weights, the processor's rules and the
             generation settings.
 
     Args:
-        model: of transformers' image-text-to-text kind; run in eval mode where it is.
-        processor: its processor, with a chat template.
-        name: what the descriptions say they were made by.
+        model: image-text-to-text model of transformers; it is set to eval mode and stays on its device.
+        processor: processor of the model, with a chat template.
+        name: name of the model, stored with the descriptions.
 
     Raises:
-        UserError: the processor has no chat template.
+        UserError: The processor has no chat template.
     """
 
     def __init__(self, model: nn.Module, processor: Any, name: str) -> None:
@@ -133,7 +134,7 @@ class Captioner:
         self.model: Any = model.eval()
         self.processor = processor
         self.name = name
-        self.processor.tokenizer.padding_side = "left"  # what is generated follows the prompt's last token
+        self.processor.tokenizer.padding_side = "left"  # generation continues after the last token of the prompt
         if self.processor.tokenizer.pad_token is None:
             self.processor.tokenizer.pad_token = self.processor.tokenizer.eos_token
         generation: dict[str, Any] = cast(Any, model).generation_config.to_diff_dict()
@@ -147,27 +148,24 @@ class Captioner:
 
     @staticmethod
     def required_files(model: str) -> list[Path]:
-        """Return the config.json beside the weights of a captioner; nothing is built.
-
-        Args:
-            model: hub name, or a folder as transformers saves models.
+        """Return the config.json of a captioner (Hub name or folder) without building it.
 
         Raises:
-            MissingCaptionerError: no weights; says what was looked for, and how to go without a model.
+            MissingCaptionerError: The weights are missing; the message names the paths and an alternative.
         """
         return [_find(model) / "config.json"]
 
     @torch.no_grad()
     def describe(self, segments: Tensor, prompt: str, max_new_tokens: int) -> list[str]:
-        """Describe B segments, each in the most probable words (greedy decoding).
+        """Describe B segments with greedy decoding.
 
         Args:
-            segments: (B, F, 3, S, S) uint8 RGB.
-            prompt: what is asked about each.
-            max_new_tokens: longest description in tokens.
+            segments: Frames (B, F, 3, S, S) uint8 RGB.
+            prompt: Prompt for each segment.
+            max_new_tokens: Maximum length of a description in tokens.
 
         Returns:
-            B descriptions in one line each; one may be empty.
+            B descriptions of one line each, possibly empty.
         """
         content: list[dict[str, str]] = [{"type": "image"} for _ in range(segments.shape[1])]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
@@ -197,14 +195,14 @@ def load_captioner(model: str = MODEL, device: str | None = None) -> Captioner:
     """Load a captioner from a folder or from the Hugging Face cache; nothing is downloaded.
 
     Args:
-        model: hub name, or a folder as transformers saves models.
-        device: such as "cpu" or "cuda"; by default a GPU where there is one. Weights are bfloat16 on a GPU, float32 on
-            a CPU.
+        model: Hub name, or folder in the format of transformers.
+        device: Device such as "cpu" or "cuda"; by default a GPU if there is one. Weights are bfloat16 on a GPU and
+            float32 on a CPU.
 
     Raises:
         ImportError: transformers is not installed.
-        MissingCaptionerError: no weights; says what was looked for, and how to go without a model.
-        UserError: the model is none that describes images.
+        MissingCaptionerError: The weights are missing; the message names the paths and an alternative.
+        UserError: The model cannot describe images.
     """
     try:
         from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -253,22 +251,14 @@ def _is_hub_name(model: str) -> bool:
 
 
 def segment_spans(start: float, end: float, segments: int) -> list[tuple[float, float]]:
-    """Divide a stretch of time into equal parts.
-
-    Args:
-        start, end: seconds.
-        segments: number of parts.
-
-    Returns:
-        Seconds (start, end) of each part, in order.
-    """
+    """Return the (start, end) of equal parts of a time interval, all in seconds."""
     edges = [start + (end - start) * i / segments for i in range(segments + 1)]
     return list(itertools.pairwise(edges))
 
 
 @dataclass
 class _Segments:
-    """The segments of one video: spans in seconds, frames (N_s, F, 3, S, S) uint8."""
+    """Segments of one video: spans in seconds, frames (N_s, F, 3, S, S) uint8."""
 
     video_id: str
     spans: list[tuple[float, float]]
@@ -285,21 +275,20 @@ def _read_segments(video: VideoRecord, options: CaptionOptions) -> _Segments:
 
 
 def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: CaptionOptions) -> CaptionReport:
-    """Describe the segments of videos and write them into one parquet file.
+    """Describe the segments of videos and write the descriptions to one parquet file.
 
-    Killed at any moment and run again, it gives the file that an uninterrupted run gives: groups of videos are formed
-    from the whole list, and a group is noted beside the file as soon as it is described. Videos that the file holds
-    already are left as they are.
+    If the process is killed, a rerun gives the same file as an uninterrupted run: groups are formed from the whole
+    list of videos, and each group is added to a journal as soon as it is described. Videos already in the file are
+    skipped.
 
     Args:
-        videos: M videos; of several with one id, the first.
-        captioner: the model.
-        options: prompt, segments, batch size, file.
+        videos: M videos; for duplicate IDs, the first one is used.
+        captioner: Captioner.
+        options: Prompt, segments, batch size, and file.
 
     Raises:
-        CaptionJournalError: the file was made with another model, prompt or number of segments.
-        UserError: another process writes the file.
-        UserError: the disk is full or not writable.
+        CaptionJournalError: The file was written with another model, prompt or number of segments.
+        UserError: Another process writes the file, or the disk is full or read-only.
     """
     made_with = MadeWith(
         captioner.name,
@@ -315,7 +304,7 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
     with CaptionJournal(options.out, made_with) as journal:
         there = journal.described
         report.kept = sum(video.video_id in there for video in distinct)
-        # A group is described as a whole, unless the file had some of its videos already.
+        # A group is described as a whole, except for videos that are already in the file.
         waiting = [kept for group in groups if (kept := [v for v in group if v.video_id not in there])]
         read = partial(_read_segments, options=options)
         with progress_bar(options.progress) as bar:
@@ -333,7 +322,7 @@ def _describe_group(
     options: CaptionOptions,
     report: CaptionReport,
 ) -> list[Description]:
-    """Describe the segments of the videos of one group that could be read."""
+    """Describe the segments of the readable videos of one group."""
     report.skipped += [f"{video.item.path}: {video.reason}" for video in read if isinstance(video, Unread)]
     there = [video for video in read if not isinstance(video, Unread)]
     if not there:

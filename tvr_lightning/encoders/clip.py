@@ -1,4 +1,4 @@
-"""The CLIP encoder of the papers: any open_clip architecture, with weights from a file, a tag, or none."""
+"""CLIP encoder of the papers: any open_clip architecture, with weights from a file, a tag, or none."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class ClipEncoder(OpenClipEncoder):
-    """CLIP by open_clip's name of the architecture (Radford et al. 2021; CLIP4Clip, modules/module_clip.py).
+    """CLIP with any open_clip architecture (Radford et al. 2021; CLIP4Clip, modules/module_clip.py).
 
-    The activation follows the weights: a tag as open_clip records it, OpenAI's own files QuickGELU, any other file and
-    random weights as the name says (`-quickgelu` or not). A tag trained with GELU under a `-quickgelu` name is an
-    error.
+    The weights determine the activation: for a tag as recorded by open_clip, for OpenAI's files QuickGELU, for other
+    files and random weights according to the name (`-quickgelu` or not). A tag trained with GELU raises an error if the
+    name ends with `-quickgelu`.
 
     Args:
         architecture: open_clip architecture, such as `ViT-B-32`, `PE-Core-B-16` or `ViT-B-16-SigLIP2`, or
@@ -42,24 +42,24 @@ class ClipEncoder(OpenClipEncoder):
             state dict; open_clip .pt, .bin or .safetensors), `folder` for the weights in a `local-dir:`, or null for
             random weights.
         text_mask: mask padding in the text transformer (GARE, HBI).
-        encoder_precision: data type of the matrices; `float16` trains them in float16 as the released code of the
+        encoder_precision: data type of the matrices; `float16` trains them in float16, as the released code of the
             CLIP4Clip family does.
         gradient_checkpointing: use less memory at the cost of time.
         freeze: parameters that are not trained.
         compile_towers: compile the transformers' blocks with torch.compile; the first steps then take longer.
-        preprocessing: open_clip tag whose frame preprocessing applies to a weights file, if the tags of the
-            architecture differ in it.
-        tokenizer: folder with the files of the text tower's tokenizer, instead of the Hugging Face Hub repository that
-            open_clip names.
+        preprocessing: open_clip tag whose frame preprocessing applies to a weights file, if the preprocessing differs
+            between the tags of the architecture.
+        tokenizer: folder with the files of the text tower's tokenizer, instead of the Hugging Face Hub repository in
+            open_clip's configuration.
         language: language of the captions, such as `zho_Hans`, if the tokenizer marks it (NLLB).
         patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
 
     Raises:
-        MissingWeightsError: the weights, the tokenizer or a text tower's configuration are neither here nor
-            downloadable.
-        ImportError: the text tower needs transformers, which is not installed.
-        ValueError: unknown architecture or tag, QuickGELU mismatch, weights that do not fit, frames prepared in a way
-            unknown here.
+        MissingWeightsError: The weights, the tokenizer or a text tower's configuration are missing and cannot be
+            downloaded.
+        ImportError: The text tower needs transformers, which is not installed.
+        ValueError: The architecture, tag or frame preprocessing is unknown, QuickGELU does not match, or the weights
+            do not fit.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ClipEncoder(OpenClipEncoder):
         tokenizer: str | None = None,
         **options: Any,
     ) -> list[Path]:
-        """Return the file of the weights and the folders of tokenizer and text tower; see `Encoder.required_files`."""
+        """Return the weights file and the folders of tokenizer and text tower."""
         path = find_weights(architecture, weights, preprocessing).path
         text = _text_tower(architecture, model_configuration(architecture)["text_cfg"])
         found = [] if path is None else [path]
@@ -131,7 +131,7 @@ class ClipEncoder(OpenClipEncoder):
         encoder_precision: EncoderPrecision = "float32",
         **options: Any,
     ) -> None:
-        """Also refuse float16 for towers other than CLIP's own; see `Encoder.check_trainer`."""
+        """Refuse an unsupported precision or strategy, and float16 for towers other than CLIP's own."""
         super().check_trainer(precision, strategy, encoder_precision=encoder_precision)
         if encoder_precision == "float16":
             configuration = model_configuration(architecture)
@@ -148,21 +148,21 @@ class ClipEncoder(OpenClipEncoder):
         freeze: FreezeRule = "none",
         patch_shift: bool = False,
     ) -> OpenClipEncoder:
-        """Build the vision-transformer CLIP that a state dict under OpenAI's names describes, of any size.
+        """Build a vision-transformer CLIP of any size from a state dict with OpenAI's names.
 
-        Depths and widths come from the shapes, heads are width // 64, the activation is QuickGELU (OpenAI CLIP,
-        clip/model.py, `build_model`).
+        Depths and widths come from the shapes, the number of heads is width // 64, and the activation is QuickGELU
+        (OpenAI CLIP, clip/model.py, `build_model`).
 
         Args:
-            state_dict: tensors under OpenAI's names, without any prefix.
-            text_mask: as for the class.
-            encoder_precision: as for the class.
-            gradient_checkpointing: as for the class.
-            freeze: as for the class.
-            patch_shift: As for the class.
+            state_dict: Tensors with OpenAI's names, without a prefix.
+            text_mask: Same as for the class.
+            encoder_precision: Same as for the class.
+            gradient_checkpointing: Same as for the class.
+            freeze: Same as for the class.
+            patch_shift: Same as for the class.
 
         Raises:
-            ValueError: the names or shapes are not those of such a CLIP.
+            ValueError: The names or shapes do not belong to such a CLIP.
         """
         tensors = {name: tensor for name, tensor in state_dict.items() if name not in CONSTANTS}
         model = build_model(_openai_configuration(**openai_sizes(tensors)), encoder_precision)
@@ -179,27 +179,27 @@ class ClipEncoder(OpenClipEncoder):
 
 
 class SizedClipEncoder(OpenClipEncoder):
-    """CLIP with a vision transformer of any size and random weights, for the weights of a checkpoint to replace.
+    """CLIP with a vision transformer of any size and random weights, which are replaced by those of a checkpoint.
 
-    Heads are 64 wide and the activation is QuickGELU, as in OpenAI's CLIP. Recipes name architectures by
-    `ClipEncoder`; this class is what `tvr convert` writes for sizes without a name.
+    Heads are 64 wide and the activation is QuickGELU, as in OpenAI's CLIP. Recipes use `ClipEncoder` with the name of
+    an architecture; `tvr convert` writes this class for sizes without a name.
 
     Args:
         dimension: Size D of the features.
         vision_width: Width of the vision transformer.
-        vision_layers: Blocks of the vision transformer.
+        vision_layers: Number of blocks of the vision transformer.
         patch_size: Side of a patch in pixels.
         image_size: Side of the frames in pixels.
         text_width: Width of the text transformer.
-        text_layers: Blocks of the text transformer.
+        text_layers: Number of blocks of the text transformer.
         context_length: Maximum number of token positions.
         vocabulary: Number of token ids.
-        text_mask: As for `ClipEncoder`.
-        encoder_precision: As for `ClipEncoder`.
-        gradient_checkpointing: As for `ClipEncoder`.
-        freeze: As for `ClipEncoder`.
-        compile_towers: As for `ClipEncoder`.
-        patch_shift: As for `ClipEncoder`.
+        text_mask: Same as for `ClipEncoder`.
+        encoder_precision: Same as for `ClipEncoder`.
+        gradient_checkpointing: Same as for `ClipEncoder`.
+        freeze: Same as for `ClipEncoder`.
+        compile_towers: Same as for `ClipEncoder`.
+        patch_shift: Same as for `ClipEncoder`.
     """
 
     def __init__(
@@ -243,20 +243,20 @@ class SizedClipEncoder(OpenClipEncoder):
         )
 
     def temporal_initialization(self, layers: int) -> None:
-        """Return None: a temporal transformer's weights come from the checkpoint too."""
+        """Return None, since the checkpoint also provides the weights of the temporal transformer."""
 
 
 def build_model(configuration: dict[str, Any], encoder_precision: EncoderPrecision) -> nn.Module:
-    """Build a randomly initialised open_clip model from open_clip's configuration.
+    """Build a randomly initialized open_clip model from open_clip's configuration.
 
     Args:
         configuration: `embed_dim`, `vision_cfg`, `text_cfg` and switches, as in open_clip's JSON files.
-        encoder_precision: `float16` chooses LayerNorms that compute half-precision input in float32.
+        encoder_precision: Data type of the matrices; for `float16`, LayerNorms compute half-precision input in float32.
     """
     configuration = dict(configuration)
     vision, text = dict(configuration.pop("vision_cfg")), dict(configuration.pop("text_cfg"))
     custom = configuration.pop("custom_text", False) or "hf_model_name" in text
-    # The CLIP weights replace those of the towers; no download on the way.
+    # The CLIP weights replace the weights of the towers, so nothing needs to be downloaded.
     if "timm_model_name" in vision:
         vision["timm_model_pretrained"] = False
     if "hf_model_name" in text:
@@ -290,7 +290,7 @@ def _text_tower(architecture: str, text: dict[str, Any], language: str | None = 
 
 
 def _tokenizer_folder(architecture: str, tokenizer: str | None) -> str | None:
-    """Return the folder that holds the tokenizer, by option or in a `local-dir:`; None where the hub does."""
+    """Return the tokenizer folder from the option or a `local-dir:`, or None if the tokenizer is on the Hub."""
     folder = local_folder(architecture)
     return tokenizer or (None if folder is None else str(folder))
 
@@ -315,10 +315,10 @@ def _report_activation(architecture: str, source: WeightSource, quick_gelu: bool
 
 
 def openai_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Sizes of the CLIP in a state dict under OpenAI's names, by the names of `SizedClipEncoder`'s arguments.
+    """Return the sizes of the CLIP in a state dict with OpenAI's names, as arguments of `SizedClipEncoder`.
 
     Raises:
-        ValueError: The names or shapes are not those of a CLIP with a vision transformer.
+        ValueError: The names or shapes do not belong to a CLIP with a vision transformer.
     """
 
     def blocks(prefix: str) -> int:

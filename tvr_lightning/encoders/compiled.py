@@ -1,4 +1,4 @@
-"""torch.compile for the blocks of transformers."""
+"""Compile the blocks of transformers with torch.compile."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ BLOCKS = ("resblocks", "blocks", "layers", "layer", "block")
 
 
 def compile_blocks(towers: Iterable[nn.Module]) -> None:
-    """Compile every block of the towers' transformers in place; names of parameters stay as they are.
+    """Compile every block of the towers' transformers in place; parameter names stay the same.
 
-    Block by block: they share one compiled graph, and gradient checkpointing and FSDP2 wrap blocks too. Compiling
-    happens as the first batch comes. Where it fails, for want of a compiler or by a fault of it, one line says so and
-    the blocks run as they are.
+    Blocks are compiled separately: they share one compiled graph, and gradient checkpointing and FSDP2 wrap blocks
+    too. The first batch triggers compilation. If it fails, for example because there is no compiler, a warning is
+    logged and the blocks run uncompiled.
 
     Args:
-        towers: modules that hold their blocks in lists of the names that open_clip, timm and transformers use.
+        towers: Modules with their blocks in lists named as in open_clip, timm and transformers.
 
     Raises:
-        ValueError: a tower has none.
+        ValueError: A tower has no such list.
     """
     compiler = _Compiler()
     for tower in towers:
@@ -40,20 +40,20 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
             )
         for name, blocks in lists:
             if any(name != outer and name.startswith(outer) for outer, _ in lists):
-                continue  # a list within a block
+                continue  # a list inside a block
             for block in blocks:
-                # As nn.Module.compile keeps it, which would let the compiler's error end the run.
+                # Same attribute as nn.Module.compile, which would let the compiler's error end the run.
                 block._compiled_call_impl = compiler.compiled(block._call_impl)
 
 
 class _Compiler:
-    """Compiles what it is given, until that has failed once."""
+    """Compiler of functions that stops compiling after the first failure."""
 
     def __init__(self) -> None:
         self.failed = False
 
     def compiled(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function compiled at its first call, or as it is where compiling fails."""
+        """Return a function that is compiled at its first call, or runs uncompiled if that fails."""
         compiled = torch.compile(plain)
 
         def call(*arguments: Any, **named: Any) -> Any:
@@ -61,7 +61,7 @@ class _Compiler:
                 return plain(*arguments, **named)
             try:
                 return compiled(*arguments, **named)
-            except torch._dynamo.exc.TorchDynamoException as error:  # before anything of the block has run
+            except torch._dynamo.exc.TorchDynamoException as error:  # raised before any code of the block has run
                 self.failed = True
                 reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 logger.warning("compile_towers: torch.compile failed (%s); the towers run uncompiled", reason)

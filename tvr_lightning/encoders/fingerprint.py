@@ -1,4 +1,4 @@
-"""A value that changes whenever an encoder's features could."""
+"""Fingerprint of an encoder, which changes with anything that affects its features."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 
 def fingerprint(configuration: Mapping[str, object], module: nn.Module) -> str:
-    """Hexadecimal SHA-256 of a configuration and of all weights and buffers of a module.
+    """Return the hexadecimal SHA-256 of a configuration and of all weights and buffers of a module.
 
     Sharded weights are gathered, so every rank must call it.
 
     Args:
-        configuration: what besides the weights changes the features, by name.
-        module: whose state counts: tensors of any shape, scalars included.
+        configuration: Named settings that affect the features, apart from the weights.
+        module: Module with tensors of any shape, including scalars.
     """
     digest = hashlib.sha256()
     for key, value in sorted(configuration.items()):
@@ -26,6 +26,6 @@ def fingerprint(configuration: Mapping[str, object], module: nn.Module) -> str:
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         whole = cast(Tensor, whole).detach().cpu().contiguous()
         digest.update(f"{name}:{whole.dtype}:{tuple(whole.shape)};".encode())
-        # numpy knows no bfloat16, so the bytes are read as such
+        # numpy does not support bfloat16
         digest.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Small files of repositories on the Hugging Face hub: configurations and tokenizers, not weights."""
+"""Configurations and tokenizers, but not weights, from repositories on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PROBE_SECONDS = 5.0
 
 
 class MissingWeightsError(MissingAssetError):
-    """Weights or what belongs to them are neither on this machine nor to be had; says what, where, and what helps.
+    """Weights or their files are missing and cannot be downloaded; the message names the files, the paths, and a fix.
 
     Attributes:
-        looked_for: the same without what helps, which is another option where there is no recipe.
+        looked_for: Message without the fix, which differs if there is no recipe.
     """
 
     def __init__(self, message: str, looked_for: str | None = None) -> None:
@@ -31,15 +31,15 @@ class MissingWeightsError(MissingAssetError):
 
 
 def repository_folder(name: str, files: Sequence[str], any_of: Sequence[str]) -> Path:
-    """Find the folder that holds files of a repository: a folder of that name, the hub's cache, or a download.
+    """Return the folder with the files of a repository: a local folder, the Hub's cache, or a download.
 
     Args:
-        name: a folder on this machine, or a repository such as `google/mt5-base`.
-        files: that are fetched where they are not here.
-        any_of: of which one must be there.
+        name: Local folder, or repository such as `google/mt5-base`.
+        files: Files to download if they are missing.
+        any_of: Files of which at least one must exist.
 
     Raises:
-        MissingWeightsError: they are neither here nor to be had; says where they were looked for.
+        MissingWeightsError: The files are missing and cannot be downloaded; the message names the searched places.
     """
     folder = Path(name).expanduser()
     if _holds(folder, any_of):
@@ -69,14 +69,14 @@ def _holds(folder: Path, files: Sequence[str]) -> bool:
 
 
 def probe(address: str) -> None:
-    """Ask for the head of the server's front page: an unreachable host must not cost minutes of retries.
+    """Send a HEAD request to a server, because retries would take minutes if the host is unreachable.
 
     Raises:
-        OSError: nobody answers.
+        OSError: The server does not respond.
     """
     parts = urlsplit(address)
     request = urllib.request.Request(f"{parts.scheme}://{parts.netloc}/", method="HEAD")
     try:
         urllib.request.urlopen(request, timeout=PROBE_SECONDS).close()
     except urllib.error.HTTPError as error:
-        error.close()  # an answer, whatever it says
+        error.close()  # any status is a response

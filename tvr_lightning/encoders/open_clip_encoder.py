@@ -23,9 +23,9 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 
 E = TypeVar("E", bound="OpenClipEncoder")
 
-# What GARE freezes: the layers that make the first tokens or cells of pixels.
+# Frozen by GARE: the layers that make the first tokens or the cells of pixels.
 STEM = re.compile(r"visual\.(conv1|conv2|conv3|bn1|bn2|bn3|trunk\.patch_embed|trunk\.stem)\.")
-# What CLIP4Clip freezes besides (main_task_retrieval.py, freeze_layer_num 0): everything in front of the first blocks.
+# Also frozen by CLIP4Clip (main_task_retrieval.py, freeze_layer_num 0): everything before the first blocks.
 EMBEDDINGS = re.compile(
     r"(text\.)?(token_embedding\.|positional_embedding$|cls_emb$)"
     r"|text\.transformer\.(embeddings|embed_tokens|embed_positions|shared)\."
@@ -35,35 +35,35 @@ EMBEDDINGS = re.compile(
 
 
 class OpenClipEncoder(Encoder):
-    """Wraps a built open_clip model; `ClipEncoder` and `TinyClipEncoder` say how it is built.
+    """Encoder around an open_clip model that `ClipEncoder` or `TinyClipEncoder` builds.
 
     Texts become sentences (N, D) and words (N, W, D), videos frames (M, F, D) and, on request, patches (M, F, P, D).
-    The model's own logit scale and bias are taken out of the parameters: a method has the one that trains.
+    The model's own logit scale and bias are removed from the parameters, since the method has a trainable one.
 
     Args:
-        model: `open_clip.CLIP`, `open_clip.CustomTextCLIP` or `open_clip.CoCa`, whose decoder is dropped; with
+        model: `open_clip.CLIP`, `open_clip.CustomTextCLIP` or `open_clip.CoCa`, whose decoder is removed; for
             `float16` built with `cast_dtype=torch.float16`, so that its LayerNorms compute in float32.
         name: name of the architecture, for errors.
-        pixels: frame preprocessing that the weights were trained with; None is that of OpenAI's CLIP.
-        tokenizer: tokenizer of the text tower; None is CLIP's byte-pair encoding.
-        text_mask: mask padding keys in the text transformer besides the causal mask (GARE, HBI); the others let
-            padding positions, which are word features there, see the caption.
+        pixels: frame preprocessing that the weights were trained with; by default that of OpenAI's CLIP.
+        tokenizer: tokenizer of the text tower; by default CLIP's byte-pair encoding.
+        text_mask: mask padding keys in the text transformer in addition to the causal mask (GARE, HBI); otherwise
+            padding positions, which count as word features, attend to the caption.
         encoder_precision: `float16` makes the matrices float16 parameters as CLIP's `convert_weights` does, without
             float32 copies and without loss scaling; norms and embeddings stay float32. The released CLIP4Clip family
             trains this way.
         gradient_checkpointing: recompute each block in the backward pass instead of keeping its activations.
         compile_towers: compile the blocks of both transformers with torch.compile, which needs a C++ compiler on a CPU
-            and Triton on a GPU; batches of a new size compile anew.
-        freeze: `clip4clip` trains the blocks, last norms and projections; `conv1` freezes what turns pixels into the
-            first tokens (GARE); `all` freezes everything.
+            and Triton on a GPU; a new batch size triggers recompilation.
+        freeze: `clip4clip` trains the blocks, last norms and projections; `conv1` freezes the layers that turn pixels
+            into the first tokens (GARE); `all` freezes everything.
         patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
 
     Raises:
-        TypeError: the model is none of the three classes.
-        ValueError: a switch does not fit the architecture.
+        TypeError: The model is not an instance of the three classes.
+        ValueError: A switch does not fit the architecture.
     """
 
-    clip: Any  # open_clip leaves what its models hold untyped
+    clip: Any  # open_clip does not type the attributes of its models
     pixel_mean: Tensor
     pixel_std: Tensor
 
@@ -98,7 +98,7 @@ class OpenClipEncoder(Encoder):
         self.dimension = _dimension(self._text)
         pixels = pixels or PixelPreparation()
         self.resize_mode, self.interpolation = pixels.resize_mode, pixels.interpolation
-        # not persistent: they belong to the recipe, and weights of the same names are then the authors' own
+        # not persistent: they belong to the recipe, and weights with these names would be the authors' own
         self.register_buffer("pixel_mean", torch.tensor(pixels.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(pixels.std).view(3, 1, 1), persistent=False)
         if gradient_checkpointing:
@@ -135,10 +135,10 @@ class OpenClipEncoder(Encoder):
             tower.grad_checkpointing = True
 
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
-        """Tokenise N captions to `words` positions and encode them; shapes as in `encode_text`.
+        """Tokenize N captions to `words` positions and encode them; shapes as in `encode_text`.
 
         Raises:
-            ValueError: the model's vocabulary is smaller than the tokenizer's, or `words` does not fit.
+            ValueError: The model's vocabulary is smaller than the tokenizer's, or `words` does not fit.
         """
         rows = self.clip.vocab_size if isinstance(self.clip, open_clip.CLIP) else self._text.vocab_size
         if rows < self.tokenizer.vocabulary_size:
@@ -149,16 +149,14 @@ class OpenClipEncoder(Encoder):
         return self.encode_tokenised(self.tokenizer.encode(captions, words), words)
 
     def caption_tokens(self, words: int) -> CaptionTokens:
-        """Return the tokenizer with W positions; see `Encoder.caption_tokens`."""
+        """Return the tokenizer for worker processes, with W positions."""
         return CaptionTokens(self.tokenizer, self.positions(words))
 
     def encode_tokenised(self, tokens: Tokens, words: int) -> TextFeatures:
-        """Encode N captions of `words` positions that are token ids already; shapes as in `encode_text`.
-
-        A caption that was cut is counted in `tokenizer.truncated_captions`, and the first one is reported.
+        """Encode the token ids of N captions with `words` positions, and count the truncated captions.
 
         Raises:
-            ValueError: they were tokenised to another number of positions.
+            ValueError: The captions were tokenized to another number of positions.
         """
         if tokens.ids.shape[1] != words:
             raise ValueError(f"captions are tokenized to {tokens.ids.shape[1]} positions; expected {words}")
@@ -167,12 +165,12 @@ class OpenClipEncoder(Encoder):
         return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))
 
     def encode_tokens(self, ids: Tensor, mask: Tensor | None = None) -> TextFeatures:
-        """Encode token ids: last norm and projection at every position, the sentence as the tower pools it.
+        """Encode token ids: last norm and projection at every position, the sentence as pooled by the tower.
 
         Args:
-            ids: (N, W) int64, padded as the tokenizer does.
-            mask: (N, W) bool, True where there is a token; None takes CLIP's ids, `[SOT] tokens [EOT]` of which EOT is
-                the largest, zero-padded.
+            ids: Token ids (N, W) int64, padded as by the tokenizer.
+            mask: Mask (N, W) bool of the tokens; None for CLIP's ids, `[SOT] tokens [EOT]` with EOT the largest,
+                zero-padded.
 
         Returns:
             Features with sentence (N, D), words (N, W, D) of all positions, word_mask (N, W).
@@ -194,7 +192,7 @@ class OpenClipEncoder(Encoder):
         return self.encode_pixels(normalized, frame_mask, patches)
 
     def _normalized(self, pixels: Tensor) -> Tensor:
-        """Return (pixels / 255 - mean) / std in the precision of the step, read and written once."""
+        """Return (pixels / 255 - mean) / std in the precision of the step, reading and writing the pixels once."""
         device = pixels.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else self.pixel_mean.dtype
@@ -203,20 +201,20 @@ class OpenClipEncoder(Encoder):
         return torch.addcmul(-self.pixel_mean / self.pixel_std, pixels, scale, out=normalized)
 
     def encode_pixels(self, pixels: Tensor, frame_mask: Tensor, patches: bool = False) -> VideoFeatures:
-        """Encode normalized frames, and on request their patches (`vision_towers`).
+        """Encode normalized frames and, on request, their patches (`vision_towers`).
 
-        Padded frames are encoded like the others, as CLIP4Clip does: some released methods attend to them.
+        Padded frames are encoded like the others, as in CLIP4Clip: some released methods attend to them.
 
         Args:
-            pixels: (M, F, 3, S, S) float.
-            frame_mask: (M, F) bool, True where there is a frame.
-            patches: whether to return patch vectors.
+            pixels: Frames (M, F, 3, S, S) float.
+            frame_mask: Mask (M, F) bool, True for frames, False for padding.
+            patches: Whether to return patch vectors.
 
         Returns:
             Features with frames (M, F, D), frame_mask (M, F) and patches (M, F, P, D) or None.
 
         Raises:
-            ValueError: another frame size.
+            ValueError: The frames have another size.
         """
         if pixels.shape[2:] != (3, self.image_size, self.image_size):
             raise ValueError(
@@ -229,13 +227,13 @@ class OpenClipEncoder(Encoder):
         return VideoFeatures(_single(frames), frame_mask.bool(), None if cells is None else _single(cells))
 
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
-        """First `layers` blocks and positional embedding of the text transformer, as float32 copies.
+        """Return the first `layers` blocks and the positional embedding of the text transformer, as float32 copies.
 
         Returns:
-            None where the blocks are not CLIP's own, or are of another width than the D of the frames.
+            None if the blocks are not CLIP's own, or their width differs from the D of the frames.
 
         Raises:
-            ValueError: the text transformer has fewer blocks.
+            ValueError: The text transformer has fewer blocks.
         """
         if isinstance(self._text, HFTextEncoder):
             return None
@@ -252,18 +250,18 @@ class OpenClipEncoder(Encoder):
         return TemporalInitialization(states[:layers], embedding, _heads(blocks[0]))
 
     def initial_logit_scale(self) -> float:
-        """Logarithm of the temperature factor that came with the weights."""
+        """Return the logarithm of the temperature factor from the weights."""
         return self._initial_logit_scale
 
     def initial_logit_bias(self) -> float:
-        """What SigLIP's weights add to every logit."""
+        """Return the logit bias of SigLIP's weights, 0 for other weights."""
         return self._initial_logit_bias
 
     def freeze(self, rule: FreezeRule) -> None:
-        """Say which parameters train; each call starts anew.
+        """Set the trainable parameters; each call replaces the previous rule.
 
         Raises:
-            ValueError: an unknown rule.
+            ValueError: The rule is unknown.
         """
         if rule not in get_args(FreezeRule):
             raise ValueError(f"freeze is {rule!r}; expected one of {', '.join(get_args(FreezeRule))}")
@@ -278,16 +276,16 @@ class OpenClipEncoder(Encoder):
             parameter.requires_grad_(not frozen[rule])
 
     def train(self: E, mode: bool = True) -> E:
-        """Switch training mode as `nn.Module.train`; batch norms and dropout of a frozen encoder stand still."""
+        """Set the training mode; batch norms and dropout of a frozen encoder stay in eval mode."""
         super().train(mode)
         if not any(parameter.requires_grad for parameter in self.clip.parameters()):
             self.clip.eval()
         return self
 
     def configuration(self) -> dict[str, object]:
-        """Activations, heads, image size, pixel statistics, text cleaning and the switches that change features.
+        """Return activations, heads, image size, pixel statistics, text cleaning and the switches that affect features.
 
-        What is as in CLIP is left unsaid where former versions knew nothing else, so that stores of theirs stay valid.
+        Settings that earlier versions fixed are omitted if they equal CLIP's, so that existing stores stay valid.
         """
         modules = list(self.clip.modules())
         found: dict[str, object] = {
@@ -319,7 +317,7 @@ class OpenClipEncoder(Encoder):
     def check_trainer(
         cls, precision: str, strategy: str, *, encoder_precision: EncoderPrecision = "float32", **options: Any
     ) -> None:
-        """Refuse mixed precision and sharding of float16 weights; see `Encoder.check_trainer`."""
+        """Refuse mixed precision and sharding of float16 weights."""
         if encoder_precision != "float16":
             return
         sharded = any(part in strategy.lower() for part in ("fsdp", "model_parallel", "modelparallel", "deepspeed"))
@@ -332,7 +330,7 @@ class OpenClipEncoder(Encoder):
 
 
 def no_float16(name: str) -> str:
-    """Return why a tower other than CLIP's own cannot be float16."""
+    """Return the reason why a tower other than CLIP's own cannot be float16."""
     return (
         f"encoder_precision float16 is defined only for CLIP's own transformers, not for {name}. "
         "Add --config recipes/variants/float32.yaml to train in float32"
@@ -340,7 +338,7 @@ def no_float16(name: str) -> str:
 
 
 def _single(x: Tensor) -> Tensor:
-    """Half precision to float32, as the authors' `.float()` on encoder outputs; float64 stays."""
+    """Convert half precision to float32, as the authors' `.float()` on encoder outputs; float64 stays."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -368,7 +366,8 @@ def _dimension(text: Any) -> int:
 def convert_weights(model: nn.Module) -> None:
     """Convert matrices and their biases to float16, but not norms and embeddings (OpenAI CLIP, `convert_weights`).
 
-    The transformers then take positions first, as released, so that sums over tokens are rounded in the same order.
+    The transformers then take positions as the first dimension, as released, so that sums over tokens are rounded in
+    the same order.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear | nn.MultiheadAttention | Attention):

@@ -1,4 +1,4 @@
-"""Patches that move between neighboring frames before an attention (TS2-Net, Liu et al., ECCV 2022; UCoFiA)."""
+"""Patch shift between neighboring frames before attention (TS2-Net, Liu et al., ECCV 2022; UCoFiA)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
 from torch import Tensor, nn
 
 BLOCKS = slice(10, 12)
-"""Blocks of the vision transformer whose attention reads shifted patches (UCoFiA, modules/until_module.py)."""
+"""Blocks of the vision transformer whose attention uses shifted patches (UCoFiA, modules/until_module.py)."""
 DIVISOR = 7
 
 
@@ -20,7 +20,7 @@ class PatchShift:
         name: Architecture, for the error.
 
     Attributes:
-        frames: Frames per video of the tokens to come, padded ones included.
+        frames: Number of frames per video in the next tokens, including padded ones.
 
     Raises:
         ValueError: The tower is not such a transformer, or has too few blocks or patches.
@@ -41,7 +41,7 @@ class PatchShift:
             block.ln_1.register_forward_hook(self)
 
     def __call__(self, module: nn.Module, arguments: Any, tokens: Tensor) -> Tensor:
-        """Return the shifted tokens, of the same shape."""
+        """Return the shifted tokens, with the same shape."""
         if self.transformer.batch_first:
             return shift_patches(tokens, self.frames)
         return shift_patches(tokens.transpose(0, 1), self.frames).transpose(0, 1)
@@ -50,15 +50,15 @@ class PatchShift:
 def shift_patches(tokens: Tensor, frames: int) -> Tensor:
     """Replace some patches of every frame by those of its neighbors.
 
-    With L tokens per frame and a step of L // 7, tokens 1, 1 + step, ... are those of the previous frame and tokens 4,
-    4 + step, ... those of the next; the class token, the other patches and what has no neighbor stay.
+    With L tokens per frame and a step of L // 7, tokens 1, 1 + step, ... come from the previous frame and tokens 4,
+    4 + step, ... from the next. The class token, the other patches, and patches without a neighbor stay.
 
     Args:
-        tokens: (M F, L, width), the class token first.
-        frames: F.
+        tokens: Tokens (M F, L, width), the class token first.
+        frames: Number of frames F.
 
     Returns:
-        (M F, L, width).
+        Shifted tokens (M F, L, width).
     """
     clips = tokens.unflatten(0, (-1, frames))
     step = tokens.shape[1] // DIVISOR

@@ -1,4 +1,4 @@
-"""What an image tower's weights expect of its pixels."""
+"""Pixel preprocessing of image towers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ Colour = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class PixelPreparation:
-    """How the frames were prepared that weights were trained on; by default as OpenAI's CLIP.
+    """Frame preprocessing that weights were trained with; by default that of OpenAI's CLIP.
 
     Attributes:
-        mean, std: of the pixels in [0, 1], per RGB channel.
-        interpolation, resize_mode: as for `Preparation`.
+        mean: Mean of the pixels in [0, 1], per RGB channel.
+        std: Standard deviation of the pixels in [0, 1], per RGB channel.
+        interpolation: Same as for `Preparation`.
+        resize_mode: Same as for `Preparation`.
     """
 
     mean: Colour = OPENAI_DATASET_MEAN
@@ -29,14 +31,14 @@ class PixelPreparation:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], source: str) -> PixelPreparation:
-        """Read the settings that open_clip keeps for a tag, or in a folder's `preprocess_cfg`.
+        """Return the settings of an open_clip tag, or of the `preprocess_cfg` in a folder.
 
         Args:
-            settings: by open_clip's names; what is absent is as open_clip presumes it, CLIP's.
-            source: of the settings, for the error.
+            settings: Settings with open_clip's names; missing ones default to CLIP's, as in open_clip.
+            source: Source of the settings, for the error.
 
         Raises:
-            ValueError: a setting is of a kind that this package does not do; says which.
+            ValueError: A setting is not supported; the message names it.
         """
         known = {name: settings[name] for name in ("interpolation", "resize_mode") if settings.get(name)}
         for name, kind in (("interpolation", Interpolation), ("resize_mode", ResizeMode)):

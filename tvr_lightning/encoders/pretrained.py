@@ -1,4 +1,4 @@
-"""Finds the weights that a recipe names: a local file, an open_clip tag, or none."""
+"""Weights of a recipe: a local file, an open_clip tag, or none."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _FOLLOW: ContextVar[bool] = ContextVar("weights_follow", default=False)
 
 @contextmanager
 def weights_follow() -> Iterator[None]:
-    """Build encoders for the weights of a checkpoint, which come next, or to be measured, for which any weights do.
+    """Build encoders without loading weights, because a checkpoint replaces them or their values do not matter.
 
-    What a tag of open_clip's says of them is known without them: they are neither looked for nor downloaded.
+    Settings that open_clip records for a tag are known without its weights, which are not searched or downloaded.
     """
     before = _FOLLOW.set(True)
     try:
@@ -42,18 +42,18 @@ def weights_follow() -> Iterator[None]:
 
 
 def do_weights_follow() -> bool:
-    """Whether an encoder that is built now needs no weights of its own: a checkpoint brings them, or nothing."""
+    """Return whether an encoder can currently skip its weights, as inside `weights_follow`."""
     return _FOLLOW.get()
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where weights come from and how the frames they were trained on were prepared.
+    """Source of weights, with the preprocessing of the frames that they were trained on.
 
     Attributes:
-        path: file on this machine; None for random initialisation, or where a checkpoint brings the weights.
-        quick_gelu: whether they were trained with QuickGELU; None where the source does not say.
-        pixels: the preparation.
+        path: Local file, or None for random initialization or if a checkpoint provides the weights.
+        quick_gelu: Whether the weights were trained with QuickGELU; None if the source does not record it.
+        pixels: Preprocessing of the frames.
     """
 
     path: Path | None
@@ -62,10 +62,10 @@ class WeightSource:
 
 
 def local_folder(architecture: str) -> Path | None:
-    """Return the folder that `local-dir:/path` names, as open_clip saves a model; None for other names.
+    """Return the folder in `local-dir:/path`, as saved by open_clip, or None for other names.
 
     Raises:
-        MissingWeightsError: there is no `open_clip_config.json`.
+        MissingWeightsError: The folder contains no `open_clip_config.json`.
     """
     if not architecture.startswith(LOCAL_DIR_PREFIX):
         return None
@@ -76,10 +76,10 @@ def local_folder(architecture: str) -> Path | None:
 
 
 def model_configuration(architecture: str) -> dict[str, Any]:
-    """open_clip's configuration of an architecture, or of a folder that open_clip saved.
+    """Return open_clip's configuration of an architecture, or of a folder that open_clip saved.
 
     Raises:
-        MissingWeightsError: the folder is not there.
+        MissingWeightsError: The folder does not exist.
         ValueError: open_clip does not know the name, or the folder's configuration cannot be read.
     """
     if architecture.startswith("hf-hub:"):
@@ -112,18 +112,18 @@ def _folder_settings(folder: Path, section: str) -> dict[str, Any]:
 
 
 def find_weights(architecture: str, weights: str | None, preprocessing: str | None = None) -> WeightSource:
-    """Find what `weights` names, downloading a tag through open_clip where it is not cached.
+    """Return the source of weights; a tag that is not cached is downloaded through open_clip.
 
     Args:
         architecture: open_clip's name, with or without `-quickgelu`, or `local-dir:/path`.
-        weights: path of a file, an open_clip tag of this architecture, `folder` for the weights in a `local-dir:`, or
+        weights: Path of a file, an open_clip tag of this architecture, `folder` for the weights in a `local-dir:`, or
             None or "none".
-        preprocessing: tag whose frames' preparation a file shares, where the architecture's tags differ in it.
+        preprocessing: Tag whose frame preprocessing applies to a file, if the architecture's tags differ in it.
 
     Raises:
-        MissingWeightsError: no such file, or a tag that is neither cached nor downloadable.
-        ValueError: neither a file nor a tag, a tag trained with another activation than the name says, or one whose
-            frames were prepared in a way unknown here.
+        MissingWeightsError: The file does not exist, or the tag is neither cached nor downloadable.
+        ValueError: The name is not a file or tag, or the tag has an unsupported preprocessing or another activation
+            than the name.
     """
     configuration, folder = model_configuration(architecture), local_folder(architecture)
     if folder is not None:
@@ -159,12 +159,12 @@ def find_weights(architecture: str, weights: str | None, preprocessing: str | No
         tags[preprocessing] if preprocessing else tag, f"open_clip's tag {preprocessing or weights}"
     )
     found = None if do_weights_follow() else _obtain(architecture, weights, tag)
-    # An architecture that asks for QuickGELU without saying so in its name (roberta-ViT-B-32) has no other weights.
+    # An architecture with QuickGELU but without it in its name (roberta-ViT-B-32) has no other weights.
     return WeightSource(found, quick_gelu or bool(configuration.get("quick_gelu", False)), pixels)
 
 
 def _weights_beside(folder: Path, weights: str | None) -> Path | None:
-    """Return the weights of a folder, preferring those that open_clip saves."""
+    """Return the weights file for a `local-dir:`: a given file or, for `folder`, the one that open_clip saved."""
     if weights in (None, "none") or do_weights_follow():
         return None
     path = Path(str(weights)).expanduser()
@@ -195,7 +195,7 @@ def _tags(architecture: str) -> dict[str, dict[str, Any]]:
 
 
 def _preparation(tags: dict[str, dict[str, Any]], preprocessing: str | None) -> PixelPreparation | None:
-    """Return how frames are prepared for weights that do not say it: as their tags agree; None where these differ."""
+    """Return the preprocessing for weights that do not record it, if all tags agree. None if they differ."""
     named = tags if preprocessing is None else {preprocessing: tags[preprocessing]}
     found = {PixelPreparation.of(settings, f"open_clip's tag {tag}") for tag, settings in named.items()}
     return None if len(found) > 1 else next(iter(found), PixelPreparation())
@@ -235,7 +235,7 @@ def _obtain(architecture: str, weights: str, tag: dict[str, Any]) -> Path:
     if tag.get("url"):
         cached_file = Path("~/.cache/clip").expanduser() / Path(urlsplit(tag["url"]).path).name
         if cached_file.is_file():
-            return Path(download_pretrained(tag, prefer_hf_hub=False))  # verifies the checksum in the url
+            return Path(download_pretrained(tag, prefer_hf_hub=False))  # verifies the checksum in the URL
         looked.append(str(cached_file))
     for prefer_hub, address in ((True, _hub_address(tag)), (False, tag.get("url"))):
         if not address:

@@ -1,4 +1,4 @@
-"""Sentence and words of open_clip's text towers: its own transformer in all its forms, and those of transformers."""
+"""Sentences and words of open_clip's text towers: variants of its transformer, and models of transformers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 
 def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Encode token ids: each position through the last norm and the projection, the sentence as the tower pools it.
+    """Encode token ids: last norm and projection at every position, the sentence as pooled by the tower.
 
     Args:
         text: open_clip's `CLIP`, `TextTransformer` or `HFTextEncoder`.
-        ids: (N, W) int64.
-        mask: (N, W) bool, True where there is a token.
-        text_mask: hide padding from open_clip's own transformer; those of transformers never see it.
-        pad_id: what fills the positions behind W where the tower sees them.
+        ids: Token ids (N, W) int64.
+        mask: Mask (N, W) bool, True for tokens.
+        text_mask: Whether to mask padding in open_clip's own transformer; towers of transformers always mask it.
+        pad_id: Padding ID for the positions after W, if the tower does not mask padding.
 
     Returns:
         Sentences (N, D) and words (N, W, D).
@@ -28,7 +28,7 @@ def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: i
     summary = getattr(text, "cls_emb", None) is not None
     kind = pool_type(text)
     if text.attn_mask is None or summary or kind == "last":
-        # The tower sees its padding, or ends with a position that is always the same: all of it belongs to the result.
+        # The tower attends to padding, or ends with a fixed position, so that all positions affect the result.
         ids = nn.functional.pad(ids, (0, text.context_length - positions), value=pad_id)
     x, attention = _embed(text, ids, summary)
     if text_mask:
@@ -47,7 +47,7 @@ def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: i
 
 
 def _project(text: Any, x: Tensor) -> Tensor:
-    """Bring normed vectors (..., width) into the space of the frames; a copy where there is no projection."""
+    """Project normalized vectors (..., width) into the space of the frames, or copy them if there is no projection."""
     projection = text.text_projection
     if projection is None:
         return x.clone()
@@ -56,12 +56,12 @@ def _project(text: Any, x: Tensor) -> Tensor:
 
 
 def pool_type(text: Any) -> str:
-    """Return which position of open_clip's text transformer is the sentence."""
+    """Return the position of open_clip's text transformer that represents the sentence."""
     return str(getattr(text, "text_pool_type", None) or text.pool_type)
 
 
 def _embed(text: Any, ids: Tensor, summary: bool) -> tuple[Tensor, Tensor | None]:
-    """Return embedded tokens (N, L, width), CoCa's summary behind them, and the tower's own attention mask."""
+    """Return embedded tokens (N, L, width), followed by CoCa's summary, and the tower's own attention mask."""
     if summary:
         x, attention = text._embeds(ids)
         return x, attention
@@ -72,7 +72,7 @@ def _embed(text: Any, ids: Tensor, summary: bool) -> tuple[Tensor, Tensor | None
 
 
 def _hide_padding(text: Any, attention: Tensor | None, mask: Tensor, x: Tensor) -> Tensor:
-    """Add to an additive mask that no position sees padding: (N heads, L, L)."""
+    """Return an additive attention mask that also excludes padding, (N heads, L, L)."""
     count, length = x.shape[:2]
     heads = text.transformer.resblocks[0].attn.num_heads
     hidden = nn.functional.pad(~mask, (0, length - mask.shape[1]), value=True)
@@ -84,6 +84,6 @@ def _hide_padding(text: Any, attention: Tensor | None, mask: Tensor, x: Tensor) 
 
 
 def _encode_with_transformers(text: HFTextEncoder, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """As `HFTextEncoder.forward`, each position through the projection that pooled vectors go through."""
+    """Encode as `HFTextEncoder.forward`, with the projection of pooled vectors applied to each position."""
     found = text.transformer(input_ids=ids, attention_mask=mask.long())
     return text.proj(text.pooler(found, mask.long())), text.proj(found.last_hidden_state)

@@ -1,4 +1,4 @@
-"""A CLIP small enough to learn from nothing on two processor cores."""
+"""CLIP that is small enough to train from scratch on two CPU cores."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.pretrained import do_weights_follow
 
-PREFIX = "encoder."  # where a run's checkpoint keeps its encoder
+PREFIX = "encoder."  # prefix of the encoder in a run's checkpoint
 
 
 class TinyClipEncoder(OpenClipEncoder):
-    """The parts of CLIP with CLIP's own tokeniser, small and randomly initialised, for the synthetic dataset and tests.
+    """Small, randomly initialized CLIP with CLIP's own tokenizer, for the synthetic dataset and tests.
 
-    Text width, vision width and D are all `width`, so that temporal transformers start from the text transformer as
-    with ViT-B/32.
+    Text width, vision width and D all equal `width`, so that temporal transformers can be initialized from the text
+    transformer as with ViT-B/32.
 
     Args:
         width: width of both transformers and of the features, a multiple of 64 (heads are width // 64 as in CLIP).
@@ -38,8 +38,8 @@ class TinyClipEncoder(OpenClipEncoder):
             random weights.
 
     Raises:
-        MissingWeightsError: there is no such checkpoint.
-        ValueError: `width` or `image_size` is no such multiple, or the checkpoint's encoder is of another size.
+        MissingWeightsError: The checkpoint does not exist.
+        ValueError: `width` or `image_size` is not such a multiple, or the checkpoint's encoder has another size.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TinyClipEncoder(OpenClipEncoder):
 
     @classmethod
     def required_files(cls, *, trained_in: str | None = None, **options: Any) -> list[Path]:
-        """Return the checkpoint whose weights it starts with; see `Encoder.required_files`."""
+        """Return the checkpoint with the initial weights."""
         if trained_in is None or do_weights_follow():
             return []
         path = Path(trained_in)

@@ -1,4 +1,4 @@
-"""Captions to token ids, cut and padded as the retrieval papers do it; CLIP's byte pairs among others."""
+"""Tokenization of captions, with the truncation and padding of the retrieval papers; CLIP's byte-pair encoding."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ OPENAI_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
 
 
 class Tokenizer(ABC):
-    """Captions to (N, W) token ids, of which those that a caption needs come first.
+    """Base class of tokenizers that map captions to token ids (N, W), with padding at the end.
 
     Args:
-        context_length: most positions that the text transformer has.
+        context_length: maximum number of positions of the text transformer.
 
     Attributes:
-        pad_id: what fills the positions behind a caption.
-        blank_end: 1 where a position after the caption must stay free and holds padding (CLIPA), otherwise 0.
-        vocabulary_size: number of token ids.
-        truncated_captions: number of captions that were cut so far.
+        pad_id: ID that fills the positions after a caption.
+        blank_end: 1 if one position after the caption must contain padding (CLIPA), otherwise 0.
+        vocabulary_size: Number of token ids.
+        truncated_captions: Number of captions truncated so far.
     """
 
     pad_id: int = 0
@@ -42,7 +42,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
-        """Return the ids of a caption, those of start and end included, cut to `words` of them before the end."""
+        """Return the ids of a caption with start and end, of which at most `words`; the end is never dropped."""
 
     @abstractmethod
     def piece(self, token: int) -> str:
@@ -50,20 +50,20 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return vocabulary and cleaning in a few words, as fingerprints of stored features hold them."""
+        """Return a short description of vocabulary and cleaning, for fingerprints of stored features."""
 
     def encode(self, captions: list[str], words: int) -> Tokens:
-        """Tokenise N captions.
+        """Tokenize N captions.
 
-        A caption that needs more than `words` positions loses its last tokens before the end.
+        If a caption needs more than `words` positions, its last tokens before the end are dropped.
 
         Args:
             captions: N strings.
-            words: W, positions including start and end.
+            words: Number of positions W, including start and end.
 
         Raises:
-            ValueError: `words` is below 3 (no room for a token) or above the context length.
-            TypeError: a caption is not a string.
+            ValueError: `words` is below 3 (too short for a token) or above the context length.
+            TypeError: A caption is not a string.
         """
         if not 3 <= words <= self.context_length:
             raise ValueError(
@@ -83,27 +83,22 @@ class Tokenizer(ABC):
         return Tokens(list(captions), ids, torch.arange(words) < lengths[:, None], needed)
 
     def __call__(self, captions: list[str], words: int) -> Tensor:
-        """Return the (N, W) ids of `encode` alone."""
+        """Return only the ids (N, W) of `encode`."""
         return self.encode(captions, words).ids
 
     def count_truncated(self, tokens: Tokens) -> None:
-        """Count the captions among N that were cut, and report the first one ever."""
+        """Count the truncated captions among N, and report the first one."""
         words = tokens.ids.shape[1]
         for caption, needed in zip(tokens.captions, tokens.needed, strict=True):
             if needed > words:
                 self._count_truncated(caption, needed, words)
 
     def needed(self, caption: str) -> int:
-        """Return how many positions a caption needs, start and end included."""
+        """Return the number of positions that a caption needs, including start and end."""
         return len(self.tokens(caption)) + self.blank_end
 
     def pieces(self, caption: str, words: int) -> list[str]:
-        """Return the text of each of the W positions of a caption, padding left out.
-
-        Args:
-            caption: any string.
-            words: W.
-        """
+        """Return the text of each of the W = `words` positions of a caption, without padding."""
         return [self.piece(token) for token in self.tokens(caption, words)]
 
     def _count_truncated(self, caption: str, needed: int, words: int) -> None:
@@ -120,24 +115,24 @@ class Tokenizer(ABC):
 
 @dataclass(frozen=True)
 class CaptionTokens:
-    """What worker processes make of captions: token ids of W positions each.
+    """Callable for worker processes that tokenizes captions to W positions each.
 
     Attributes:
-        tokenizer: of the encoder.
-        words: W, positions including start and end.
+        tokenizer: Tokenizer of the encoder.
+        words: Number of positions W, including start and end.
     """
 
     tokenizer: Tokenizer
     words: int
 
     def __call__(self, captions: list[str]) -> Tokens:
-        """Tokenise N captions; see `Tokenizer.encode`."""
+        """Tokenize N captions."""
         return self.tokenizer.encode(captions, self.words)
 
 
 @lru_cache
 def _byte_pairs(clean: str) -> SimpleTokenizer:
-    """Return CLIP's byte pairs, of which nothing but the cleaning differs; reading them takes a quarter of a second."""
+    """Return CLIP's byte-pair encoding for a kind of cleaning; cached, since loading takes a quarter of a second."""
     tokenizer = SimpleTokenizer(clean=clean)
     # The released tokenizers recognize OpenAI's names of the special tokens in a caption, not open_clip's.
     pattern = tokenizer.pat.pattern
@@ -150,13 +145,13 @@ def _byte_pairs(clean: str) -> SimpleTokenizer:
 
 
 class ClipTokenizer(Tokenizer):
-    """CLIP's byte pairs, `[SOT] tokens [EOT]`, zero-padded; text is cleaned and lower-cased as CLIP does.
+    """CLIP's byte-pair encoding, `[SOT] tokens [EOT]`, zero-padded; text is cleaned and lower-cased as in CLIP.
 
-    The pad id 0 is also the id of the token "!", so that masks come from the position of EOT and not from the ids
-    (CLIP4Clip, dataloaders/dataloader_msrvtt_retrieval.py). EOT is the largest id.
+    The padding ID 0 is also the ID of the token "!", so masks are based on the position of EOT and not on the ids
+    (CLIP4Clip, dataloaders/dataloader_msrvtt_retrieval.py). EOT is the largest ID.
 
     Args:
-        context_length: most positions that the text transformer has.
+        context_length: maximum number of positions of the text transformer.
         clean: open_clip's name of the cleaning, `lower` for CLIP.
     """
 
@@ -167,7 +162,7 @@ class ClipTokenizer(Tokenizer):
         self.vocabulary_size = self._bpe.vocab_size
 
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
-        """Return `[SOT] tokens [EOT]`; see `Tokenizer.tokens`."""
+        """Return `[SOT] tokens [EOT]`, truncated to `words` ids."""
         inner = self._bpe.encode(caption)
         return [self._bpe.sot_token_id, *(inner if words is None else inner[: words - 2]), self._bpe.eot_token_id]
 
@@ -176,17 +171,10 @@ class ClipTokenizer(Tokenizer):
         return str(self._bpe.decode([token]).strip())
 
     def describe(self) -> str:
-        """Return `CLIP byte pairs`, and the cleaning where it is not CLIP's."""
+        """Return `CLIP byte pairs`, followed by the cleaning if it is not CLIP's."""
         return "CLIP byte pairs" if self.clean == "lower" else f"CLIP byte pairs, {self.clean}"
 
 
 def word_mask(ids: Tensor) -> Tensor:
-    """Mask of the positions up to and including EOT, which has the largest id of CLIP's vocabulary.
-
-    Args:
-        ids: (N, W) token ids.
-
-    Returns:
-        (N, W) bool.
-    """
+    """Return the mask (N, W) bool up to and including EOT, the largest ID of CLIP's vocabulary, for ids (N, W)."""
     return torch.arange(ids.shape[1], device=ids.device) <= ids.argmax(dim=-1, keepdim=True)

@@ -1,9 +1,9 @@
-"""Reads the tensors of a TorchScript archive without running the program inside it.
+"""Read the tensors of a TorchScript archive without running the program inside it.
 
 OpenAI published CLIP as TorchScript archives. `torch.load(weights_only=True)` refuses them, and `torch.jit.load` would
-execute the archived code and is deprecated. An archive is a zip of `data.pkl` (the module tree), `data/<key>` (raw
-little-endian storages) and `code/` (the program, whose classes list their parameters and buffers); an unpickler that
-knows tensors and inert objects only, and a look at those lists, are enough to get the state dict.
+execute the archived code and is deprecated. An archive is a zip file of `data.pkl` (the module tree), `data/<key>` (raw
+little-endian storages) and `code/` (the program, whose classes list their parameters and buffers). An unpickler that
+only supports tensors and inert objects, together with those lists, is enough to read the state dict.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ CLASS_LISTS = r"^class {}\(Module\):\n\s+__parameters__ = (\[.*\])\n\s+__buffers
 
 
 class _Module:
-    """Stands for any archived class: holds attributes, does nothing.
+    """Inert replacement of an archived class, which only stores attributes.
 
-    Attributes:
-        names: of its parameters and buffers; None where the archive does not list them, which means all tensors.
+    `names` lists its parameters and buffers; None if the archive has no list, which means all tensors.
     """
 
     names: set[str] | None = None
@@ -51,12 +50,12 @@ def _as_list(values: list[Any]) -> list[Any]:
 
 
 def _tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: object) -> Tensor:
-    # as_strided checks the bounds of the storage; the clone frees parameters from sharing memory
+    # as_strided checks the bounds of the storage; the clone makes parameters independent of shared memory
     return torch.as_strided(storage, size, stride, offset).clone()
 
 
 class _TensorUnpickler(pickle.Unpickler):
-    """Builds tensors and `_Module`s; every other global is an error, so that a pickle cannot call anything."""
+    """Unpickler of tensors and `_Module`s; any other global raises an error, so that a pickle cannot call anything."""
 
     def __init__(self, archive: zipfile.ZipFile, root: str):
         super().__init__(archive.open(f"{root}/data.pkl"))
@@ -93,7 +92,7 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 def archive_root(path: Path) -> str | None:
-    """Name of the top folder if the file is a TorchScript archive, else None."""
+    """Return the top folder of a TorchScript archive, or None for other files."""
     if not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as archive:
@@ -103,18 +102,18 @@ def archive_root(path: Path) -> str | None:
 
 
 def read_torchscript(path: Path, root: str) -> dict[str, Tensor]:
-    """Tensors of a TorchScript archive under their state dict names, on the CPU, in the stored dtypes.
+    """Return the tensors of a TorchScript archive with their state dict names, on the CPU, in the stored dtypes.
 
     Args:
-        path: the archive.
-        root: its top folder, from `archive_root`.
+        path: Archive.
+        root: Top folder in the archive, from `archive_root`.
 
     Returns:
         All parameters and buffers of the module tree, of any shape; CLIP's `logit_scale` is a scalar.
 
     Raises:
-        pickle.UnpicklingError: the archive holds more than a tree of tensors.
-        KeyError: a storage is missing from the archive.
+        pickle.UnpicklingError: The archive contains more than a tree of tensors.
+        KeyError: A storage is missing from the archive.
     """
     with zipfile.ZipFile(path) as archive:
         module = _TensorUnpickler(archive, root).load()

@@ -1,4 +1,4 @@
-"""Tokenizers of the transformers library, as open_clip uses them: SigLIP, CLIPA, multilingual text towers."""
+"""Tokenizers of the transformers library, as used by open_clip: SigLIP, CLIPA, multilingual text towers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,11 @@ VOCABULARIES = tuple(name for name in FILES if name not in (
 
 
 def build_tokenizer(text: dict[str, Any], architecture: str, source: str | None) -> Tokenizer:
-    """Build the tokenizer that a text tower was trained with.
-
-    Args:
-        text: open_clip's `text_cfg`.
-        architecture: its name, for errors.
-        source: a folder with the tokenizer's files, in the place of the repository that the configuration names.
+    """Build the tokenizer for open_clip's `text_cfg`, from the folder `source` if given.
 
     Raises:
-        MissingWeightsError: its files are neither here nor to be had.
-        ValueError: the configuration asks for a way of tokenising that is unknown here.
+        MissingWeightsError: The files are missing and cannot be downloaded.
+        ValueError: The configuration requires an unsupported kind of tokenization.
     """
     options, context_length = dict(text.get("tokenizer_kwargs") or {}), int(text.get("context_length", 77))
     if not text.get("hf_tokenizer_name"):
@@ -44,10 +39,10 @@ def build_tokenizer(text: dict[str, Any], architecture: str, source: str | None)
 
 
 def tokenizer_folder(text: dict[str, Any], architecture: str, source: str | None) -> Path:
-    """Find the files of the tokenizer that open_clip's `text_cfg` names, or those in the folder `source`.
+    """Return the folder `source`, or the folder with the tokenizer of open_clip's `text_cfg`.
 
     Raises:
-        MissingWeightsError: they are neither here nor to be had; says how to get them.
+        MissingWeightsError: The files are missing and cannot be downloaded; the message contains a fix.
     """
     name = source or text["hf_tokenizer_name"]
     try:
@@ -60,19 +55,19 @@ def tokenizer_folder(text: dict[str, Any], architecture: str, source: str | None
 
 
 class TransformersTokenizer(Tokenizer):
-    """A tokenizer of the transformers library, loaded from files, its text cleaned as open_clip does.
+    """Tokenizer of the transformers library, loaded from files, with the text cleaning of open_clip.
 
     Args:
-        folder: with its files.
-        context_length: most positions of the text tower.
+        folder: folder with the files of the tokenizer.
+        context_length: maximum number of positions of the text tower.
         clean: open_clip's name of the cleaning: `whitespace`, `lower`, or `canonicalize` (SigLIP: lower case, no
             punctuation).
-        strip_sep_token: leave out the token that separates sentences (CLIPA).
-        language: of the captions, for tokenizers that mark it, such as `zho_Hans` (NLLB).
+        strip_sep_token: whether to remove the token that separates sentences (CLIPA).
+        language: language of the captions, for tokenizers that mark it, such as `zho_Hans` (NLLB).
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: the files cannot be read as a tokenizer.
+        ValueError: The files do not contain a readable tokenizer.
     """
 
     def __init__(
@@ -104,17 +99,17 @@ class TransformersTokenizer(Tokenizer):
         self.pad_id = 0 if strip_sep_token else int(self._inner.pad_token_id or 0)
         self.vocabulary_size = len(self._inner)
         backend = getattr(self._inner, "backend_tokenizer", None)
-        # Read before any caption: the rules of a fast tokenizer include how the last one was cut.
+        # Read before any caption, because the rules of a fast tokenizer include how the last one was truncated.
         rules = json.dumps(sorted(self._inner.get_vocab().items())) if backend is None else backend.to_str()
         self._digest = hashlib.sha256(rules.encode()).hexdigest()[:12]
 
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
-        """Return the ids of a caption with those that the tokenizer itself adds; see `Tokenizer.tokens`."""
+        """Return the ids of a caption, including those that the tokenizer adds, truncated to `words` ids."""
         cut = {} if words is None else {"truncation": True, "max_length": words}
         found = self._inner(self._clean(caption), verbose=False, **cut)["input_ids"]
         if self._dropped is None:
             return list(found)
-        # In the place of the separator there is padding, as in open_clip; at the end it is none of the caption's words.
+        # Padding replaces the separator, as in open_clip; at the end it does not count as a token of the caption.
         kept = [self.pad_id if token == self._dropped else token for token in found]
         return kept[:-1] if found[-1] == self._dropped else kept
 

@@ -1,8 +1,8 @@
 """Frames and patches of open_clip's image towers.
 
-A patch is what the tower's own head makes of one position alone: norm and projection where a class token or an average
-stands for the frame, the value of the attention where an attention pools the positions. Both then live in the space of
-the frames, and where a head is linear the frame is the mean of its patches.
+A patch is the output of the tower's own head for a single position: norm and projection if a class token or an average
+represents the frame, or the value of the attention if an attention pools the positions. Both are then in the space of
+the frames, and with a linear head the frame is the mean of its patches.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Features = tuple[Tensor, Tensor | None]
 
 
 def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
-    """Encode normalised frames as the tower does, (M, F, D), and on demand its positions (M, F, P, D).
+    """Encode normalized frames as the tower does, (M, F, D), and on request its positions (M, F, P, D).
 
-    They are no views of each other or of anything else, which sharding warns about.
+    The results are not views of each other or of other tensors, because sharding warns about views.
 
     Args:
         visual: open_clip's `VisionTransformer`, `ModifiedResNet` or `TimmModel`.
-        pixels: (M, F, 3, S, S).
-        patches: whether the positions are wanted.
+        pixels: Frames (M, F, 3, S, S).
+        patches: Whether to return the positions.
 
     Raises:
-        TypeError: another tower.
+        TypeError: The tower is of another class.
     """
     if isinstance(visual, VisionTransformer):
         return _vision_transformer(visual, pixels, patches)
@@ -44,11 +44,11 @@ def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
 
 
 def _vision_transformer(visual: Any, pixels: Tensor, patches: bool) -> Features:
-    """CLIP's `ln_post(tokens) @ proj`, the frame at CLS or averaged (CLIPA) or pooled by an attention (CoCa)."""
+    """Return CLIP's `ln_post(tokens) @ proj`; the frame is at CLS, averaged (CLIPA), or pooled by attention (CoCa)."""
     x = visual.conv1(pixels.flatten(0, 1).to(visual.conv1.weight.dtype)).flatten(2).transpose(1, 2)
     x = torch.cat([visual.class_embedding.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
     x = visual.transformer(visual.ln_pre(visual.patch_dropout(x + visual.positional_embedding.to(x.dtype))))
-    # Projected apart and last, so that the features are no views.
+    # Projected separately and last, so that the features are not views.
     pooled = None if visual.attn_pool is None else visual._pool(x)[0].unflatten(0, pixels.shape[:2])
     x = x.unflatten(0, pixels.shape[:2])
     spatial = x[:, :, 1:]
@@ -67,7 +67,7 @@ def _vision_transformer(visual: Any, pixels: Tensor, patches: bool) -> Features:
 
 
 def _attention_values(pool: Any, tokens: Tensor) -> Tensor:
-    """What CoCa's attention makes of each token (M, F, P, width) where it sees no other."""
+    """Return the output of CoCa's attention for each token alone, (M, F, P, width)."""
     attention: nn.MultiheadAttention = pool.attn
     size = attention.embed_dim
     weight = attention.v_proj_weight if attention.in_proj_weight is None else attention.in_proj_weight[2 * size :]
@@ -77,7 +77,7 @@ def _attention_values(pool: Any, tokens: Tensor) -> Tensor:
 
 
 def _resnet(visual: Any, pixels: Tensor, patches: bool) -> Features:
-    """CLIP's ResNet: the frame by its attention pool, the patches by that pool's values."""
+    """Return the frames from the attention pool of CLIP's ResNet, and the patches from its values."""
     x = visual.stem(pixels)
     for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
         x = layer(x)
@@ -90,7 +90,7 @@ def _resnet(visual: Any, pixels: Tensor, patches: bool) -> Features:
 
 
 def _timm(visual: Any, pixels: Tensor, patches: bool) -> Features:
-    """A tower of timm: its pooling, norm and projection over all positions, and over each of them alone."""
+    """Return the pooled, normalized and projected positions of a timm tower, and the same for each position alone."""
     trunk = visual.trunk
     x = trunk.forward_features(pixels)
     frames = visual.head(trunk.forward_head(x))
@@ -104,6 +104,6 @@ def _timm(visual: Any, pixels: Tensor, patches: bool) -> Features:
     else:
         prefix = int(getattr(trunk, "num_prefix_tokens", 0))
         cells = x[:, prefix:]
-        # Repeated, since pooling drops as many positions as there are prefix tokens; of equal ones it makes one.
+        # Repeated because pooling drops as many positions as there are prefix tokens; it maps equal positions to one.
         alone = cells.flatten(0, 1).unsqueeze(1).expand(-1, 1 + prefix, -1)
     return frames, visual.head(trunk.forward_head(alone)).unflatten(0, cells.shape[:2])

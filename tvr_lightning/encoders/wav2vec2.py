@@ -1,4 +1,4 @@
-"""wav2vec 2.0 (Baevski et al. 2020), run by transformers' own `Wav2Vec2Model`."""
+"""wav2vec 2.0 (Baevski et al. 2020), based on `Wav2Vec2Model` of transformers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Wav2Vec2Encoder(AudioEncoder):
-    """Any size of wav2vec 2.0; `Wav2Vec2Encoder` and `TinyWav2Vec2Encoder` fill it."""
+    """Base class for wav2vec 2.0 of any size, built by `Wav2Vec2Encoder` and `TinyWav2Vec2Encoder`."""
 
     kind = "wav2vec2"
 
@@ -47,19 +47,19 @@ class _Wav2Vec2Encoder(AudioEncoder):
         self.normalize = normalize
         self.dimension = int(model.config.hidden_size)
         self.requires_grad_(False)
-        self.model.freeze_feature_encoder()  # in train mode it would ask for gradients of the waveform all the same
+        self.model.freeze_feature_encoder()  # otherwise it requires gradients of the waveform in train mode
 
     def encode_input(self, audio: AudioInput) -> Tensor:
         """Encode each clip at its own length and pool its vectors per frame.
 
-        Clips are not padded into one batch: the base model's group normalisation runs over time, so padding would
-        change what a clip is heard as.
+        Clips are not padded into one batch, because the group normalization of the base model runs over time, so that
+        padding would change the features.
 
         Args:
-            audio: values (M, T).
+            audio: Audio with values (M, T).
 
         Returns:
-            (M, F, D_a).
+            Vectors (M, F, D_a).
         """
         self._check(audio)
         weight = self.model.feature_projection.projection.weight
@@ -75,21 +75,21 @@ class _Wav2Vec2Encoder(AudioEncoder):
         return features
 
     def _normalized(self, waveform: Tensor) -> Tensor:
-        """Zero mean and unit variance, as transformers' `Wav2Vec2FeatureExtractor` prepares a waveform."""
+        """Normalize to zero mean and unit variance, as transformers' `Wav2Vec2FeatureExtractor` does."""
         if not self.normalize:
             return waveform
         centred = waveform - waveform.mean()
         return centred / torch.sqrt(centred.square().mean() + 1e-7)
 
     def configuration(self) -> dict[str, object]:
-        """The model's own configuration and whether the waveform is normalised."""
+        """Return the model's own configuration and whether the waveform is normalized."""
         config = self.model.config
         shape = (config.num_attention_heads, config.num_hidden_layers, config.feat_extract_norm, config.hidden_act)
         return {"name": "wav2vec2", "shape": shape, "normalize": self.normalize}
 
 
 class Wav2Vec2Encoder(_Wav2Vec2Encoder):
-    """wav2vec 2.0 base (D_a = 768) or large (1024), as GAID uses them (Table 7).
+    """wav2vec 2.0 base (D_a = 768) or large (1024), as used in GAID (Table 7).
 
     Args:
         size: size of wav2vec 2.0.
@@ -98,8 +98,8 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
 
     Raises:
         ImportError: transformers is not installed.
-        MissingWeightsError: no such folder; says where it was looked for.
-        ValueError: weights of another size, or incomplete ones.
+        MissingWeightsError: The folder does not exist; the message names the searched paths.
+        ValueError: The weights have another size or are incomplete.
     """
 
     def __init__(self, size: Wav2Vec2Size = "base", weights: str | None = "facebook") -> None:
@@ -113,21 +113,21 @@ class Wav2Vec2Encoder(_Wav2Vec2Encoder):
 
     @classmethod
     def required_files(cls, *, size: str = "base", weights: str | None = "facebook", **options: Any) -> list[Path]:
-        """Return the config.json beside the weights; see `AudioEncoder.required_files`."""
+        """Return the config.json in the folder of the weights."""
         return [] if weights in (None, "none") else [find_wav2vec2_weights(size, str(weights)) / "config.json"]
 
 
 class TinyWav2Vec2Encoder(_Wav2Vec2Encoder):
-    """A small, randomly initialised wav2vec 2.0 with the original's time steps, for the synthetic dataset and tests.
+    """Small, randomly initialized wav2vec 2.0 with the original's time steps, for the synthetic dataset and tests.
 
     Args:
-        width: D_a, a multiple of `heads` and of 16.
+        width: size D_a, a multiple of `heads` and of 16.
         heads: number of attention heads.
         layers: number of transformer blocks.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: `width` is no such multiple.
+        ValueError: `width` is not such a multiple.
     """
 
     def __init__(self, width: int = 64, heads: int = 2, layers: int = 2) -> None:
@@ -165,10 +165,10 @@ def _random_config(size: str) -> Wav2Vec2Config:
 
 
 def find_wav2vec2_weights(size: str, weights: str) -> Path:
-    """Return the folder of a wav2vec2 model: `facebook` stands for the one in the Hugging Face cache.
+    """Return the folder of a wav2vec2 model; `facebook` is the one in the Hugging Face cache.
 
     Raises:
-        MissingWeightsError: no such folder; says where it was looked for and how to get it.
+        MissingWeightsError: The folder does not exist; the message names the searched paths and a fix.
     """
     if weights != "facebook":
         folder = Path(weights).expanduser()
@@ -193,7 +193,7 @@ def find_wav2vec2_weights(size: str, weights: str) -> Path:
 
 
 def _load(folder: Path, size: str) -> Any:
-    _config()  # says what to install before anything else is tried
+    _config()  # shows first what to install
     from transformers import Wav2Vec2Model
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -212,13 +212,13 @@ def _load(folder: Path, size: str) -> Any:
         folder, local_files_only=True, weights_only=True, output_loading_info=True, **SILENT
     )
     model, report = loaded
-    absent = sorted(set(report["missing_keys"]) - {"masked_spec_embed"})  # only pre-training masks with it
+    absent = sorted(set(report["missing_keys"]) - {"masked_spec_embed"})  # pre-training alone uses it, for masking
     if absent:
         raise ValueError(f"{len(absent)} tensors of wav2vec2 {size} are missing in {folder}: {', '.join(absent[:8])}")
     return model
 
 
 def _normalizes(folder: Path) -> bool:
-    """Whether the checkpoint's own preprocessing normalises the waveform; transformers' default is that it does."""
+    """Return whether the checkpoint's own preprocessing normalizes the waveform, which is transformers' default."""
     path = folder / "preprocessor_config.json"
     return bool(json.loads(path.read_text(encoding="utf-8")).get("do_normalize", True)) if path.is_file() else True

@@ -1,4 +1,4 @@
-"""Reads weight files and puts them into open_clip models, saying exactly what does not fit."""
+"""Read weight files and load them into open_clip models, with an exact report of mismatches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.encoders.torchscript import archive_root, read_torchscript
 
-# Tensors that OpenAI's archives carry besides the weights.
+# Tensors in OpenAI's archives in addition to the weights.
 OPENAI_FACTS = ("input_resolution", "context_length", "vocab_size")
 # Tensors that follow from the architecture; archives list the causal mask among the buffers.
 CONSTANTS = (*OPENAI_FACTS, "attn_mask", "text.attn_mask")
@@ -25,13 +25,13 @@ LISTED = 8
 
 @dataclass
 class StateDict:
-    """Weights as read from a file.
+    """Weights from a file.
 
     Attributes:
-        tensors: by name, in the dtypes of the file, without OpenAI's `input_resolution` and the like; of any shape,
-            `logit_scale` is a scalar or (1,).
-        openai: whether the file is OpenAI's, hence trained with QuickGELU: it has `input_resolution` and the like, or
-            half-precision matrices beside float32 norms as `convert_weights` leaves them.
+        tensors: Tensors by name, in the dtypes of the file, without OpenAI's `input_resolution` and the like; of any
+            shape, `logit_scale` is a scalar or (1,).
+        openai: Whether the file is OpenAI's, and therefore trained with QuickGELU: it contains `input_resolution` and
+            the like, or half-precision matrices and float32 norms as left by `convert_weights`.
     """
 
     tensors: dict[str, Tensor]
@@ -39,10 +39,10 @@ class StateDict:
 
 
 def read_state_dict(path: Path) -> StateDict:
-    """Read an OpenAI archive or state dict, or an open_clip checkpoint, executing nothing from it.
+    """Read an OpenAI archive or state dict, or an open_clip checkpoint, without executing anything in it.
 
     Raises:
-        ValueError: the file is damaged, holds code or something else than named tensors.
+        ValueError: The file is damaged, or contains code or anything else than named tensors.
     """
     root = archive_root(path)
     try:
@@ -78,16 +78,16 @@ def _converted(tensors: dict[str, Tensor]) -> bool:
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
-    """Put weights into an open_clip model, all of them and nothing else.
+    """Load weights into an open_clip model; names must match exactly.
 
     Args:
         model: `open_clip.CLIP` or `open_clip.CustomTextCLIP`.
-        tensors: by name, in the model's shapes (`logit_scale`: scalar or (1,)); other known layouts are renamed as
-            open_clip does.
-        source: where they come from, for the error.
+        tensors: Tensors by name, in the model's shapes (`logit_scale`: scalar or (1,)); other known layouts are
+            renamed as in open_clip.
+        source: Source of the tensors, for the error.
 
     Raises:
-        ValueError: names or shapes differ; lists which, expected and found.
+        ValueError: Names or shapes differ; the message lists expected and actual ones.
     """
     tensors = dict(convert_state_dict(model, tensors))
     if isinstance(model, open_clip.CustomTextCLIP) and "text_projection" in tensors:

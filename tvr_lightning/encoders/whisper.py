@@ -1,4 +1,4 @@
-"""Whisper's encoder (Radford et al. 2023), run by openai-whisper's own `AudioEncoder`."""
+"""Whisper's encoder (Radford et al. 2023), based on `AudioEncoder` of openai-whisper."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ logger = logging.getLogger(__name__)
 
 
 class _WhisperEncoder(AudioEncoder):
-    """Any size of Whisper's encoder; `WhisperEncoder` and `TinyWhisperEncoder` fill it."""
+    """Base class for Whisper's encoder of any size, built by `WhisperEncoder` and `TinyWhisperEncoder`."""
 
     kind = "whisper"
 
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        from whisper.model import AudioEncoder as OpenAIAudioEncoder  # brings numba along, which text-only runs save
+        from whisper.model import AudioEncoder as OpenAIAudioEncoder  # imports numba, which text-only runs do not need
 
         self.dimension = width
         self.encoder = OpenAIAudioEncoder(MEL_BANDS, WINDOW_STEPS, width, heads, layers)
         self.requires_grad_(False)
 
     def encode_input(self, audio: AudioInput) -> Tensor:
-        """Encode the 30 s windows that hold sound and pool their vectors per frame.
+        """Encode the 30 s windows that contain audio and pool their vectors per frame.
 
         Args:
-            audio: values (M, C, 80, 3000).
+            audio: Audio with values (M, C, 80, 3000).
 
         Returns:
-            (M, F, D_a).
+            Vectors (M, F, D_a).
         """
         self._check(audio)
         clips, windows = audio.values.shape[:2]
@@ -61,13 +61,13 @@ class _WhisperEncoder(AudioEncoder):
         return pool_steps(vectors.view(clips, windows * WINDOW_STEPS, self.dimension), audio.windows)
 
     def configuration(self) -> dict[str, object]:
-        """Shape of the encoder; its weights tell the rest."""
+        """Return the shape of the encoder; its weights determine the rest."""
         first = self.encoder.blocks[0]
         return {"name": "whisper", "heads": first.attn.n_head, "layers": len(self.encoder.blocks)}
 
 
 class WhisperEncoder(_WhisperEncoder):
-    """Whisper base (D_a = 512) or small (768), as GAID uses them (Table 7).
+    """Whisper base (D_a = 512) or small (768), as used in GAID (Table 7).
 
     Args:
         size: size of Whisper.
@@ -75,8 +75,8 @@ class WhisperEncoder(_WhisperEncoder):
             openai-whisper's cache, or null or "none" for random weights.
 
     Raises:
-        MissingWeightsError: no such file; says where it was looked for.
-        ValueError: the file is no Whisper checkpoint, or one of another size.
+        MissingWeightsError: The file does not exist; the message names the searched paths.
+        ValueError: The file is not a Whisper checkpoint, or has another size.
     """
 
     def __init__(self, size: WhisperSize = "base", weights: str | None = "openai") -> None:
@@ -86,7 +86,7 @@ class WhisperEncoder(_WhisperEncoder):
             self.load_weights()
 
     def load_weights(self) -> None:
-        """Load the weights; see `AudioEncoder.load_weights`."""
+        """Load the weights that the constructor skipped."""
         if self.weights in (None, "none"):
             logger.warning("Whisper %s starts from RANDOM weights (weights: none) and is untrained", self.size)
             return
@@ -99,23 +99,23 @@ class WhisperEncoder(_WhisperEncoder):
 
     @classmethod
     def required_files(cls, *, size: str = "base", weights: str | None = "openai", **options: Any) -> list[Path]:
-        """Return the file of the weights; see `AudioEncoder.required_files`."""
+        """Return the weights file."""
         random = weights in (None, "none") or do_weights_follow()
         return [] if random else [find_whisper_weights(size, str(weights))]
 
 
 class TinyWhisperEncoder(_WhisperEncoder):
-    """A small, randomly initialised encoder of Whisper's make, for the synthetic dataset and tests.
+    """Small, randomly initialized Whisper encoder, for the synthetic dataset and tests.
 
     Args:
-        width: D_a, a multiple of `heads` and of 4.
+        width: size D_a, a multiple of `heads` and of 4.
         heads: number of attention heads.
         layers: number of blocks.
         seed: seed for the weights, which are then the same in every run, like those of a pretrained encoder; None uses
             the program's random state.
 
     Raises:
-        ValueError: `width` is no such multiple.
+        ValueError: `width` is not such a multiple.
     """
 
     def __init__(self, width: int = 64, heads: int = 2, layers: int = 2, seed: int | None = None) -> None:
@@ -128,10 +128,10 @@ class TinyWhisperEncoder(_WhisperEncoder):
 
 
 def find_whisper_weights(size: str, weights: str) -> Path:
-    """Return the file of an openai-whisper checkpoint: `openai` stands for the one in openai-whisper's own cache.
+    """Return the file of an openai-whisper checkpoint; `openai` is the one in openai-whisper's own cache.
 
     Raises:
-        MissingWeightsError: no such file; says where it was looked for and how to get it.
+        MissingWeightsError: The file does not exist; the message names the searched paths and a fix.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "whisper" / f"{size}.pt"
     path = cache if weights == "openai" else Path(weights).expanduser()
@@ -147,7 +147,7 @@ def find_whisper_weights(size: str, weights: str) -> Path:
 
 
 def _read(path: Path, size: str) -> dict[str, Tensor]:
-    """State of the encoder alone, without its prefix, checked against the size."""
+    """Return the state of the encoder without its prefix, after checking the size."""
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""What every method must keep, as tests to inherit; what there is to test is found by the method's recipe alone.
+"""Tests that every method must pass, to be inherited by the tests of a method; the recipe determines the method.
 
     from pathlib import Path
     from tvr_lightning.testing import MethodTestSuite
@@ -6,8 +6,8 @@
     class TestMine(MethodTestSuite):
         recipe = Path(__file__).parent / "mine.yaml"
 
-The recipe is built small, on a tiny encoder with random weights and a synthetic dataset. `pytest -m "not slow"` leaves
-out what takes several processes; register the marker `slow` where markers are strict.
+The method is built small, with a tiny encoder, random weights and a synthetic dataset. `pytest -m "not slow"` skips the
+tests that need several processes; register the marker `slow` if pytest is configured with strict markers.
 """
 
 from tvr_lightning.testing.contract import MethodTestSuite

@@ -1,4 +1,4 @@
-"""What every method must keep, found by its recipe."""
+"""Test suite that every method must pass, configured by its recipe."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ WITHOUT_NORMALIZATION = "--model.init_args.evaluation.normalization=null"
 
 
 class MethodTestSuite:
-    """Tests of one method; inherit as a class whose name begins with `Test`.
+    """Tests of one method, for a subclass whose name begins with `Test`.
 
     Attributes:
-        recipe: that names the method.
-        together: recipes whose methods are trained in the same two processes, which takes them a while to start.
+        recipe: Recipe of the method.
+        together: Recipes whose methods are trained in the same two processes, because processes are slow to start.
     """
 
     recipe: Path
@@ -48,13 +48,13 @@ class MethodTestSuite:
     @pytest.fixture(scope="class")
     @classmethod
     def method(cls) -> RetrievalModule:
-        """The recipe's method, small, in evaluation mode."""
+        """Return the recipe's method, small, in evaluation mode."""
         return small(cls.recipe)[0].eval()
 
     @pytest.fixture(scope="class")
     @classmethod
     def stored(cls, method: RetrievalModule) -> tuple[TextFeatures, VideoFeatures]:
-        """Features of texts and videos before the method's own layers; the second video has two frames."""
+        """Return features of texts and videos before the method's own layers; the second video has two frames."""
         with torch.no_grad():
             text, video = unconditioned(method, random_pairs(method, 6))
         video.frame_mask[1, 2:] = False
@@ -65,14 +65,14 @@ class MethodTestSuite:
     def features(
         cls, method: RetrievalModule, stored: tuple[TextFeatures, VideoFeatures]
     ) -> tuple[TextFeatures, VideoFeatures]:
-        """Features of 6 texts and 6 videos, as `score` takes them."""
+        """Return features of 6 texts and 6 videos, as inputs of `score`."""
         with torch.no_grad():
             return encoded(method, *stored)
 
     @pytest.fixture(scope="class")
     @classmethod
     def checkpoint(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[RetrievalModule, Path]:
-        """The method after a few steps on the synthetic data, and the checkpoint that the run saved."""
+        """Train the method for a few steps on the synthetic data, and return it with the saved checkpoint."""
         method, data = small(cls.recipe)
         path = tmp_path_factory.mktemp("contract") / "last.ckpt"
         trainer = pl.Trainer(max_steps=STEPS, limit_val_batches=0, num_sanity_val_steps=0, **QUIET)
@@ -85,14 +85,14 @@ class MethodTestSuite:
         return method.eval(), path
 
     def test_scores_depend_on_nothing_but_the_text_and_the_video(self) -> None:
-        """The audit finds no leak."""
+        """Test that the audit finds no leak."""
         audit = audit_method(*small(self.recipe))
         found = [finding for finding in audit.findings if finding.leaks]
         said = [f"  {each.experiment}" + (f": {each.change:.1e} deviations" if each.change else "") for each in found]
         assert not found, "a score changed, or could, with what is neither its text nor its video:\n" + "\n".join(said)
 
     def test_its_parameters_can_be_sharded(self, method: RetrievalModule) -> None:
-        """FSDP2 shards parameters along their first dimension, which a scalar has not."""
+        """Test that no parameter is a scalar, since FSDP2 shards parameters along their first dimension."""
         scalars = [name for name, parameter in method.named_parameters() if not parameter.ndim]
         assert not scalars, f"FSDP2 cannot shard scalars: give {', '.join(scalars)} the shape (1,)"
 
@@ -100,7 +100,7 @@ class MethodTestSuite:
     def test_a_pair_scores_alone_as_among_others(
         self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures]
     ) -> None:
-        """Pairs are independent of what they are scored with, in any order."""
+        """Test that the score of a pair does not depend on other pairs or their order."""
         (text, video), scores = features, method.score(*features).similarity
         assert scores.shape == (len(text), len(video))
         for i, j in ((0, 0), (2, 1), (5, 3)):
@@ -115,14 +115,14 @@ class MethodTestSuite:
     def test_padding_changes_a_score_only_where_the_method_says_so(
         self, method: RetrievalModule, stored: tuple[TextFeatures, VideoFeatures], part: str
     ) -> None:
-        """Neither what lies behind masks nor how much, unless the method names it in `reads_padding`."""
+        """Test that the content and amount of padding affect no score, except for parts in `reads_padding`."""
 
         def scores(text: TextFeatures, video: VideoFeatures) -> Tensor:
             return method.score(*encoded(method, text, video)).similarity
 
         text, video = stored
         found = [scores(*behind_masks(text, video, part, 3.0))]
-        with contextlib.suppress(ValueError, RuntimeError):  # parameters may be of the recipe's sizes
+        with contextlib.suppress(ValueError, RuntimeError):  # the sizes of parameters may depend on the recipe
             found.append(scores(*padded(text, video, part)))
         usual = scores(text, video)
         if part not in method.reads_padding:
@@ -135,7 +135,7 @@ class MethodTestSuite:
     def test_both_forms_of_pair_vectors_score_alike(
         self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures]
     ) -> None:
-        """Factorised pair vectors give what dense ones give."""
+        """Test that factorized pair vectors give the same scores as dense ones."""
         heads: list[Any] = [part for part in method.modules() if hasattr(part, "required_form")]
         if not heads:
             pytest.skip("the method builds no pair vectors")
@@ -152,7 +152,7 @@ class MethodTestSuite:
     def test_a_small_memory_budget_changes_nothing(
         self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures]
     ) -> None:
-        """Scores in the smallest blocks are those of one piece, in the evaluation and within the method's heads."""
+        """Test that the smallest blocks give the same scores, in the evaluation and in the method's heads."""
         budgets: list[Any] = [part for part in method.modules() if hasattr(part, "memory_gib")]
         before = [part.memory_gib for part in budgets]
         whole = method.score(*features).similarity
@@ -171,7 +171,7 @@ class MethodTestSuite:
     def test_half_precision_on_the_way_in_is_scored_in_single_precision(
         self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures], kind: torch.dtype
     ) -> None:
-        """A head rounds nothing further; a method without one is given single precision."""
+        """Test that heads do not round further; methods without a head get single precision."""
         if not any(hasattr(part, "memory_gib") for part in method.modules()):
             pytest.skip("the method has no head that scores in blocks")
         text, video = features[0].to(kind), features[1].to(kind)
@@ -183,7 +183,7 @@ class MethodTestSuite:
     def test_no_text_or_no_video_gives_no_score_and_no_number_in_its_place(
         self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures]
     ) -> None:
-        """A head says that there is nothing to score; other methods give a matrix without an element."""
+        """Test that heads raise an error for empty inputs, and that other methods return an empty matrix."""
         text, video = features
         heads = any(hasattr(part, "memory_gib") for part in method.modules())
         for texts, videos in ((text[:0], video), (text, video[:0]), (text[:0], video[:0])):
@@ -191,7 +191,7 @@ class MethodTestSuite:
                 assert method.score(texts, videos).similarity.shape == (len(texts), len(videos))
 
     def test_its_heads_have_the_memory_budget_of_the_evaluation(self) -> None:
-        """`evaluation.memory_gib` is the one budget of a run."""
+        """Test that `evaluation.memory_gib` is the only memory budget of a run."""
         method = small(self.recipe, "--model.init_args.evaluation.memory_gib=0.5")[0]
         heads: list[Any] = [part for part in method.modules() if hasattr(part, "memory_gib")]
         if not heads:
@@ -204,12 +204,12 @@ class MethodTestSuite:
     def test_compact_features_score_as_whole_ones(
         self, method: RetrievalModule, features: tuple[TextFeatures, VideoFeatures]
     ) -> None:
-        """What banks and queues keep of a text and a video is all that its scores need."""
+        """Test that the compact features in banks and queues give the same scores."""
         compact = method.compact_text(features[0]), method.compact_video(features[1])
         close(method.score(*compact).similarity, method.score(*features).similarity)
 
     def test_any_contrast_can_be_given_to_it(self, stored: tuple[TextFeatures, VideoFeatures]) -> None:
-        """NCL biases the logits of the loss and of nothing else, and its queues hold what scores need."""
+        """Test that NCL changes only the logits of the loss, and that its queues contain all features for scoring."""
         contrast = ["--model.init_args.contrast=NCL", "--model.init_args.contrast.init_args.queue_size=8"]
         method = small(self.recipe, *contrast)[0].eval()
         plain = small(self.recipe, "--model.init_args.contrast=null", WITHOUT_NORMALIZATION)[0].eval()
@@ -231,7 +231,7 @@ class MethodTestSuite:
 
     @torch.no_grad()
     def test_a_checkpoint_brings_it_back(self, checkpoint: tuple[RetrievalModule, Path]) -> None:
-        """Weights and options load without running code, and score as those that were saved."""
+        """Test that weights and options load without running code, and give the same scores as before saving."""
         method, path = checkpoint
         again = type(method).load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
         assert other_options(dict(method.hparams), dict(again.hparams)) == []
@@ -243,7 +243,7 @@ class MethodTestSuite:
 
     @torch.no_grad()
     def test_search_takes_its_checkpoint(self, checkpoint: tuple[RetrievalModule, Path]) -> None:
-        """A search reads a video and scores it as the method does."""
+        """Test that a search reads a video and gives the same score as the method."""
         method, path = checkpoint
         scorer = Scorer(ScorerSource(str(path)), trust=[type(method).__module__.partition(".")[0]])
         video = next(Path(synthetic_data().name).rglob("*.mp4"))
@@ -257,7 +257,7 @@ class MethodTestSuite:
     @pytest.mark.slow
     @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
     def test_two_processes_train_as_one(self, strategy: str) -> None:
-        """Losses and weights after a few steps are those of one process, with whole and with sharded weights."""
+        """Test that two processes give the same losses and weights as one, with full and with sharded weights."""
         together = tuple(self.together) or (self.recipe,)
         method = comparable(small(self.recipe)[0])
         losses, weights = trained(method, Batches.of(method, STEPS))
@@ -265,17 +265,12 @@ class MethodTestSuite:
             of_two, weights_of_two = found[f"{strategy} {self.recipe}"]
             assert of_two == pytest.approx(losses, rel=1e-6), f"process {rank}"
             for name, tensor in weights.items():
-                # Queues hold the same items, in the order in which they were gathered.
+                # Queues contain the same items in another order, that of gathering.
                 if "queue" not in name:
                     close(weights_of_two[name], tensor, f"process {rank}, {name}")
 
 
 def close(found: Tensor, expected: Tensor, what: str = "") -> None:
-    """Assert that two tensors of one shape are equal but for rounding.
-
-    Args:
-        found, expected: of any shape.
-        what: named where they are not.
-    """
+    """Assert that two tensors of any shape are equal up to rounding; `what` names them in the error."""
     rtol, atol = (1e-6, 1e-9) if expected.dtype == torch.float64 else (1e-4, 1e-5)
     torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, msg=lambda said: f"{what}: {said}".lstrip(": "))

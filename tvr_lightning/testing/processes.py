@@ -1,4 +1,4 @@
-"""Training in several real processes on the CPU, to be compared with one."""
+"""Training in several CPU processes, for comparison with one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUIET: dict[str, Any] = {
 
 
 class Batches(pl.LightningDataModule):
-    """Batches of pairs as they are."""
+    """Data module with given batches of pairs."""
 
     store = None
 
@@ -42,21 +42,16 @@ class Batches(pl.LightningDataModule):
 
     @classmethod
     def of(cls, method: RetrievalModule, steps: int) -> Batches:
-        """Return random batches for a method.
-
-        Args:
-            method: says how many frames, how large, and what hears.
-            steps: how many batches.
-        """
+        """Return random batches for a number of steps, with the frames and audio that a method needs."""
         return cls([random_pairs(method, BATCH, seed) for seed in range(steps)])
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return them."""
+        """Return a loader of the batches."""
         return DataLoader(self.batches, batch_size=None)  # type: ignore[arg-type]
 
 
 class Losses(pl.Callback):
-    """Notes the losses of all steps."""
+    """Callback that records the loss of every step."""
 
     def __init__(self) -> None:
         self.noted: list[float] = []
@@ -64,18 +59,18 @@ class Losses(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the loss."""
+        """Record the loss."""
         self.noted.append(float(outputs["loss"]))
 
 
 def comparable(method: RetrievalModule) -> RetrievalModule:
-    """Return a method ready to be trained alike by any number of processes.
+    """Return a method that gives the same training results in any number of processes.
 
-    In float64, where rounding hides no difference, and by plain gradient descent: Adam would hide a wrong scale. Every
-    pair is encoded with random numbers of its own, and every loss computed with the same ones.
+    It trains in float64, so that rounding does not hide differences, and with plain gradient descent, since Adam would
+    hide a wrong scale. Each pair is encoded with its own random numbers, and each loss is computed with the same ones.
 
     Args:
-        method: with its starting weights; changed in place.
+        method: Method with its initial weights; changed in place.
     """
     method.double()
     hears = getattr(method, "audio_encoder", None)
@@ -99,12 +94,8 @@ M = TypeVar("M", bound=pl.LightningModule)
 
 
 def descending(module: M) -> M:
-    """Return a module that trains by plain gradient descent.
-
-    Args:
-        module: changed in place.
-    """
-    # Sharding replaces parameters, so not before they are due.
+    """Change a module in place to train with plain gradient descent, and return it."""
+    # Evaluated late, because sharding replaces the parameters.
     module.configure_optimizers = lambda: torch.optim.SGD(  # type: ignore[method-assign]
         [parameter for parameter in module.parameters() if parameter.requires_grad], lr=0.1
     )
@@ -123,14 +114,15 @@ def trained(
     """Train on this process's contiguous share of every batch.
 
     Args:
-        module: with its starting weights.
-        data: the batches of all processes together.
-        rank, world: of this process, and how many there are.
-        strategy: of Lightning's trainer.
-        clip: largest norm of the gradient.
+        module: Module with its initial weights.
+        data: Batches of all processes together.
+        rank: Rank of this process.
+        world: Number of processes.
+        strategy: Strategy of Lightning's trainer.
+        clip: Maximum norm of the gradient.
 
     Returns:
-        The losses, and all weights in full.
+        Losses, and all weights unsharded.
     """
     shares = [len(batch) // world for batch in data.batches]
     data.batches = [batch[rank * n : (rank + 1) * n] for batch, n in zip(data.batches, shares, strict=True)]
@@ -150,29 +142,25 @@ def _in_double(encode: Callable[[AudioInput], Tensor]) -> Callable[[AudioInput],
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Return a tensor that may be sharded as a whole."""
+    """Return a possibly sharded tensor unsharded."""
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.detach().clone()
 
 
 def strategies(world: int) -> dict[str, Any]:
-    """Return the strategies that methods train by on several processes.
-
-    Args:
-        world: how many.
-    """
+    """Return the Lightning strategies for training in `world` processes."""
     sharded = ModelParallelStrategy(data_parallel_size=world, tensor_parallel_size=1, save_distributed_checkpoint=False)
     return {"ddp": "ddp", "fsdp2": sharded}
 
 
 def join_processes(rank: int, world: int) -> None:
-    """Have Lightning take a process group that exists, and start no processes of its own."""
+    """Make Lightning use the existing process group instead of starting processes."""
     os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="localhost")
     os.environ["MASTER_PORT"] = "0"
 
 
 def _train_all(rank: int, world: int, recipes: Sequence[Path], data: str) -> dict[str, Any]:
-    """Losses and weights by strategy and recipe."""
+    """Return losses and weights by strategy and recipe."""
     join_processes(rank, world)
     found = {}
     for recipe in recipes:
@@ -186,11 +174,7 @@ def _train_all(rank: int, world: int, recipes: Sequence[Path], data: str) -> dic
 
 @functools.cache
 def of_two_processes(recipes: tuple[Path, ...]) -> list[dict[str, Any]]:
-    """Train the methods of recipes in two processes, once; return what each process found, losses and weights.
-
-    Args:
-        recipes: of the methods; results go by `<strategy> <recipe>`.
-    """
+    """Train the methods of recipes in two processes, once; return their losses and weights by `<strategy> <recipe>`."""
     return run_processes(_train_all, 2, 2, recipes, synthetic_data().name)
 
 
@@ -207,17 +191,17 @@ def _work(rank: int, function: Callable[..., Any], world_size: int, folder: str,
 
 
 def run_processes(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
-    """Run `function(rank, *arguments)` in processes that form a gloo group on the CPU; return their results.
+    """Run `function(rank, *arguments)` in processes that form a gloo group on the CPU, and return the results.
 
-    They are forked from the server of worker processes, which has imported the package once.
+    The processes are forked from the server of worker processes, which has already imported the package.
 
     Args:
-        function: importable, of a module; what it returns must survive `torch.save` as tensors and plain values.
-        world_size: how many processes.
-        arguments: of the function besides its rank.
+        function: Importable function; its result must consist of tensors and plain values that `torch.save` accepts.
+        world_size: Number of processes.
+        arguments: Arguments of the function after its rank.
 
     Raises:
-        AssertionError: one of them failed; with its traceback.
+        AssertionError: A process failed; the message contains its traceback.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:

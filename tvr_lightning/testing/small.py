@@ -1,4 +1,4 @@
-"""Methods small enough to test: built from their recipes on a tiny encoder, with random pairs and synthetic data."""
+"""Small methods for tests, built from their recipes with a tiny encoder, random pairs and synthetic data."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ COLOURS, SHAPES = ("red", "green", "blue", "white"), ("ball", "box")
 
 
 def method_recipes(folder: Path) -> dict[str, Path]:
-    """Return the recipes of a folder that build retrieval methods, one of each method and contrast, by their titles.
+    """Return one recipe per retrieval method and contrast in a folder, by title.
 
     Args:
-        folder: of the recipes; of several recipes of a method, that of the shortest name is taken.
+        folder: Folder of the recipes; of several recipes with the same title, the one with the shortest name is used.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.glob("*.yaml"), key=lambda path: (len(path.stem), path.stem)):
@@ -43,7 +43,7 @@ def method_recipes(folder: Path) -> dict[str, Path]:
 
 @functools.cache
 def synthetic_data() -> tempfile.TemporaryDirectory[str]:
-    """Write a synthetic MSR-VTT of a few videos, once in a process; removed when it ends."""
+    """Write a synthetic MSR-VTT of a few videos, once per process; it is removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="tvr-methods-")
     synthesize("msrvtt", Path(folder.name), 60, 0, workers=1, progress=False)
     return folder
@@ -53,8 +53,8 @@ def small(recipe: Path, *overrides: str) -> tuple[RetrievalModule, TextVideoData
     """Build a recipe's method, small and with seeded random weights, and its data.
 
     Args:
-        recipe: of the method.
-        overrides: command-line style, such as `--model.init_args.gather=local`.
+        recipe: Recipe of the method.
+        overrides: Options as on the command line, such as `--model.init_args.gather=local`.
     """
     encoder = {"width": 64, "image_size": SIDE, "patch_size": 8, "text_layers": 4, "vision_layers": 1}
     same = {"freeze": "none", "encoder_precision": "float32"}
@@ -68,14 +68,14 @@ def small(recipe: Path, *overrides: str) -> tuple[RetrievalModule, TextVideoData
 
 
 def random_pairs(method: RetrievalModule, items: int, seed: int = 0) -> PairBatch:
-    """Return B pairs of captions and random clips of the method's sizes, with sound and descriptions.
+    """Return B pairs of captions and random clips of the method's sizes, with audio and descriptions.
 
-    Every third clip lacks its last frame; captions are short, long, and longer than the method reads.
+    Every third clip is missing its last frame; captions are short, long, and longer than the method's maximum.
 
     Args:
-        method: says how many frames, how large, and what hears.
-        items: B.
-        seed: of the pixels and sounds.
+        method: Method that determines number and size of the frames and the kind of audio.
+        items: Number of pairs B.
+        seed: Seed for pixels and audio.
     """
     generator = torch.Generator().manual_seed(seed)
     frames, side = method.frames, method.image_size
@@ -105,11 +105,11 @@ def _sound(method: RetrievalModule, items: int, generator: torch.Generator) -> A
 
 
 def unconditioned(method: RetrievalModule, batch: PairBatch) -> tuple[TextFeatures, VideoFeatures]:
-    """Return what a feature store would hold of B pairs: the encoders' features, before the method's own layers.
+    """Return the features of B pairs as in a feature store: from the encoders, before the method's own layers.
 
     Args:
-        method: whose encoders are asked.
-        batch: of B pairs.
+        method: Method with the encoders.
+        batch: Batch of B pairs.
     """
     text = method.encoder.encode_text(batch.text.text, method.words)
     video = method.encoder.encode_video(batch.video.video, patches=method.needs_patches)
@@ -132,9 +132,10 @@ def behind_masks(
     """Fill the padding of N texts or M videos with a value.
 
     Args:
-        text, video: stored features.
+        text: Stored features of the texts.
+        video: Stored features of the videos.
         part: `words` or `frames`.
-        value: in place of what the encoder gave for padded positions.
+        value: Value that replaces the features of padded positions.
     """
     if part == "words":
         return dataclasses.replace(text, words=_filled(text.words, text.word_mask, value)), video
@@ -148,9 +149,10 @@ def padded(text: TextFeatures, video: VideoFeatures, part: str, by: int = 2) -> 
     """Pad N texts or M videos to more words or frames.
 
     Args:
-        text, video: stored features.
+        text: Stored features of the texts.
+        video: Stored features of the videos.
         part: `words` or `frames`.
-        by: how many more.
+        by: Number of added positions.
     """
 
     def longer(tensor: Tensor) -> Tensor:
