@@ -307,7 +307,10 @@ def test_what_runs_says_how_long_all_of_it_takes(root, tmp_path):
     (folders.runs / first.key).mkdir(parents=True)
     (folders.runs / first.key / PROGRESS).write_text('{"doing": "training, step 2 of 6", "left": 120.0}')
     total = clock(120 + 180 * len(rest))
-    assert progress.state() == f"{first.name}: training, step 2 of 6; about {total} left in total"
+    said = f"{first.name}: training, step 2 of 6, 0:02:00 left"
+    assert progress.state() == f"{said}; about {total} left in total"
+    progress.waiting = [replace(run, verb="extract") for run in rest]
+    assert progress.state() == said, "nothing is known about runs of another kind"
 
 
 @pytest.mark.slow

@@ -171,22 +171,30 @@ class _Progress:
 
     def state(self) -> str:
         """Return the current activity of the runs, and the time until the last one ends."""
-        doing, left, durations = [], [], []
+        doing: list[str] = []
+        left: list[float | None] = []
+        durations: dict[tuple[str, bool], float | None] = {}
         for run, _, began in list(self.running.values()):
             elapsed, expected = time.time() - began, expected_seconds(run, self.cards)
             try:
                 progress = json.loads((self.folders.runs / run.key / PROGRESS).read_text(encoding="utf-8"))
             except (OSError, ValueError):  # not written yet
                 progress = {"doing": "starting", "left": None}
-            doing.append(f"{run.name}: {progress['doing']}")
-            durations.append(expected if progress["left"] is None else elapsed + progress["left"])
-            left.append(None if durations[-1] is None else max(durations[-1] - elapsed, 0.0))
-        for run in self.waiting:
-            left.append(expected_seconds(run, self.cards) or next(iter(durations), None))
+            duration = expected if progress["left"] is None else elapsed + progress["left"]
+            durations[_kind(run)] = duration
+            left.append(None if duration is None else max(duration - elapsed, 0.0))
+            remaining = "" if left[-1] is None else f", {clock(left[-1])} left"
+            doing.append(f"{run.name}: {progress['doing']}{remaining}")
+        left += [expected_seconds(run, self.cards) or durations.get(_kind(run)) for run in self.waiting]
         known = [seconds for seconds in left if seconds is not None]
         total = sum(known) / min(self.engine.max_parallel, max(len(left), 1))
         about = [f"about {clock(total)} left in total"] if known and len(known) == len(left) else []
         return "; ".join([*(doing or ["starting"]), *about])
+
+
+def _kind(run: PlannedRun) -> tuple[str, bool]:
+    """Return what runs of similar duration have in common."""
+    return run.verb, run.encoder_from is None
 
 
 def write_fixture(dataset: str, root: Path, videos: int, log: Log = print) -> None:
