@@ -38,7 +38,7 @@ REPOSITORIES = {
         "friedrichor/ActivityNet_Captions", ("activitynet_captions_*.json", "ActivityNet_Videos.tar*")
     ),
 }
-"""Third-party copies without a license of their own; the terms of the original datasets apply."""
+"""Third-party copies without a license; the terms of the original datasets apply."""
 
 
 def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: str | None = None) -> list[Path]:
