@@ -39,8 +39,8 @@ class AudioOptions:
             (datasets/audio_feature_extraction.py, model/clip_stochastic.py): Whisper receives one 30 s window,
             zero-padded or truncated, and its 1,500 vectors are pooled to F regardless of the clip length; the
             vectors of wav2vec2 for the whole track are interpolated to 1,500 and pooled in the same way.
-        seconds: Maximum length of the audio of a clip in seconds, which is the fixed size of batches. Later frames have
-            no audio. Whisper with "clip30" always uses 30 s.
+        seconds: Maximum length of the audio of a clip in seconds, to which batches are padded. Later frames have no
+            audio. Whisper with "clip30" always uses 30 s.
     """
 
     kind: AudioKind

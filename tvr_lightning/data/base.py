@@ -457,7 +457,8 @@ class TextVideoDataModule(LightningDataModule, ABC):
         """Return the shuffled loader of PairBatch with the share of the global batch of this device.
 
         Raises:
-            ValueError: `batch_size` is not divisible by the number of devices or exceeds the number of samples.
+            UserError: `batch_size` is not divisible by the number of devices, or exceeds the number of samples and
+                incomplete batches are dropped.
         """
         sharing = self._sharing()
         check_divisible(self.batch_size, sharing["replicas"])

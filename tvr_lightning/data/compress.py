@@ -1,4 +1,4 @@
-"""Compressed copy of a dataset for training: `tvr data compress` copies videos at small size with the annotations."""
+"""Compressed copies of datasets for training (`tvr data compress`): smaller videos with the same annotation files."""
 
 from __future__ import annotations
 

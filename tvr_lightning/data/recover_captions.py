@@ -112,7 +112,7 @@ class RecoverCaptions:
 
 
 def find_captions(name: str, folder: Path) -> Path:
-    """Return the captions file with the given path or, if it does not exist, name in the dataset's folder.
+    """Return the captions file at the path `name`, or else at `name` in the dataset's folder.
 
     Raises:
         MissingCaptions: The file is in neither location.

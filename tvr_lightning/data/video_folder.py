@@ -26,12 +26,12 @@ class VideoFolder(TextVideoDataModule):
     """Folder of videos with a table of captions: captions.csv, captions.jsonl or captions.parquet.
 
     All captions are used for training, and all captions of a test video are queries. A column `split` (train, val,
-    test) assigns the videos to splits; without it, a share of them is held out for the test based on their names,
-    independent of their order. `root` is the folder itself.
+    test) assigns the videos to splits; without it, a share of them is selected for the test split by their
+    names, regardless of their order. `root` is the folder itself.
 
     Args:
         split: "table" is the only choice.
-        table: file name of the table in the folder; default: the file named "captions".
+        table: file name of the table; default: captions.csv, captions.jsonl or captions.parquet.
         test_share: share of the videos in the test split, between 0 and 1, if the table has no column `split`.
         **options: options of all datasets, including `frames` and `words` (`TextVideoDataModule`).
     """

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from tvr_lightning.importing.videos import ImportFailed
 
-# Base class of the errors of the Hub client's HTTP library without a response; the library differs between releases.
+# Base class of the HTTP library's connection errors; huggingface_hub uses different libraries in different releases.
 NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
 GUIDE = "For the source and terms of each dataset, see docs/datasets.md."
 

@@ -34,10 +34,10 @@ class Layout:
 
     Attributes:
         name: Name for the option `--layout`.
-        needed: Required files that identify the layout: our file name mapped to a pattern of the source file.
+        needed: Required files that identify the layout: expected file name mapped to a pattern of the source file.
         further: Optional files, in the same form.
         either: Names in `further` of which at least one is required; empty if none is.
-        convert: Function from the source files, by our names, to file contents by name; None copies files unchanged.
+        convert: Function from source files, by expected name, to file contents by name; None copies files unchanged.
         note: Difference of data in this layout.
     """
 
